@@ -50,7 +50,6 @@ def visit(reader: EtcdReader, *, tries: bool) -> Said:
     from ..stores.etcd.handshake import introduce
     from ..stores.etcd.wire import text
 
-    status = reader.ask("maintenance/status")
     facts = introduce(reader.connection, reader.keys)
     alarms: list[str] = []
     fails = ""
@@ -66,21 +65,23 @@ def visit(reader: EtcdReader, *, tries: bool) -> Said:
         except Exception as error:
             fails = reason(error)
     members, clusters = reader.members()
-    info = {"server_version": str(status.get("version", ""))}
+    info = {"server_version": str(reader.connection.status.get("version", ""))}
     return Said(info, facts, reader.peer, members, clusters, tuple(alarms), fails)
 
 
 def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
     why = probe.look.error or "it does not answer in time"
+    what, fix = f"no member can be asked: {why}", "start it, or correct the URL"
     if "user name is empty" in why or "authentication" in why:
-        yield wrong(f"it asks who we are: {why}", "write etcd://user:password@host:2379")
+        what, fix = f"it asks who we are: {why}", "write etcd://user:password@host:2379"
     elif "HTTP status" in why:
-        yield wrong(f"what answers is no etcd of version 3.4 or newer: {why}", "name such members")
-    else:
-        yield wrong(
-            f"no member can be asked: {why}",
-            "start it, or correct the URL; with TLS write etcds://; of three members two must run",
-        )
+        what = f"what answers is no etcd of version 3.4 or newer: {why}"
+        fix = "name such members"
+    elif "wants TLS" in why:
+        fix = "write etcds://"
+    elif len(probe.address.members) > 1:
+        fix += "; more than half of the members must run"
+    yield wrong(what, fix, hides=(*OF_ONE, "restart", "ttl", "leaks", "prefix"))
 
 
 def _members(probe: Any, *_: Any) -> Iterator[Finding]:

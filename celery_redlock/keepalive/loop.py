@@ -15,7 +15,7 @@ from typing import Any
 
 from ..protocol.claim import Claim
 from ..runtime.clock import monotonic
-from .watchdog import Watchdog, Watched
+from .watchdog import CHASE_EVERY_S, READ_AFTER_S, Watchdog, Watched
 
 __all__ = ["LoopWatchdog"]
 
@@ -28,20 +28,30 @@ class LoopWatchdog(Watchdog):
     Args:
         loop: What runs it.
         extend: Begins to renew claims, and calls back with those that a quorum confirmed.
+        chase: See `Driver.chase`.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         extend: Callable[[Sequence[Claim], Callable[[Sequence[Claim]], None]], None],
+        chase: Callable[[], bool],
     ) -> None:
-        super().__init__(lambda _claims: (), monotonic)
+        super().__init__(lambda _claims: (), monotonic, chase)
         self._loop = loop
         self._start_to_extend = extend
         self._timer: asyncio.TimerHandle | None = None
 
-    def read_soon(self) -> None:
+    def read_soon(self, after: float = READ_AFTER_S) -> None:
         """Do nothing: the loop reads."""
+
+    def chase_soon(self) -> None:
+        """See to it that a release which too few nodes have confirmed comes to them yet."""
+        self._loop.call_later(CHASE_EVERY_S, self._chase)
+
+    def _chase(self) -> None:
+        if not self._closed and not self._read():
+            self.chase_soon()
 
     def wake(self) -> None:
         """Look at the clock and the schedule again."""

@@ -28,6 +28,8 @@ EVERY, RETRY_EVERY = 1 / 3, 1 / 10
 READ_AFTER_S = 0.05
 """When to read answers that nobody waits for. Under load the next task has read them by then, and
 this thread is woken twenty times a second at most."""
+CHASE_EVERY_S = 0.25
+"""When to look again for answers that were not there then: a node hangs, or has hung up."""
 TOGETHER = 1 / 20
 """Leases due within this part of the ttl are extended in the same round: fewer requests."""
 
@@ -186,12 +188,18 @@ class Watchdog:
         if watched is not None and not claim.ended and not claim.held(self._clock()):
             watched.lost(claim)
 
-    def read_soon(self) -> None:
+    def read_soon(self, after: float = READ_AFTER_S) -> None:
         """See to it that answers which nobody waits for are read, before long."""
         if self._reads == math.inf:
-            self._reads = self._clock() + READ_AFTER_S
+            self._reads = self._clock() + after
             if self._reads < self._wakes:
                 self.wake()
+
+    def chase_soon(self) -> None:
+        """See to it that a release which too few nodes have confirmed comes to them yet."""
+        with self.lock:
+            self._begin()
+        self.read_soon(CHASE_EVERY_S)
 
     @property
     def next_due(self) -> float:
@@ -221,7 +229,7 @@ class Watchdog:
     def _read_all(self) -> None:
         try:
             if not self._read():
-                self.read_soon()
+                self.read_soon(CHASE_EVERY_S)
         except BaseException:
             logger.exception("could not read the nodes' answers")
 

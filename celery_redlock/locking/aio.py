@@ -200,7 +200,7 @@ class LoopClient(LockClient):
                 strict=not self.checked,
                 node_timeout=self.node_timeout,
             )
-            self.watchdog = LoopWatchdog(self.loop, self._begin_to_extend)
+            self.watchdog = LoopWatchdog(self.loop, self._begin_to_extend, self.driver.chase)
 
     async def ask(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None

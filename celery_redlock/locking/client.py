@@ -78,7 +78,7 @@ class LockClient:
         self.addresses = addresses
         self.ttl = ttl
         self.prefix = prefix
-        self.node_timeout = node_timeout
+        self.node_timeout = max(node_timeout, addresses[0].least_timeout)
         self.fencing = fencing
         self._last_fence = 0
         self.registry = registry
@@ -230,6 +230,8 @@ class LockClient:
 
     def _released(self, claim: Claim, released: Released) -> None:
         self.forget(claim)
+        if not released.confirmed:
+            self.watchdog.chase_soon()
         if released.called and len(claim.resources) == 1:
             if len(self._called) > MAX_EXPIRED:
                 self._called.clear()

@@ -79,13 +79,13 @@ class Pipeline:
             self.waiting.append(round_)
         return False
 
-    def stalled(self, now: float) -> bool:
+    def stalled(self, now: float, after: float = STALLED_S) -> bool:
         """Whether it has not answered or not read for so long that no request should follow."""
-        if self.clogged is not None and now - self.clogged > STALLED_S:
+        if self.clogged is not None and now - self.clogged > after:
             return True
         # A release that was owed is older than the connection: the node is late by neither.
         unanswered = self.unanswered
-        return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > STALLED_S
+        return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > after
 
     def connected(self, now: float) -> list[Round]:
         """Note a new connection; return the rounds to write to it first, in this order."""
@@ -109,6 +109,15 @@ class Pipeline:
             self.owed[round_.claims[0].token] = round_
             if len(self.owed) > MAX_OWED:
                 del self.owed[next(iter(self.owed))]
+
+    def unfreed(self, now: float) -> bool:
+        """Whether a release is under way or owed here that too few nodes have confirmed."""
+        return any(
+            self._pending_release(round_)
+            and round_.yes + round_.no < round_.quorum
+            and now < round_.sent + round_.claims[0].ttl
+            for round_ in (*self.unanswered, *self.owed.values())
+        )
 
     def due(self, done: Verb, now: float) -> list[Round]:
         """Return what is owed to a node that has just written, for `done`: ask it again now."""

@@ -210,10 +210,12 @@ class Released(NamedTuple):
     Attributes:
         held: Whether the lease was held until then.
         called: Whether a node called somebody who waits.
+        confirmed: Whether a quorum has answered: then nobody is kept out any more.
     """
 
     held: bool
     called: bool
+    confirmed: bool
 
 
 def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
@@ -227,7 +229,8 @@ def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
     held = held and ballot.no <= len(ballot.votes) - ballot.quorum
-    return Released(held, "called" in ballot.details)
+    confirmed = ballot.yes + ballot.no >= ballot.quorum
+    return Released(held, "called" in ballot.details, confirmed)
 
 
 def free(claim: Claim, now: float, patience: float) -> Steps[Round]:

@@ -99,8 +99,20 @@ class Driver(Connections):
     def read(self, wait: float = 0.0) -> bool:
         """Read answers of what was started, for `wait` seconds; return whether that was all."""
         self._listen([unread.round for unread in self._unread], monotonic() + wait)
+        return self.chase() and not self._unread
+
+    def chase(self) -> bool:
+        """Go on with releases that too few nodes have confirmed; return whether there are none.
+
+        Nobody may ask these nodes for anything else, and so learn that one has hung up on us.
+        """
+        with self._lock:
+            owing = [node for node in self.nodes if node.channel.unfreed(monotonic())]
+            for node in owing:
+                node.tend(monotonic())
+            self._reconnect()
         self._settle()
-        return not self._unread
+        return not owing
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run single-round operations side by side: one write per node each, one wait for all."""
@@ -216,6 +228,8 @@ class Driver(Connections):
                     mine, self._poller = False, None
                 for index in ready:
                     self.nodes[index].receive()
+                if self.nodes[0].leaves:
+                    self.nodes[0].tend(monotonic())
                 for node in clogged:
                     node.flush()
                 self._reconnect()

@@ -95,6 +95,8 @@ def whole_name(address: Address) -> str:
     """Return an address with its database, without credentials: no two databases have the same."""
     if isinstance(address, RedisAddress):
         return f"{address.name}/{address.arguments.get('db') or 0}"
+    if address.store == "etcd":
+        return ",".join(sorted(address.name.split(",")))  # in whichever order they are named
     return address.name
 
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 from ..protocol.round import Round, Steps
 from ..runtime.clock import monotonic
 from .driver import UNWATCHED_POLL_S, Driver, decided
+from .node import LEAVE_S
 
 __all__ = ["LoopDriver"]
 
@@ -100,14 +101,21 @@ class LoopDriver(Driver):
             asked = _Asked(rounds, self._loop.create_future())
             self._asked.append(asked)
             overdue = self._loop.call_later(left, self._overdue, asked)
+            tended = self._tend() if self.nodes[0].leaves else None
             try:
                 await asked.news
             finally:
                 overdue.cancel()
+                if tended is not None:
+                    tended.cancel()
                 self._asked.remove(asked)
         with self._lock:  # not of who was cancelled: no node is late
             for round_ in rounds:
                 self._close(round_)
+
+    def _tend(self) -> asyncio.TimerHandle:
+        """Leave a server that hangs for another, if it still does in a moment."""
+        return self._loop.call_later(LEAVE_S + UNWATCHED_POLL_S, self._read_all)
 
     def _overdue(self, asked: _Asked) -> None:
         self._read_all()  # an unread answer is no silence, however late it is
@@ -132,7 +140,7 @@ class LoopDriver(Driver):
     def _read_all(self) -> None:
         with self._lock:
             for node in self.nodes:
-                node.receive()
+                node.tend(monotonic())
         self._look()
 
     def _look(self) -> None:

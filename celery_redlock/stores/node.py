@@ -27,6 +27,8 @@ __all__ = ["SETTLED_S", "Node", "StreamNode"]
 MAX_UNSENT_BYTES = 8 * 2**20
 """What a node may leave unread before it is asked nothing new, though it goes on reading: as much
 as 30 000 extensions."""
+LEAVE_S = 0.7
+"""After how long without a word one that is asked is left for another, where there is one."""
 SETTLED_S = 1.0
 """How long a connection must live, if nothing was answered on it, to have been a good one."""
 
@@ -50,6 +52,8 @@ class Node(ABC):
     """What may have happened to one that has forgotten locks."""
     calls_itself: ClassVar[bool] = True
     """Whether it calls waiters by itself; else we do, once we have read the answer to a release."""
+    leaves = False
+    """Whether it is to be tended while it is waited for: it may find another server to ask."""
 
     def __init__(
         self,
@@ -217,6 +221,10 @@ class Node(ABC):
             # next answer might be taken for another round's.
             self._drop("interrupted", blame=False)
             raise
+
+    def tend(self, now: float) -> None:
+        """Read what has arrived of an answer that matters, or notice that none will."""
+        self.receive()
 
     def write(self, round_: Round) -> None:
         """Write a round's request that the channel has taken up."""

@@ -109,7 +109,9 @@ def _no_quorum(probes: Sequence[Probe], votes_in: list[float | None]) -> dict[st
 
 def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dict[str, Any]:
     answers = probe.look.reachable
-    uptime = probe.told.facts.uptime if probe.said is None else probe.said.info["uptime"]
+    uptime = probe.told.facts.uptime
+    if probe.said is not None:
+        uptime = probe.said.info.get("uptime")  # a cluster has none
     return {
         "answers": answers,
         "rtt": probe.look.rtt if answers else None,

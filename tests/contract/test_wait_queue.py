@@ -64,7 +64,8 @@ def make(servers: Servers, lock_over: Callable[..., Redlock]) -> Callable[[], Re
 
 @pytest.fixture
 def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not called does not try, nor look."""
+    """Who is not called does not try, nor look; and nobody is too slow to give a sign of life."""
+    monkeypatch.setattr("celery_redlock.stores.etcd.subscription.LISTENS_S", 60)
     monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
@@ -219,11 +220,19 @@ def test_who_was_killed_in_line_is_passed_over(
     holder = make()
     lease = holder.acquire("r")
     command = [sys.executable, "-c", WAITER, "r", *(s.url for s in servers)]
+    (server,) = servers[:1]
+
+    def backends() -> set[Any]:
+        sql = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        return set(postgres.sql(server, sql)) if isinstance(server, LocalPostgres) else set()
+
+    before = backends()
     with subprocess.Popen(command) as doomed:
         wait_until(lambda: in_line(servers) == [1] * len(servers), 20, "it stands in line")
+        of_it = backends() - before
         second = Waiting(make(), servers)
         doomed.kill()
-    (server,) = servers[:1]
+    wait_until(lambda: backends().isdisjoint(of_it), 20, "its sessions have ended")
     if isinstance(server, LocalEtcd):  # nobody tells it of a death: it misses a sign of life
         start = b"redlock:#line:"
         every = {"key": text(start), "range_end": above(start)}

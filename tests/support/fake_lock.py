@@ -74,6 +74,8 @@ class FakeWatchdog:
         self.watched: dict[str, tuple[Claim, Callable[[Claim], None], float | None]] = {}
         self.next_due = float("inf")
 
+    def chase_soon(self) -> None: ...
+
     def watch(
         self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None = None
     ) -> None:

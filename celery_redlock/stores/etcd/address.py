@@ -24,6 +24,9 @@ __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
 PORT = 2379
 TIMEOUT_S = 1.0
 """Seconds to connect to a member, and for each of its answers to the handshake."""
+LEAST_S = 2.0
+"""How long an answer is waited for at least where there is another member, so that it can still
+give it once the first is left (`LEAVE_S`)."""
 OPTIONS = ("ca", "cert", "key", "verify")
 
 
@@ -47,6 +50,11 @@ class EtcdAddress:
     store: ClassVar[Literal["etcd"]] = "etcd"
     moves: ClassVar[bool] = False
     """A member that takes the place of another has forgotten nothing: it answers by a majority."""
+
+    @property
+    def least_timeout(self) -> float:
+        """How long an answer is waited for at least, in seconds."""
+        return LEAST_S if len(self.members) > 1 else 0.0
 
     @property
     def unverified(self) -> str:
@@ -75,16 +83,17 @@ class Connection:
     Attributes:
         at: Which member of the address it is.
         head: The fields of the head of each request.
+        status: What it said of itself at once: one that hangs takes connections, too.
     """
 
     def __init__(self, address: EtcdAddress, at: int, timeout: float) -> None:
         self.at = at
         host, port = address.members[at]
         if address.tls is None:
-            self._http = http.client.HTTPConnection(host, port, timeout=timeout)
+            self._http = http.client.HTTPConnection(host, port, timeout=min(timeout, TIMEOUT_S))
         else:
             self._http = http.client.HTTPSConnection(
-                host, port, timeout=timeout, context=_context(address.tls)
+                host, port, timeout=min(timeout, TIMEOUT_S), context=_context(address.tls)
             )
         self._fields = {"Content-Type": "application/json"}
         try:
@@ -93,6 +102,8 @@ class Connection:
             self._http.auto_open = 0  # whoever made it knows what was written to it
             if address.user is not None:
                 self._log_in(*address.user)
+            self.status = self.ask("maintenance/status", {})
+            self._sock.settimeout(timeout)
         except BaseException:
             self._http.close()
             raise

@@ -15,13 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 
 from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
-from ...protocol.pipeline import STALLED_S
 from ...protocol.replies import decode
 from ...protocol.round import Round
 from ...runtime.polling import SIZE
-from ..node import StreamNode
+from ..node import LEAVE_S, StreamNode
 from .address import EtcdAddress, reason
-from .handshake import introduce
+from .handshake import cluster_of, introduce
 from .questions import TTL_SHIFT, Conversation, conversation, granted_for, lease_id, shared_for
 from .wire import Keys, Replies, Request, answer, refusal, request
 
@@ -53,6 +52,7 @@ class EtcdNode(StreamNode):
         super().__init__(*args, **options)
         self._keys = Keys(self._prefix)
         self._first = secrets.randbelow(len(self._address.members))
+        self.leaves = len(self._address.members) > 1
         self._cluster = ""
         self._replies = Replies()
         self._talks: deque[_Talk] = deque()
@@ -75,10 +75,14 @@ class EtcdNode(StreamNode):
                 connection.disconnect()
             raise NodeError(reason(error), node=self.name) from None
         if not facts.unfit:
-            self._cluster = self._cluster or facts.run_id
-            if facts.run_id != self._cluster:
+            clusters = {self._cluster or facts.run_id, facts.run_id}
+            if not self._cluster:  # once: two processes may begin with two members
+                others = [at for at in range(count) if at != connection.at]
+                clusters |= {cluster_of(self._address, at) for at in others} - {""}
+            if len(clusters) > 1:
                 why = "its members are of several clusters, which do not know each other's locks"
                 return connection, NodeInfo(unfit=why)
+            self._cluster = facts.run_id
         return connection, facts
 
     def encode(self, round_: Round) -> None:
@@ -96,13 +100,20 @@ class EtcdNode(StreamNode):
 
     def ask(self, round_: Round, payload: Any, now: float, more: bool = False) -> None:
         """Write a round's request, to another member if this one has not answered for too long."""
-        if len(self._address.members) > 1 and self.connection is not None:
-            if self.channel.stalled(now):
-                self.receive()
-            # One that works off what it was asked is not left: the next would begin with all of it.
-            if self.channel.stalled(now) and now > self._trust.heard + STALLED_S:
-                self._drop("it does not answer")
+        if self.leaves and self.channel.stalled(now, LEAVE_S):
+            self.tend(now)
         super().ask(round_, payload, now, more)
+
+    def tend(self, now: float) -> None:
+        """Read what has arrived, and leave a member that has not answered for too long.
+
+        What it was asked is asked of the next one, as long as somebody waits for it.
+        """
+        super().tend(now)
+        # One that works off what it was asked is not left: the next would begin with all of it.
+        silent = self.channel.stalled(now, LEAVE_S) and now > self._trust.heard + LEAVE_S
+        if self.leaves and silent and self.connection is not None:
+            self._drop("it does not answer", blame=False)
 
     def _put(self, round_: Round, payload: Any) -> None:
         self._now = self._clock()

@@ -20,7 +20,7 @@ from ...protocol.replies import DONE
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
 from .wire import Keys, Request, above, text, value_of
 
-__all__ = ["TTL_SHIFT", "Conversation", "conversation", "granted_for", "lease_id"]
+__all__ = ["MAX_OPS", "TTL_SHIFT", "Conversation", "conversation", "granted_for", "lease_id"]
 __all__ += ["seconds_left", "shared_for"]
 
 Conversation = Generator[Sequence[Request], Sequence[dict[str, Any]], Any]

@@ -17,7 +17,7 @@ from typing import Any
 from ...protocol.names import LINE_SUFFIX
 from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import Connection, EtcdAddress, reason
-from .questions import seconds_left
+from .questions import MAX_OPS, seconds_left
 from .wire import END, Keys, above, text, value_of
 
 __all__ = ["EtcdReader"]
@@ -106,10 +106,14 @@ class EtcdReader:
         """Return what is under some keys, by their names, without those that do not exist."""
         lines = {name: key for name, key in keys.items() if name.endswith(LINE_SUFFIX)}
         kept: dict[str, tuple[bytes, str]] = {}
-        for name in keys.keys() - lines.keys():
-            said = self.ask("kv/range", key=self.keys.lock(self._name(keys[name])))
-            for kv in said.get("kvs", ()):
-                kept[name] = value_of(kv.get("value", "")), kv.get("lease", "")
+        names = [name for name in keys if name not in lines]
+        for at in range(0, len(names), MAX_OPS):
+            batch = names[at : at + MAX_OPS]
+            gets = [{"requestRange": {"key": self.keys.lock(self._name(keys[n]))}} for n in batch]
+            said = self.ask("kv/txn", success=gets)
+            for name, part in zip(batch, said.get("responses", ()), strict=True):
+                for kv in part["response_range"].get("kvs", ()):
+                    kept[name] = value_of(kv.get("value", "")), kv.get("lease", "")
         left = self._left({lease for _, lease in kept.values()})
         found = {n: KeyValue(value, left[lease]) for n, (value, lease) in kept.items()}
         return {n: one for n, one in found.items() if one.left >= 0} | self.queues(lines, 1)
@@ -138,10 +142,9 @@ class EtcdReader:
             one = replace(self._address, members=((host, port),))
             try:
                 connection = one.connect(timeout=self._timeout)
-                with contextlib.closing(connection):
-                    said = connection.ask("maintenance/status", {})
-                clusters.add(str(said["header"]["cluster_id"]))
-                whys[name] = "" if int(said.get("leader", 0)) else "it has no leader"
+                connection.close()
+                clusters.add(str(connection.status["header"]["cluster_id"]))
+                whys[name] = "" if int(connection.status.get("leader", 0)) else "it has no leader"
             except Exception as error:
                 whys[name] = reason(error)
         return whys, frozenset(clusters)

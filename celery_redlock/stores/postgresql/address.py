@@ -41,6 +41,8 @@ class PostgresAddress:
     name: str
     arguments: Mapping[str, Any] = field(repr=False)
     store: ClassVar[Literal["PostgreSQL"]] = "PostgreSQL"
+    least_timeout: ClassVar[float] = 0.0
+    """How long an answer is waited for at least, in seconds."""
     moves: ClassVar[bool] = True
 
     @property

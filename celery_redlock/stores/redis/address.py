@@ -71,6 +71,8 @@ class Address:
     arguments: Mapping[str, Any] = field(repr=False)
     unverified: str = ""
     store: ClassVar[Literal["Redis"]] = "Redis"
+    least_timeout: ClassVar[float] = 0.0
+    """How long an answer is waited for at least, in seconds."""
     moves: ClassVar[bool] = False
     """Whether another server takes its place by itself, which may have forgotten locks."""
 
