@@ -129,7 +129,7 @@ def _lives(entry: Entry, seen: Survey) -> str:
         return "another program may rely on it"
     if entry.kind == "lock":
         away = sum(not look.reachable for look in seen.looks)
-        if entry.leaked or entry.nodes + away < entry.quorum:
+        if entry.endless or entry.nodes + away < entry.quorum:
             return ""
         return "a quorum holds it" if entry.held else "a quorum may hold it: nodes do not answer"
     others = (one for one in seen.entries if one.kind == "lock" and one.held)
@@ -190,7 +190,7 @@ def _release_all(
         said = f"{name_of(entry)}: no string, or too long to compare: delete it by hand"
         try:
             if entry.digest:
-                living = force or entry.kind != "lock" or entry.leaked
+                living = force or entry.kind != "lock" or entry.endless
                 freed = force_release(site.redlock, entry, timeout, living=living)
                 outcome, on, said = freed.outcome, freed.nodes, _said(entry, freed)
         except QuorumUnavailable as error:  # nor would the next one be freed

@@ -7,18 +7,24 @@ may be a duplicate in the queue, and never a key that is reserved for a message 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from celery.states import SUCCESS
 from kombu import Queue
 
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
 from ..protocol import outcome
+from ..protocol.texts import printable
 from .headers import RESERVATION, is_redelivered, said, short_id
 from .reservation import Reservation, claim_of, free, free_of
+from .results import stored_end
 
 __all__ = ["Purged", "count", "purge"]
+
+logger = logging.getLogger("celery_redlock.task")
 
 
 class Purged(NamedTuple):
@@ -28,7 +34,8 @@ class Purged(NamedTuple):
         task: Its task's name, as the message says.
         task_id: Its id, likewise.
         resource: What it had reserved; empty if nothing.
-        freed: Whether that is free now: else it was another's by then, or its body is at work.
+        freed: Whether that is free now: else it was another's by then, or its body is at work or
+            may have succeeded.
     """
 
     task: str
@@ -63,7 +70,12 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
     with app.connection_for_write() as connection:
         fetching = Queue(queue, channel=connection.default_channel)
         for _ in range(most):
-            message = fetching.get(no_ack=False)
+            try:
+                message = fetching.get(no_ack=False)
+            except ValueError as error:  # of kombu's Redis, which has popped it
+                logger.warning("%s: a message that is no JSON is gone: %s", printable(queue), error)
+                yield Purged("", "", "", False)
+                continue
             if message is None:
                 return
             try:
@@ -82,8 +94,12 @@ def _freed(app: Any, message: Any) -> Purged:
     note = Reservation.of(said(dict(headers), RESERVATION), task_id)
     if note is None or not note.token:
         return Purged(task, str(task_id or ""), "", False)
-    redlock = Redlock.from_app(app)
-    if is_redelivered(message.delivery_info):
+    redlock, again = Redlock.from_app(app), is_redelivered(message.delivery_info)
+    kept = note.scope == "until_succeeded"
+    if kept and (again or stored_end(app.tasks.get(task), str(task_id)) == SUCCESS):
+        # An earlier delivery may have succeeded, and keeps the key for that.
+        return Purged(task, str(task_id), note.resource, False)
+    if again:
         # An earlier delivery of it may be at work, and have the reservation.
         lock = lock_of(app.tasks.get(task))
         limit = 1 if lock is None else lock.options(app).limit

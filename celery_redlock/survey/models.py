@@ -108,6 +108,11 @@ class Entry:
         """Whether some node has it without a ttl, so that it never expires there."""
         return any(map(self.leaked_on, range(self.total)))
 
+    @property
+    def endless(self) -> bool:
+        """Whether it has a ttl nowhere: then it is no lock of this library."""
+        return all(ttl in (None, math.inf) for ttl in self.ttls)
+
     def leaked_on(self, node: int) -> bool:
         """Return whether the node of this index has it without a ttl."""
         return any(ttls[node] == math.inf for ttls in (self.ttls, *(r.ttls for r in self.rivals)))

@@ -115,6 +115,13 @@ def test_what_was_just_being_taken_when_it_was_listed_is_left_alone(
     assert [admin.get("redlock:order:3") for admin in lying] == [TOKENS[0]] * 5
 
 
+def test_what_one_node_alone_keeps_for_ever_is_held_all_the_same(cli: Cli, lying: Nodes) -> None:
+    lying[0].persist("redlock:order:2")
+    result = cli("release", "--match", "order:2", "--yes")
+    assert "left alone, a quorum holds it" in result.stdout, result.output
+    assert "order:2" in keys(lying)
+
+
 def test_what_nodes_that_are_away_may_have_too_is_left_alone(
     cli: Cli, lying: Nodes, servers: list[LocalServer]
 ) -> None:

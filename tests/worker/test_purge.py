@@ -151,6 +151,37 @@ def test_the_reservation_of_a_body_at_work_stays(
     reservations.forget("a")
 
 
+def test_the_reservation_of_a_success_stays(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    """It keeps its key for a time; its message came again, before that was known or afterwards."""
+    for number, again in enumerate((True, False)):
+        key = f"success{number}"
+        sent = reservations.until_succeeded.delay(key)
+        if again:
+            with broker.app.connection_for_write() as connection:
+                queue = broker.app.amqp.queues[broker.queue](connection.default_channel)
+                queue.get().requeue()
+        else:
+            broker.app.backend.mark_as_done(sent.id, None)
+        result = call("--yes")
+        assert f"its key k:{key} is not its own any more" in result.stdout, result.output
+        assert broker.queued() == 0 and reservations.of(key) == sent.id
+        reservations.forget(key)
+
+
+def test_what_cannot_be_read_goes_and_is_no_hindrance(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    if broker.conf["broker_url"] != broker.broker.url:
+        pytest.skip("RabbitMQ's messages need not be JSON")
+    publish(reservations, "a")
+    broker.client.lpush(broker.queue, b"{no json")
+    result = call("--yes")
+    assert result.exit_code == 0 and "2 messages purged" in result.stdout, result.output
+    assert broker.queued() == 0 and not reservations.tokens("a")
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
