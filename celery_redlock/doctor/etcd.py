@@ -54,7 +54,7 @@ def visit(reader: EtcdReader, *, tries: bool) -> Said:
     alarms: list[str] = []
     fails = ""
     if tries:
-        key = text(reader.prefix.encode() + b"lock/doctor:" + secrets.token_hex(16).encode())
+        key = text(reader.prefix.encode() + b"doctor:" + secrets.token_hex(16).encode())
         with contextlib.suppress(NodeError):  # a right of administrators
             said = reader.ask("maintenance/alarm")
             alarms = [str(one.get("alarm")) for one in said.get("alarms", ())]

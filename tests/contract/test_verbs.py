@@ -333,7 +333,7 @@ def test_of_several_the_first_holder_is_told_and_when_all_are_free(node: Subject
     node.ask(Verb.ACQUIRE, claim("other", "c", ttl=50.0))
     token, left = node.ask(Verb.PEEK, claim("x", ("a", "b", "c")))
     assert token == "one"
-    assert 49.0 < left <= 50.0
+    assert 45.0 < left <= 50.0  # etcd tells up to a sixteenth less
 
 
 def test_many_claims_are_looked_at_at_once(node: Subject) -> None:

@@ -44,9 +44,7 @@ def test_what_a_dead_child_held_is_freed_at_once(
     killed = time.monotonic()
     os.kill(run.pid, signal.SIGKILL)
     contender.gets_it(since=killed)
-    wait_until(
-        lambda: f"process {run.pid} held when it died" in worker.text, 5.0, "the worker says so"
-    )
+    wait_until(lambda: f" of pid {run.pid} on " in worker.text, 5.0, "the worker says so")
 
 
 def test_a_stopped_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: str) -> None:
