@@ -50,7 +50,8 @@ FORGIVEN: dict[str, str] = {
     "popped": "Redis hands one message to a worker that has no room, in the socket; it goes with"
     " the connection, and comes back after the visibility timeout or never (Celery's limit)",
     "prefetched": "what a worker has fetched waits for a slot of that worker (Celery's prefetch)",
-    "eta": "a message is not wanted before its ETA",
+    "eta": "a message is not wanted before its ETA; a worker that is told to stop before that keeps"
+    " it until it has ended (Celery's way)",
     "repeated": "RabbitMQ repeats a message whose delay was over as it restarted after 180 s"
     " (`dead_letter_worker_publisher_confirm_timeout`)",
     "pooled": "what Celery's pool was handed before a warm shutdown stays there (Celery's way)",
@@ -267,6 +268,7 @@ def _custodies(
     where: Main | None = BROKER if sent.certain else None
     put, since = sent.at, max(sent.at, sent.eta)
     pooled: float | None = None
+    eta = 0.0
 
     def leave(at: float, to: Main | None) -> None:
         if where is None or since >= at:
@@ -279,10 +281,11 @@ def _custodies(
         index = bisect.bisect_left(worker.leaves, since)
         gone = min([*worker.leaves[index : index + 1], worker.died])
         given_back = float("inf")
+        kept = worker.stopping < eta
         if worker.stopping < at and pooled is None:
-            given_back = max(since, worker.stopping) + BACK_IN_QUEUE
+            given_back = worker.died if kept else max(since, worker.stopping) + BACK_IN_QUEUE
         mine = min(gone, given_back, at)
-        here, lies = union([(since, mine)]), worker.dying(pooled)
+        here, lies = union([] if kept else [(since, mine)]), worker.dying(pooled)
         found.extend(_Custody(*span, where) for span in without(here, lies))
         found.extend(_Custody(*span, where, dead=True) for span in both(here, lies))
         # kombu gives back what it has when it has lost its connection, by another one, and then
@@ -302,7 +305,8 @@ def _custodies(
             where, pooled = BROKER, None
         elif line.kind == "received":
             leave(line.at, main)
-            where, since, pooled = main, max(line.at, line.more or 0.0), None
+            eta = line.more or 0.0
+            where, since, pooled = main, max(line.at, eta), None
         elif line.kind == "pooled":
             pooled = line.at if main == where else pooled
         elif line.kind == "returned":

@@ -291,6 +291,19 @@ def test_eta() -> None:
     assert judge(account, ran(A1, "x", 4.0, 4.1), tasks=[sent("x", eta=3.9)])[0] == []
 
 
+def test_eta_in_a_worker_that_stops() -> None:
+    """The finding: it comes back when that has ended, and not within two seconds of its ETA."""
+    stops = [line(2.2, "stopping"), line(9.0, "disconnected")]
+    keeps = (A, [line(2.1, "received", "x", due=3.9), *stops])
+    late = [(B, [line(9.1, "received", "x")]), ran(B1, "x", 9.2, 9.3)]
+    tasks = [sent("x", eta=3.9)]
+    assert judge(keeps, *late, tasks=tasks, alive={A: 9.0})[0] == []
+    over = (A, [line(1.5, "received", "x", due=1.9), *stops])
+    assert judge(over, *late, tasks=[sent("x", eta=1.9)], alive={A: 9.0})[0] == [STUCK]
+    later = [(B, [line(14.1, "received", "x")]), ran(B1, "x", 14.2, 14.3)]
+    assert judge(keeps, *later, tasks=tasks, alive={A: 9.0}, at_once=True)[0] == [STUCK]
+
+
 def test_repeated() -> None:
     begins = [line(1.1, "received", "x"), line(1.2, "sent", "x", due=2.2)]
     again = (B, [line(40.0, "received", "x")]), ran(B1, "x", 40.1, 40.2)
