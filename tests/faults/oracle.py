@@ -108,6 +108,10 @@ class Verdict:
         self.problems.append(Problem(kind, at, text))
 
 
+LEADERS = ("member ", "two of three ", "server kill")
+"""What faults are called in which etcd may get another leader."""
+
+
 def judge(
     lines: Mapping[Process, Sequence[Line]],
     alive: Mapping[Process, float],
@@ -218,7 +222,10 @@ def _blocks(
             continue  # it may run yet
         end = owner.end if owner else first
         applied = _settled(end, faults, owner)
-        allowed = applied + ttl * (1 if owner else 2) + RESIDUE
+        # At each change of its leader all leases of etcd start over; one is in `ttl`.
+        leaders = sum(f.kind.startswith(LEADERS) and f.touches(first, last) for f in faults)
+        again = max(0, leaders - 1) * TTL if ttl > TTL else 0.0
+        allowed = applied + ttl * (1 if owner else 2) + RESIDUE + again
         whose = str(owner) if owner else f"{sight.resource} token {sight.token}, no body"
         stepped = any(f.kind == STEPPED and f.touches(end - TTL, last) for f in faults)
         if last > allowed and not stepped and not _stalled(end, last, stalls):
