@@ -34,7 +34,7 @@ class Round:
         details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
             it is silent, what it holds (PEEK; of many claims a list).
         closed: Whether nobody waits for it any more. Late answers still count for the lease.
-        amnesiac: Nodes that lost a token before its time.
+        amnesiac: Claims whose token a node has lost before its time, until that is told.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class Round:
         self.quorum = quorum_of(count)
         self.yes = self.no = self.silent = 0
         self.closed = False
-        self.amnesiac: list[int] = []
+        self.amnesiac: list[Any] = []
         self._confirmed = [0] * len(claims)
         self._full = False
         self._missing: list[tuple[Claim, int, float]] = []
@@ -163,7 +163,7 @@ class Round:
             renewed = []
             for position, (claim, outcome) in enumerate(zip(self.claims, outcomes, strict=True)):
                 if outcome != RENEWED and self._missing_at(claim, node, now):
-                    self.amnesiac.append(node)
+                    self.amnesiac.append(claim)
                 if outcome != REFUSED:
                     renewed.append(claim)
                     self._confirmed[position] += 1
@@ -183,7 +183,7 @@ class Round:
 
     def _fenced(self, node: int, ours: bool, now: float, doubt: str) -> None:
         if not ours and self.claims[0].forgotten(node, now):
-            self.amnesiac.append(node)
+            self.amnesiac.append(self.claims[0])
         # A node that has forgotten another's vote of a moment ago does not answer for it.
         if ours and doubt:
             self.silence(node, doubt)

@@ -13,11 +13,14 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ..events import heard_nodes
+from ..protocol.claim import Claim
 from ..protocol.errors import NodeError
 from ..protocol.node_info import NodeInfo
 from ..protocol.pipeline import Pipeline
 from ..protocol.restart_guard import ALWAYS, Memory, RestartGuard, Trust
 from ..protocol.round import Round
+from ..protocol.texts import printable
+from ..protocol.values import Owner
 from ..runtime.complaints import refuses
 from ..runtime.polling import WAITS
 from .reports import Reports
@@ -260,11 +263,7 @@ class Node(ABC):
         if reports.failing or now >= reports.page:
             reports.did(verb, written, now)
         if round_.amnesiac:
-            self.reports.log(
-                logging.WARNING,
-                f"node {self.name} has forgotten {len(round_.amnesiac)} locks before their time:"
-                f" {self.forgets}, or was one released by hand (celery redlock release)?",
-            )
+            self._tell_forgotten(round_.amnesiac)
             round_.amnesiac.clear()
             self.reports.failed("data_loss")
         if written:
@@ -273,6 +272,15 @@ class Node(ABC):
                 for owed in self.channel.due(verb, now):
                     if self.connection is not None:
                         self.write(owed)
+
+    def _tell_forgotten(self, claims: Sequence[Claim]) -> None:
+        first, more = claims[0], len(claims) - 1
+        what = printable(f"{first.resource}, held by {Owner.of(first.token)}")
+        self.reports.log(
+            logging.WARNING,
+            f"node {self.name} has forgotten {what}{f', and {more} more' if more else ''}, before"
+            f" the time: {self.forgets}, or was it released by hand (celery redlock release)?",
+        )
 
     def _failed(self, round_: Round, why: str) -> None:
         """It has answered with an error: it is silent, and what it must still free is owed."""
