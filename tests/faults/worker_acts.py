@@ -145,16 +145,18 @@ class WorkerActs(Crew):
         worker = self._victim()
         if worker is None or (number == signal.SIGQUIT and worker.name == "green"):
             return  # Celery fails at it there, and acknowledges what it has broken off
-        with self.chronicle.fault(kind, worker, pid=worker.pid):
+        pid = worker.pid
+        with self.chronicle.fault(kind, worker, pid=pid):
             try:
                 self._ended.add(worker)
                 worker.signal(number)
                 for _look in range(200):
-                    if not worker.alive:
+                    if not worker.alive or worker.pid != pid:
                         break
                     yield 0.1
             finally:
-                self._again(worker)
+                if not worker.alive or worker.pid == pid:  # else another act has started it again
+                    self._again(worker)
             yield from self._up(worker)
 
     def _again(self, worker: Worker) -> None:
