@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -73,7 +74,7 @@ os.register_at_fork(
 )
 
 
-class Measures(Listener):
+class Measures(Listener, ABC):
     """What is heard of locks, as counts and seconds for `add` and `record` of a subclass."""
 
     def __init__(self) -> None:
@@ -108,13 +109,13 @@ class Measures(Listener):
             signal.connect(receiver, weak=False, dispatch_uid=(__name__, id(self)))
         subscribe(self)
 
+    @abstractmethod
     def add(self, counter: str, amount: int, *labels: str) -> None:
         """Add to one of `COUNTERS`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def record(self, histogram: str, seconds: float, label: str) -> None:
         """Record a value of one of `HISTOGRAMS`."""
-        raise NotImplementedError
 
     def close(self) -> None:
         """Observe no more."""

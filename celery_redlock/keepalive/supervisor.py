@@ -131,7 +131,7 @@ class LeaseSupervisor:
         for block, pid in list(self._table.blocks()):
             if block in self._dead:
                 if self._dead[block][1] <= monotonic():
-                    self._reap(block, pid)
+                    self._reap(block)
                 continue
             pidfd = self._watched.get(block)
             if pidfd is not None:
@@ -146,7 +146,7 @@ class LeaseSupervisor:
                 if pidfd is not None:
                     self._poll.unregister(pidfd)
                     os.close(pidfd)
-                self._reap(block, pid)
+                self._reap(block)
             else:
                 living.append((block, pid))
         return living
@@ -208,7 +208,7 @@ class LeaseSupervisor:
                 pid,
             )
 
-    def _reap(self, block: int, pid: int) -> None:
+    def _reap(self, block: int) -> None:
         """Release the leases of a dead process; what too few nodes confirm is tried again."""
         now = monotonic()
         again = block in self._dead
@@ -218,10 +218,10 @@ class LeaseSupervisor:
         claims = [Claim(r.resources, r.token, r.ttl, self._table.nodes) for r in left]
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
         freed = self._driver.run_all(frees) if frees else []
-        sure = [round_.yes + round_.no >= round_.quorum for round_ in freed]
+        sure = [round_.quorum_answered for round_ in freed]
         for record, is_free in zip(left, sure, strict=True):
+            who = Owner.of(record.token)
             if is_free:
-                who = Owner.of(record.token)
                 logger.warning("freed %s, which %s held when it died", record.resource, who)
                 if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
                     self._tell(record)
@@ -231,7 +231,7 @@ class LeaseSupervisor:
                     "cannot free %s yet, which %s held when it died: too few nodes answer; they are"
                     " asked again until its ttl is over",
                     record.resource,
-                    Owner.of(record.token),
+                    who,
                 )
         if all(sure):
             self._table.clear(block)

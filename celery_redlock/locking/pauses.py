@@ -217,7 +217,7 @@ def _end(redlock: Redlock, pauses: Sequence[Pause]) -> list[str]:
     for pause in pauses:
         claim = Claim(pause.name, pause.token, MAX_PAUSE_S, len(nodes))
         ballot = driver.run(functools.partial(quorum.free, claim, patience=patience))
-        if ballot.yes + ballot.no < ballot.quorum:
+        if not ballot.quorum_answered:
             raise outcome.unavailable(pause.pattern, ballot, nodes)
     if not pauses:
         return []

@@ -106,6 +106,6 @@ def _freed(app: Any, message: Any) -> Purged:
         done = free_of(redlock, note.resources, short_id(task_id), limit)
         return Purged(task, str(task_id), note.resource, bool(done))
     ballot = free(redlock, claim_of(redlock, note), redlock.node_timeout)
-    if ballot.yes + ballot.no < ballot.quorum:
+    if not ballot.quorum_answered:
         raise outcome.unavailable(note.resource, ballot, redlock.nodes)
     return Purged(task, str(task_id), note.resource, ballot.yes >= ballot.quorum)

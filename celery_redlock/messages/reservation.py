@@ -237,7 +237,7 @@ def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
     Return whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
     """
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
-    if ballot.yes >= ballot.quorum or ballot.yes + ballot.no < ballot.quorum:
+    if ballot.yes >= ballot.quorum or not ballot.quorum_answered:
         return True, None
     return False, holding(redlock, claim)
 

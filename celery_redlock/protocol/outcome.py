@@ -42,7 +42,7 @@ def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> N
     if ballot.verb is Verb.FENCE and ballot.yes < ballot.quorum:
         told = f"{of_nodes(ballot.yes, len(nodes))} confirmed its fencing token in time"
         return unavailable(resource, ballot, nodes, told)
-    if ballot.yes + ballot.no < ballot.quorum:
+    if not ballot.quorum_answered:
         return unavailable(resource, ballot, nodes)
     if ballot.yes >= ballot.quorum:
         late = f"a quorum said yes, but too late for a ttl of {ttl:g} s"

@@ -114,7 +114,7 @@ class Pipeline:
         """Whether a release is under way or owed here that too few nodes have confirmed."""
         return any(
             self._pending_release(round_)
-            and round_.yes + round_.no < round_.quorum
+            and not round_.quorum_answered
             and now < round_.sent + round_.claims[0].ttl
             for round_ in (*self.unanswered, *self.owed.values())
         )

@@ -229,8 +229,7 @@ def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
     held = held and ballot.no <= len(ballot.votes) - ballot.quorum
-    confirmed = ballot.yes + ballot.no >= ballot.quorum
-    return Released(held, "called" in ballot.details, confirmed)
+    return Released(held, "called" in ballot.details, ballot.quorum_answered)
 
 
 def free(claim: Claim, now: float, patience: float) -> Steps[Round]:

@@ -115,6 +115,11 @@ class Round:
         return self.verb.decided(self)
 
     @property
+    def quorum_answered(self) -> bool:
+        """Whether a quorum has answered, YES or NO."""
+        return self.yes + self.no >= self.quorum
+
+    @property
     def waits(self) -> bool:
         """Whether anybody waits for the answers."""
         return self.until > self.sent

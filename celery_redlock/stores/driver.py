@@ -110,7 +110,8 @@ class Driver(Connections):
             owing = [node for node in self.nodes if node.channel.unfreed(monotonic())]
             for node in owing:
                 node.tend(monotonic())
-            self._reconnect()
+            if owing:
+                self._reconnect()
         self._settle()
         return not owing
 
@@ -228,7 +229,7 @@ class Driver(Connections):
                     mine, self._poller = False, None
                 for index in ready:
                     self.nodes[index].receive()
-                if self.nodes[0].leaves:
+                if self.nodes[0].leaves and not ready:
                     self.nodes[0].tend(monotonic())
                 for node in clogged:
                     node.flush()

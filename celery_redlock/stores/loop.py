@@ -100,22 +100,18 @@ class LoopDriver(Driver):
         if left > 0 and not decided(rounds):
             asked = _Asked(rounds, self._loop.create_future())
             self._asked.append(asked)
-            overdue = self._loop.call_later(left, self._overdue, asked)
-            tended = self._tend() if self.nodes[0].leaves else None
+            timers = [self._loop.call_later(left, self._overdue, asked)]
+            if self.nodes[0].leaves:
+                timers.append(self._loop.call_later(LEAVE_S + UNWATCHED_POLL_S, self._read_all))
             try:
                 await asked.news
             finally:
-                overdue.cancel()
-                if tended is not None:
-                    tended.cancel()
+                for timer in timers:
+                    timer.cancel()
                 self._asked.remove(asked)
         with self._lock:  # not of who was cancelled: no node is late
             for round_ in rounds:
                 self._close(round_)
-
-    def _tend(self) -> asyncio.TimerHandle:
-        """Leave a server that hangs for another, if it still does in a moment."""
-        return self._loop.call_later(LEAVE_S + UNWATCHED_POLL_S, self._read_all)
 
     def _overdue(self, asked: _Asked) -> None:
         self._read_all()  # an unread answer is no silence, however late it is

@@ -113,7 +113,7 @@ def _recycled_descriptor() -> None:
         judged = judge(self, ready)
         for block, pid in judged:
             if self._watched.get(block) in ready:
-                self._reap(block, pid)
+                self._reap(block)
         return judged
 
     LeaseSupervisor._living = living  # type: ignore[method-assign]
