@@ -111,7 +111,7 @@ def _recycled_descriptor() -> None:
 
     def living(self: Any, ready: set[int]) -> list[tuple[int, int]]:
         judged = judge(self, ready)
-        for block, pid in judged:
+        for block, _pid in judged:
             if self._watched.get(block) in ready:
                 self._reap(block)
         return judged
