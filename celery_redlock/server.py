@@ -1,12 +1,7 @@
 """Local Redis servers for the demonstration, the tests and the benchmarks.
 
 A server here is cheap and forgetful: no persistence, loopback only, in a directory that goes away
-with it. What has to be right about it is its end. A test run that is killed, a demonstration left
-by Ctrl-C, a benchmark that crashes must leave no server behind, so each server has a *guard*: a
-shell that blocks on a pipe whose other end only this process holds. However this process dies, the
-kernel closes the pipe, and the guard kills the server and removes its directory. (PR_SET_PDEATHSIG
-would do it with less, but it needs Python code between fork and exec, works on Linux only, and
-fires when the *thread* that started the server ends.)
+with it.
 """
 
 from __future__ import annotations
@@ -16,20 +11,17 @@ import importlib.util
 import os
 import random
 import shutil
-import signal
 import socket
-import subprocess
-import tempfile
 import time
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from .guarded_process import GuardedProcess
 from .protocol.errors import ConfigurationError, RedlockError
 
-__all__ = ["GUARD", "LocalServer", "find_server", "free_port", "start_servers"]
+__all__ = ["LocalServer", "find_server", "free_port", "start_servers"]
 
 BINARY_VARIABLE = "CELERY_REDLOCK_SERVER"
 """Names the server binary to use, before all others."""
@@ -43,9 +35,6 @@ START_TIMEOUT_S = 10.0
 """Until a server must be ready; it takes 40 ms on a machine that is idle."""
 READY = "Ready to accept connections"
 """What Redis (6.2 to 8) and Valkey log once they listen."""
-
-# Reads the pid, then blocks. A line says that the server is already gone; end of file that we are.
-GUARD = 'read -r pid; read -r _ || { kill -9 "$pid"; rm -rf -- "$1"; }'
 
 
 def find_server() -> str:
@@ -80,11 +69,10 @@ def _bundled() -> list[str]:
     return [str(path) for root in roots for path in Path(root).glob("_binaries/*/valkey-server")]
 
 
-class LocalServer:
+class LocalServer(GuardedProcess):
     """One server process on 127.0.0.1, without persistence.
 
-    It keeps its port over `kill`, `start` and `restart`, and always comes back empty. It is a
-    context manager: entering starts it, leaving stops it.
+    It keeps its port over `kill`, `start` and `restart`, and always comes back empty.
 
     Args:
         password: What clients must authenticate with; None for none.
@@ -101,17 +89,13 @@ class LocalServer:
         config: Sequence[str] = (),
         binary: str | None = None,
     ) -> None:
+        super().__init__()
         self.password = password
-        self.paused = False
         self._config = tuple(config)
         self._binary = binary
         self._port: int | None = None
         self._port_is_proven = False
         self._place: socket.socket | None = None
-        self._dir: Path | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
-        self._owner = os.getpid()
 
     @property
     def port(self) -> int:
@@ -125,25 +109,6 @@ class LocalServer:
         """The URL of its database 0, with the password where it has one."""
         credentials = f":{quote(self.password, safe='')}@" if self.password else ""
         return f"redis://{credentials}127.0.0.1:{self.port}/0"
-
-    @property
-    def pid(self) -> int:
-        """The server's process id; of the last process where it is not running."""
-        if self._process is None:
-            raise RuntimeError("the server has no process before start()")
-        return self._process.pid
-
-    @property
-    def running(self) -> bool:
-        """Is there a process? A paused server is running."""
-        return self._process is not None and self._process.poll() is None
-
-    @property
-    def log(self) -> str:
-        """What the server has printed since it was started."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self._dir / "server.log").read_text(errors="replace") if self._dir else ""
-        return ""
 
     def __repr__(self) -> str:
         state = "paused" if self.paused else "running" if self.running else "stopped"
@@ -167,24 +132,12 @@ class LocalServer:
 
     def stop(self) -> None:
         """End the server, paused or not, and remove its directory. Never fails, idempotent."""
-        if os.getpid() != self._owner:
-            return  # A fork of ours: the server is the parent's.
-        self.kill()
+        super().stop()
         self._give_way()
-        if self._dir is not None:
-            shutil.rmtree(self._dir, ignore_errors=True)
-            self._dir = None
 
     def kill(self) -> None:
         """End the server as `kill -9` does, paused or not. `start` brings it back, empty."""
-        process, guard = self._process, self._guard
-        if process is not None:
-            process.kill()  # nothing to save, so nothing to ask for; also ends a stopped process
-            process.wait()
-        self.paused = False
-        if guard is not None:
-            guard.communicate(b"-\n-\n")  # seen dead: its pid may soon be another process's
-            self._guard = None
+        super().kill()
         if self._port_is_proven and self._place is None:
             with contextlib.suppress(OSError):
                 self._place = _bound(self._port)
@@ -195,75 +148,24 @@ class LocalServer:
             self._place.close()
             self._place = None
 
-    def restart(self) -> None:
-        """Kill the server and start it on the same port, empty. A paused one runs again."""
-        self.kill()
-        self.start()
-
-    def pause(self) -> None:
-        """Freeze the server (SIGSTOP); returns once it is frozen: it answers nothing any more."""
-        if self.paused:
-            return
-        if not self.running:
-            raise RuntimeError(f"{self!r} cannot be paused: it is not running.")
-        os.kill(self.pid, signal.SIGSTOP)
-        # The signal returns before the last thread has stopped. Only the wait status tells.
-        _pid, status = os.waitpid(self.pid, os.WUNTRACED)
-        self.paused = os.WIFSTOPPED(status)
-        if not self.paused:
-            raise RedlockError(f"{self!r} could not be paused: it has ended.")
-
-    def resume(self) -> None:
-        """Let a paused server go on (SIGCONT)."""
-        if self.paused and self.running:
-            os.kill(self.pid, signal.SIGCONT)
-        self.paused = False
-
-    def __enter__(self) -> LocalServer:
-        return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
-
     def _spawn(self) -> None:
         """Start the process. It may still fail to get its port: see `_wait_until_ready`."""
         binary = self._binary or find_server()
         self.kill()  # the guard of a server that ended by itself
-        self._dir = self._dir or Path(tempfile.mkdtemp(prefix="redlock-"))
         self._port = self._port or free_port()
         command = [binary]
         if self.password:  # not as an argument: every user who lists processes would read it
             secret = "".join(f"\\x{byte:02x}" for byte in self.password.encode())
-            (self._dir / "server.conf").write_text(f'requirepass "{secret}"\n')
-            command.append(f"{self._dir}/server.conf")
-        command += ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self._dir)]
+            (self.directory / "server.conf").write_text(f'requirepass "{secret}"\n')
+            command.append(f"{self.directory}/server.conf")
+        command += ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
         command += ["--save", "", "--appendonly", "no", *self._config]
-        # In sessions apart: Ctrl-C is for the program, which ends its servers itself.
-        guard = subprocess.Popen(
-            ["/bin/sh", "-c", GUARD, "guard", str(self._dir)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        self._guard = guard
-        _guards.add(guard)
         self._give_way()
-        with open(self._dir / "server.log", "wb") as log:
-            try:
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                self.stop()
-                raise ConfigurationError(f"{binary} does not run: {error}") from error
-        assert guard.stdin is not None
-        guard.stdin.write(b"%d\n" % self._process.pid)
-        guard.stdin.flush()
+        try:
+            self._launch(command)
+        except OSError as error:
+            self.stop()
+            raise ConfigurationError(f"{binary} does not run: {error}") from error
 
     def _wait_until_ready(self) -> None:
         """Wait for its own word in its log: a foreign server may sit on the port it did not get."""
@@ -286,10 +188,6 @@ class LocalServer:
                 self._port = None  # another process was faster; no client knows this port yet
             self._spawn()
         self._port_is_proven = True
-
-    def _last_words(self) -> str:
-        lines = [line for line in self.log.splitlines() if line.strip()]
-        return f"Its last words: {' / '.join(lines[-3:])}" if lines else "It printed nothing."
 
 
 @contextlib.contextmanager
@@ -337,16 +235,3 @@ def _bound(port: int | None, reuse: int = 1) -> socket.socket:
         place.close()
         raise
     return place
-
-
-_guards: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
-
-
-def _close_pipes_in_child() -> None:
-    # A fork holds the pipe as well, and would keep the servers alive after its parent's death.
-    for guard in list(_guards):
-        with contextlib.suppress(OSError, AttributeError):
-            guard.stdin.close()  # type: ignore[union-attr]
-
-
-os.register_at_fork(after_in_child=_close_pipes_in_child)

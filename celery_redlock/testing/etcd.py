@@ -8,16 +8,13 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import signal
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from pathlib import Path
 
+from ..guarded_process import GuardedProcess
 from ..protocol.errors import ConfigurationError, RedlockError
 from ..server import free_port
-from .guarded import GuardedProcess
 
 __all__ = ["LocalEtcd", "Member", "find_etcd"]
 
@@ -51,8 +48,7 @@ class Member(GuardedProcess):
 
     def __init__(self, binary: str, name: str, options: Sequence[str]) -> None:
         self.name, self._binary, self.options = name, binary, options
-        memory = MEMORY if os.access(MEMORY, os.W_OK) else None
-        super().__init__(Path(tempfile.mkdtemp(prefix="redlock-etcd-", dir=memory)))
+        super().__init__("redlock-etcd-", MEMORY if os.access(MEMORY, os.W_OK) else None)
         self.take_ports()
         self.cluster = ""
 
@@ -65,14 +61,15 @@ class Member(GuardedProcess):
         """Where the other members reach it, as they are told."""
         return f"{self.name}=http://127.0.0.1:{self._peer_port}"
 
-    def start(self) -> None:
-        """Start it; `wait` tells when it serves."""
+    def start(self) -> Member:
+        """Start it, and return it; `wait` tells when it serves."""
         peer, client = self.peer.partition("=")[2], f"http://127.0.0.1:{self.port}"
-        command = [self._binary, f"--name={self.name}", f"--data-dir={self._dir / 'data'}"]
+        command = [self._binary, f"--name={self.name}", f"--data-dir={self.directory / 'data'}"]
         command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
         command += [f"--listen-peer-urls={peer}", f"--initial-advertise-peer-urls={peer}"]
         command += [f"--initial-cluster={self.cluster}", *SETTINGS, *self.options]
         self._launch(command)
+        return self
 
     def wait(self) -> None:
         """Wait until it serves, with a leader.
@@ -81,44 +78,19 @@ class Member(GuardedProcess):
             RedlockError: It did not in time.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
-        while time.monotonic() < deadline and self.runs:
+        while time.monotonic() < deadline and self.running:
             asking = http.client.HTTPConnection("127.0.0.1", self.port, timeout=1.0)
             with suppress(OSError, http.client.HTTPException), closing(asking):
                 asking.request("GET", "/health")
                 if asking.getresponse().status == 200:
                     return
             time.sleep(0.02)
-        raise RedlockError(f"etcd did not start: {' / '.join(self.said[-3:])}")
-
-    def kill(self) -> None:
-        """End it as `kill -9` does, paused or not. `start` brings it back with its data."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-        self._dismiss()
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP): it answers nothing any more."""
-        if self.runs and not self.paused:
-            os.kill(self.pid, signal.SIGSTOP)
-            os.waitpid(self.pid, os.WUNTRACED)
-            self.paused = True
-
-    def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
-        if self.runs and self.paused:
-            os.kill(self.pid, signal.SIGCONT)
-        self.paused = False
+        raise RedlockError(f"etcd did not start. {self._last_words()}")
 
     def wipe(self) -> None:
         """Kill it, and lose its data."""
         self.kill()
-        shutil.rmtree(self._dir / "data", ignore_errors=True)
-
-    def remove(self) -> None:
-        """Kill it, and remove all that is its own. Never fails."""
-        self.kill()
-        shutil.rmtree(self._dir, ignore_errors=True)
+        shutil.rmtree(self.directory / "data", ignore_errors=True)
 
 
 class LocalEtcd:
@@ -154,9 +126,9 @@ class LocalEtcd:
         return self.members[0].pid
 
     @property
-    def runs(self) -> bool:
+    def running(self) -> bool:
         """Whether all its members run."""
-        return all(member.runs for member in self.members)
+        return all(member.running for member in self.members)
 
     @property
     def paused(self) -> bool:
@@ -170,7 +142,7 @@ class LocalEtcd:
             RedlockError: They did not in time.
         """
         for member in self.members:
-            if not member.runs:
+            if not member.running:
                 member.kill()  # its guard
                 member.start()
         try:
@@ -207,7 +179,8 @@ class LocalEtcd:
     def pause(self) -> None:
         """Freeze it (SIGSTOP): it answers nothing any more."""
         for member in self.members:
-            member.pause()
+            if member.running:
+                member.pause()
 
     def resume(self) -> None:
         """Let it go on (SIGCONT)."""
@@ -217,7 +190,7 @@ class LocalEtcd:
     def stop(self) -> None:
         """End it, and remove its data. Never fails, idempotent."""
         for member in self.members:
-            member.remove()
+            member.stop()
 
     def __enter__(self) -> LocalEtcd:
         return self.start()

@@ -12,14 +12,13 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
+from ..guarded_process import GuardedProcess
 from ..protocol.errors import ConfigurationError, RedlockError
 from ..server import free_port
-from .guarded import GuardedProcess
 
 __all__ = ["LocalPostgres", "find_postgres"]
 
@@ -77,10 +76,7 @@ class LocalPostgres(GuardedProcess):
     def __init__(self, **settings: str) -> None:
         self._settings = {**SETTINGS, **settings}
         self._bin = find_postgres()
-        user = NOBODY if os.geteuid() == 0 else None
-        super().__init__(Path(tempfile.mkdtemp(prefix="redlock-pg-")), user)
-        if user:
-            shutil.chown(self._dir, user)
+        super().__init__("redlock-pg-", user=NOBODY if os.geteuid() == 0 else None)
         self.port = free_port()
 
     @property
@@ -91,7 +87,7 @@ class LocalPostgres(GuardedProcess):
     @property
     def data(self) -> Path:
         """Its data directory."""
-        return self._dir / "data"
+        return self.directory / "data"
 
     def start(self) -> LocalPostgres:
         """Start the server, wait until it takes connections, and return it.
@@ -141,16 +137,16 @@ class LocalPostgres(GuardedProcess):
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_TIMEOUT_S
         status = self.data / "postmaster.pid"
-        while time.monotonic() < deadline and self.runs:
+        while time.monotonic() < deadline and self.running:
             with suppress(OSError):
                 lines = status.read_text().splitlines()
                 ready = len(lines) > 7 and lines[7].strip() in ("ready", "standby")
                 if ready and int(lines[0]) == self.pid:
                     return
             time.sleep(0.01)
-        said = self.said[-3:]
+        said = self._last_words()
         self.stop()
-        raise RedlockError(f"PostgreSQL did not start: {' / '.join(said)}")
+        raise RedlockError(f"PostgreSQL did not start. {said}")
 
     def kill(self) -> None:
         """End it as `kill -9` does, paused or not. `start` brings it back with its data."""
@@ -165,12 +161,7 @@ class LocalPostgres(GuardedProcess):
                 if time.monotonic() > deadline:
                     break
                 time.sleep(0.005)
-        self._dismiss()
-
-    def restart(self) -> None:
-        """Kill it and start it on the same port, with its data."""
-        self.kill()
-        self.start()
+        self._dismiss_guard()
 
     def pause(self) -> None:
         """Freeze it with all its backends (SIGSTOP): it answers nothing any more."""
@@ -182,11 +173,6 @@ class LocalPostgres(GuardedProcess):
         self._signal(signal.SIGCONT)
         self.paused = False
 
-    def stop(self) -> None:
-        """End it, paused or not, and remove its data. Never fails, idempotent."""
-        self.kill()
-        shutil.rmtree(self._dir, ignore_errors=True)
-
     def _signal(self, number: int) -> None:
         for pid in self._everyone():
             with suppress(ProcessLookupError):  # a child comes to its end whenever it likes
@@ -197,10 +183,4 @@ class LocalPostgres(GuardedProcess):
         with suppress(OSError):
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
             return [self.pid, *map(int, children.split())]
-        return [self.pid] if self.runs else []
-
-    def __enter__(self) -> LocalPostgres:
-        return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
+        return [self.pid] if self.running else []

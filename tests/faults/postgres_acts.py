@@ -109,7 +109,7 @@ class PostgresNodeActs(Crew):
             try:
                 os.kill(self._server.pid, signal.SIGINT)
                 for _look in range(int(STOPS / 0.05)):
-                    if not self._server.runs:
+                    if not self._server.running:
                         break
                     yield 0.05
             finally:

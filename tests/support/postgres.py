@@ -78,7 +78,7 @@ def as_new(server: LocalPostgres) -> None:
     """Resume it, start it, empty it: whatever the last test did."""
     if server.paused:
         server.resume()
-    if not server.runs:
+    if not server.running:
         server.start()
     sql(server, EMPTY)
 

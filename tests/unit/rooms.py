@@ -29,7 +29,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "measures": (("protocol", "events", "messages"), set()),
     "metrics": (("protocol", "config", "measures"), {"celery", "prometheus_client"}),
     "tracing": (("protocol", "events", "messages", "measures"), {"opentelemetry"}),
-    "server": (("protocol",), set()),
+    "guarded_process": (("protocol",), set()),
+    "server": (("guarded_process", "protocol"), set()),
     # They may use whatever is below, and none of them another but where it says so.
     "survey": (("protocol", "config", "stores", "locking"), {"prometheus_client"}),
     "doctor": ((*CELERY, "task", "survey"), {"celery", "redis"}),
@@ -37,7 +38,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "compat": ((*CELERY, "task"), {"celery"}),
     "contrib": (("stores",), {"django"}),
     "demo": ((*CELERY, "task", "survey", "server", "testing"), {"celery", "click", "rich"}),
-    "testing": ((*CELERY, "task", "survey", "server"), {"celery", "pytest"}),
+    "testing": ((*CELERY, "task", "survey", "guarded_process", "server"), {"celery", "pytest"}),
     "cli": (
         (*CELERY, "task", "survey", "doctor", "web", "demo", "server", "metrics"),
         {"celery", "click", "prometheus_client", "rich"},
