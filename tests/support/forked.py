@@ -39,9 +39,10 @@ PRELOADED = (
     *("celery.backends.redis", "celery.bin.celery", "celery.bin.worker", "celery.bin.beat"),
     *("celery.worker.autoscale", "celery.worker.consumer", "kombu.transport.redis", "redis"),
     *("celery.app.control", "celery.app.events", "celery.worker.strategy", "pydantic.main"),
-    *("pydantic.json_schema", "pydantic.types"),
+    *("pydantic.json_schema", "pydantic.types", "pydantic.fields", "celery.fixups.django"),
     *("celery_redlock.keepalive.supervisor", "celery_redlock.locking.client"),
     *("celery_redlock.worker.parking.consumer", "celery_redlock.worker.startup"),
+    "celery_redlock.messages.publish",
 )
 POOLS = {
     False: (

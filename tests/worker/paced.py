@@ -6,14 +6,16 @@ import os
 import signal
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from celery import Celery, Task
 from celery.exceptions import Reject
 
 from celery_redlock import SingletonTask, current_lease
 from tests.support.bodies import VARIABLE, note, read
-from tests.support.cluster import Cluster
+
+if TYPE_CHECKING:  # workers import this, and would take longer for it than for all else
+    from tests.support.cluster import Cluster
 
 STARTS, WINDOW = 2, 1.0
 """Of `paced`; seconds."""
