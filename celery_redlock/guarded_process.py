@@ -88,10 +88,14 @@ class GuardedProcess:
         """End the server, paused or not, and remove its directory. Never fails, idempotent."""
         if os.getpid() != self._owner:
             return  # A fork of ours: the server is the parent's.
-        self.kill()
+        self._end()
         if self._dir is not None:
             shutil.rmtree(self._dir, ignore_errors=True)
             self._dir = None
+
+    def _end(self) -> None:
+        """End it for good; what a kill leaves outside of its directory goes as well."""
+        self.kill()
 
     def kill(self) -> None:
         """End the server as `kill -9` does, paused or not. `start` brings it back."""
