@@ -12,14 +12,15 @@ PYTEST_ARGS ?= -n 5 --dist loadfile
 # A hundred processes that tests start would each compile all anew, where the environment says so.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: help demo test test-all lint types docs sim faults faults-beat endings bench matrix package
+.PHONY: help demo test test-more test-all lint types docs sim faults faults-beat endings bench matrix package
 .PHONY: clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict;"
 	@echo "              STORE=postgresql: with its locks there, as all that can be given a STORE"
-	@echo "make test     the tests (minutes); PYTEST_ARGS='-k name' to choose"
-	@echo "make test-all the same, on every pool of Celery, and what takes long"
+	@echo "make test     the tests, in five minutes; PYTEST_ARGS='-k name' to choose"
+	@echo "make test-more  what they leave out: second stores and brokers, examples, pages in a browser"
+	@echo "make test-all both, on every pool of Celery, and what takes long"
 	@echo "make lint     ruff, check and format"
 	@echo "make types    mypy, strict"
 	@echo "make docs     the site of docs/, in out/docs; a warning or a link to nowhere is an error"
@@ -41,7 +42,11 @@ demo:
 
 test:
 	@$(PYTHON) .ci/bootstrap.py test docs
-	$(PYTEST) $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not faults and not more" $(PYTEST_ARGS)
+
+test-more:
+	@$(PYTHON) .ci/bootstrap.py test docs
+	$(PYTEST) -m "more and not slow and not faults" $(PYTEST_ARGS)
 
 test-all:
 	@$(PYTHON) .ci/bootstrap.py test docs

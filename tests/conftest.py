@@ -63,7 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.add_cleanup(watcher.kill)
 
 
+@pytest.hookimpl(tryfirst=True)  # before marks choose
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(lanes.MORE):
+            item.add_marker("more")
     if hasattr(config, "workerinput"):  # one of several lanes
         items.sort(key=lambda item: lanes.place(item.nodeid))
 

@@ -55,6 +55,28 @@ FILLING = ("tests/unit/",)
 SPLIT = ("tests/worker/test_shutdown.py",)
 """Files whose tests of one pool are a lane's, and those of another perhaps another's."""
 
+MORE = (
+    "tests/faults/test_campaign.py::test_nor_over",
+    "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over",
+    "tests/canvas/test_cells.py::test_a_canvas_comes_to_its_end[classic",
+    "tests/canvas/test_cells.py::test_then_nothing_is_left_and_nothing_has_run_twice[classic",
+    "tests/canvas/test_cells_postgresql.py", "tests/worker/test_operator_postgresql.py",
+    "tests/contract/test_postgresql_failover.py", "tests/contract/test_postgresql_load.py",
+    "tests/cli/test_doctor_postgresql.py", "tests/cli/test_django_migration.py",
+    "tests/cli/test_doctor_tls.py", "tests/contract/test_hostile_tls.py",
+    "tests/cli/test_hostile_observers.py",
+    "tests/web/test_browser.py", "tests/web/test_docs_pages.py", "tests/web/test_mounts.py",
+    "tests/examples/test_postgresql", "tests/examples/test_recipes",
+    "tests/examples/test_examples.py", "tests/examples/test_beat_example.py",
+    "tests/examples/test_start_page.py", "tests/examples/test_testing_page.py",
+    "tests/peers/", "tests/packaging/", "benchmarks/",
+)  # fmt: skip
+"""How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
+
+What locks promise is tested by both. This is the same over a second store or broker, what an
+operator sees there, the code in docs/ and examples/, pages in a browser, other libraries.
+"""
+
 FIRST = "gw0"
 """The lane that is the first to read all tests."""
 

@@ -1,8 +1,9 @@
 """Whether the machine was there: a test that measures time measures the machine as well.
 
 One small process beside all lanes sleeps for a few milliseconds, again and again, and writes down
-when it slept too long. A bound of time is asserted with `in_time`, which allows for that. So on a
-quiet machine bounds are as strict as they say, and on one that others use they are no lottery.
+when it slept too long, and how many programs want a core. A bound of time is asserted with
+`in_time`, which allows for both. So on a quiet machine bounds are as strict as they say, and on one
+that others use they are no lottery.
 """
 
 from __future__ import annotations
@@ -21,12 +22,20 @@ BEAT = 0.005
 LATER = float("inf")
 HOPS = 3.0
 """What is measured passes through several processes, each of which may have to wait for a core."""
+OURS = 2
+"""Programs a core that the tests themselves have at work: so many are no excuse."""
+CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 WATCHER = f"""
 import os, sys, time
-parent, before = os.getppid(), time.monotonic()
+parent, before, counted = os.getppid(), time.monotonic(), 0.0
 with open(sys.argv[1], "a", buffering=1) as file:
     while os.getppid() == parent:
+        if before > counted + {20 * BEAT} and os.path.exists("/proc/stat"):
+            with open("/proc/stat") as stat:
+                (want,) = (line for line in stat if line.startswith("procs_running"))
+            file.write(f"want {{before}} {{want.split()[1]}}\\n")
+            counted = before
         time.sleep({BEAT})
         at = time.monotonic()
         if at - before > 2 * {BEAT}:
@@ -43,14 +52,26 @@ def watch(path: str) -> subprocess.Popen[bytes]:
 
 def stalled(since: float, until: float = LATER) -> float:
     """Seconds for which the machine stood still between two moments of `time.monotonic`."""
-    path = os.environ.get(VARIABLE, "")
-    if not os.path.exists(path):
-        return 0.0
-    time.sleep(10 * BEAT)  # the watcher wakes up when we do: let it write
-    with open(path, encoding="ascii") as file:
-        stalls = [tuple(map(float, line.split())) for line in file if line.endswith("\n")]
+    stalls = [(float(begin), float(end)) for begin, end in _written(2)]
     between = (min(end, until) - max(begin, since) - BEAT for begin, end in stalls)
     return sum(one for one in between if one > 0)
+
+
+def crowded(since: float, until: float = LATER) -> float:
+    """How many times as long a computation may have taken as with what tests have at work alone."""
+    counts = [int(count) for _, at, count in _written(3) if since - 1.0 <= float(at) <= until]
+    return max(1.0, sum(counts) / len(counts) / CORES / OURS) if counts else 1.0
+
+
+def _written(words: int) -> list[list[str]]:
+    """The watcher's lines of so many words."""
+    path = os.environ.get(VARIABLE, "")
+    if not os.path.exists(path):
+        return []
+    time.sleep(10 * BEAT)  # the watcher wakes up when we do: let it write
+    with open(path, encoding="ascii") as file:
+        lines = [line.split() for line in file if line.endswith("\n")]
+    return [line for line in lines if len(line) == words]
 
 
 def in_time(begin: float, end: float, bound: float, what: str) -> None:
@@ -72,10 +93,10 @@ def brief(took: float, bound: float, what: str, *, since: float, until: float = 
     """The same, of something that took `took` seconds at some time between two moments."""
     if took < bound:
         return
-    still = stalled(since, until)
-    assert took < bound + HOPS * still, (
+    still, times = stalled(since, until), crowded(since, until)
+    assert took < bound * times + HOPS * still, (
         f"{what} took {took:.3f} s, and not less than {bound} s; between {since:.3f} and"
-        f" {until:.3f} the machine stood still for {still:.3f} s"
+        f" {until:.3f} the machine stood still for {still:.3f} s, was {times:.1f} x too busy"
     )
 
 
