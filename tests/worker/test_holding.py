@@ -6,12 +6,24 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
+from tests.support.wait import wait_until
 from tests.support.worker import pool as param
-from tests.worker.holding import PAUSED, SETUPS, SOFT, Held, Setup, Strain, bear, strained_by
+from tests.worker.holding import (
+    PAUSED,
+    PROCESS,
+    SETUPS,
+    SOFT,
+    Held,
+    Setup,
+    Strain,
+    bear,
+    strained_by,
+)
 
 pytestmark = pytest.mark.worker
 
@@ -40,6 +52,14 @@ def test_it_is_held(
     Bodies that are processes of their own bear theirs side by side, but for what ends the worker.
     """
     with cluster.worker("-P", setup.pool, "-c", "5", **SOFT, **setup.conf) as worker:
+        if setup.conf == PROCESS:  # which takes a second to start, at the first lock
+            cluster.result(cluster.send("work", f"{key}-first", queue=worker.queue), 20.0)
+            main = psutil.Process(worker.process.pid)
+            wait_until(
+                lambda: any(one.net_connections("tcp") for one in main.children()),
+                20.0,
+                "its process is connected",
+            )
 
         def borne(strain: Strain) -> Held:
             return bear(strain, cluster, monitor, worker, f"{key}-{strains.index(strain)}")
