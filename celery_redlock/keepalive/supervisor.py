@@ -219,17 +219,18 @@ class LeaseSupervisor:
         frees = [partial(quorum.free, claim, patience=self._node_timeout) for claim in claims]
         freed = self._driver.run_all(frees) if frees else []
         sure = [round_.quorum_answered for round_ in freed]
-        for record, is_free in zip(left, sure, strict=True):
+        for record, round_ in zip(left, freed, strict=True):
             who = Owner.of(record.token)
-            if is_free:
-                logger.warning("freed %s, which %s held when it died", record.resource, who)
+            if round_.quorum_answered:
+                if round_.yes or again:  # else it had freed it itself
+                    logger.warning("freed %s, which %s held when it died", record.resource, who)
                 if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
                     self._tell(record)
                 self._table.remove(record)
             elif not again:
                 logger.warning(
                     "cannot free %s yet, which %s held when it died: too few nodes answer; they are"
-                    " asked again until its ttl is over",
+                    " asked again until its ttl is over, or this process is",
                     record.resource,
                     who,
                 )

@@ -248,9 +248,13 @@ class _Publication:
             return False
         running = was_terminated(other)
         freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, running)
-        if freed and revoke:
+        called = printable(self.task.name), printable(other)
+        if freed and revoke and other == short_id(self.task_id):
+            why = "to revoke it would be to revoke this one too; leave task_id out to replace it"
+            logger.warning(f"%s is queued twice under the id %s: {why}", *called)
+        elif freed and revoke:
             self.task.app.control.revoke(other)
-            logger.info("%s replaces task %s", printable(self.task.name), printable(other))
+            logger.info("%s replaces task %s", *called)
         return freed is not False
 
     # -- Times -----------------------------------------------------------------------------------

@@ -85,9 +85,13 @@ def _look(held: Sequence[tuple[Any, _Held]]) -> None:
             _forget(request)  # its body has begun, or it is over
         elif _is_revoked(request, revoked, revoked_stamps):
             what = printable(f"{request.name}[{request.id}]"), printable(one.note.resource)
-            logger.info("%s is revoked: its reservation of %s is freed", *what)
             redlock = Redlock.from_app(request.app)
-            free(redlock, claim_of(redlock, one.note), redlock.node_timeout)
+            ballot = free(redlock, claim_of(redlock, one.note), redlock.node_timeout)
+            if ballot.quorum_answered:
+                logger.info("%s is revoked: its reservation of %s is freed", *what)
+            else:
+                why = "its reservation of %s is freed when enough nodes answer"
+                logger.warning(f"%s is revoked: {why}", *what)
             _forget(request)
         elif now >= one.due:
             due.setdefault(request.app, []).append((request, one))

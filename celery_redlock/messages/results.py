@@ -48,7 +48,12 @@ def end_of(task: Any, task_id: str, scope: str) -> str | None:
 
 
 def stored_end(task: Any, task_id: str) -> str | None:
-    """The state in which a task has ended, as the result backend knows; None if it does not."""
+    """The state in which a task has ended, as the result backend knows; None if it does not.
+
+    One that stores no results is not asked: a server that hangs would keep its caller for minutes.
+    """
+    if task.ignore_result and not task.store_errors_even_if_ignored:
+        return None
     try:
         state = state_of(task, task_id)
     except Exception:

@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
+from .claim import Claim
 from .round import Round, Verb
 
 __all__ = ["MAX_OWED", "MAX_RETRIED", "STALLED_S", "Pipeline"]
@@ -110,14 +111,15 @@ class Pipeline:
             if len(self.owed) > MAX_OWED:
                 del self.owed[next(iter(self.owed))]
 
-    def unfreed(self, now: float) -> bool:
-        """Whether a release is under way or owed here that too few nodes have confirmed."""
-        return any(
-            self._pending_release(round_)
+    def unfreed(self, now: float) -> list[Claim]:
+        """Return what is released, under way or owed here, and too few nodes have confirmed."""
+        return [
+            round_.claims[0]
+            for round_ in (*self.unanswered, *self.owed.values())
+            if self._pending_release(round_)
             and not round_.quorum_answered
             and now < round_.sent + round_.claims[0].ttl
-            for round_ in (*self.unanswered, *self.owed.values())
-        )
+        ]
 
     def due(self, done: Verb, now: float) -> list[Round]:
         """Return what is owed to a node that has just written, for `done`: ask it again now."""

@@ -17,6 +17,7 @@ in order, and it works; but if its thread is the one that polls, it must poll by
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +26,7 @@ from ..protocol.claim import Claim
 from ..protocol.errors import RedlockError
 from ..protocol.quorum import extend
 from ..protocol.round import Round, Steps, Verb
+from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
 from ..runtime.event import SafeEvent
 from .connections import Connections
@@ -114,6 +116,15 @@ class Driver(Connections):
                 self._reconnect()
         self._settle()
         return not owing
+
+    def unfreed(self) -> list[Claim]:
+        """Return what was released and so few nodes have confirmed that others find it taken."""
+        with self._lock:
+            owed = [claim for node in self.nodes for claim in node.channel.unfreed(monotonic())]
+        claims = {claim.token: claim for claim in owed}
+        nodes = Counter(claim.token for claim in owed)
+        enough = len(self.nodes) - quorum_of(len(self.nodes))
+        return [claim for token, claim in claims.items() if nodes[token] > enough]
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run single-round operations side by side: one write per node each, one wait for all."""

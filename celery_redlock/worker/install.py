@@ -32,6 +32,7 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "begin_beat": ("beat_init",),
     "connect": ("worker_process_init",),
     "disconnect": ("worker_process_shutdown",),
+    "leave": ("worker_shutdown",),
 }
 """What is called by which signals; of one signal in this order."""
 

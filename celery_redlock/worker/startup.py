@@ -7,6 +7,7 @@ are stopped or busy, and frees it when they die: see `supervisor.py`.
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -24,7 +25,9 @@ from ..messages.endings import end, over, received, refused, release
 from ..messages.policy import check_rejecting
 from ..messages.publication import publish
 from ..messages.run import run
+from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError
+from ..protocol.names import RESERVED_SUFFIX
 from ..protocol.values import quorum_of
 from . import remote_control
 
@@ -198,8 +201,28 @@ def disconnect(**_signal: Any) -> None:
     """
     app = _state.get_current_app()
     if _takes_locks(app):
-        redlock = Redlock.from_app(app)
-        redlock.client.driver.read(redlock.node_timeout)
+        for claim in _left_behind(Redlock.from_app(app)):
+            # Its nodes are away. This process will not be there when they are back: its parent is.
+            Redlock.from_app(app).client.registry.register(claim)
+
+
+def leave(sender: Any = None, **_signal: Any) -> None:
+    """The main process of a worker that ends: name what too few nodes have heard to be free."""
+    if not _takes_locks(sender.app):
+        return
+    for claim in _left_behind(Redlock.from_app(sender.app)):
+        key = claim.resource.removesuffix(RESERVED_SUFFIX)
+        what = "" if key == claim.resource else "--reservation "
+        logger.warning(
+            "this worker ends before enough nodes have heard that %s is free: it stays taken for"
+            " up to %.0f s. When they are back: celery redlock release %s%s",
+            *(claim.resource, claim.ttl, what, shlex.quote(key)),
+        )
+
+
+def _left_behind(redlock: Redlock) -> list[Claim]:
+    redlock.client.driver.read(redlock.node_timeout)
+    return redlock.client.driver.unfreed()
 
 
 def begin_beat(sender: Any = None, **_signal: Any) -> None:

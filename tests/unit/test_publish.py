@@ -283,6 +283,35 @@ def test_replace_revokes_it_and_leaves_a_running_one_alone(
     assert tokens == (set() if running else redlock.tokens(RESERVED))
 
 
+@pytest.mark.parametrize("running", [False, True])
+def test_replace_does_not_revoke_what_it_publishes_under_the_same_id(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, caplog: Log, running: bool
+) -> None:
+    """Both are in the queue then, and a line says so."""
+    monkeypatch.setattr(charge.app.control, "revoke", None)
+    take(redlock, "mine")
+    if running:
+        redlock.acquire("order:1", owner=Owner("there", 7, "mine"))
+    sent = charge.apply_async((1,), task_id="mine", lock={"on_duplicate": "replace"})
+    assert sent.id == "mine"
+    tokens = {message.headers[RESERVATION]["token"] for message in box.messages()}
+    assert tokens == (set() if running else redlock.tokens(RESERVED))
+    assert ("queued twice under the id mine" in caplog.text) is not running
+
+
+@pytest.mark.parametrize("stored", [{}, {"store_errors_even_if_ignored": True}])
+def test_no_result_is_asked_for_of_what_stores_none(
+    redlock: FakeRedlock, app: Celery, box: Box, ends: Any, stored: dict[str, bool]
+) -> None:
+    """A result backend that hangs would keep the producer, and a beat all its entries."""
+    asked: list[str] = []
+    ends(lambda _task, task_id: asked.append(task_id), 0.0)
+    task = declare(app, ignore_result=True, **stored)
+    take(redlock, "first")
+    assert task.delay(1).id == "first"
+    assert asked == ["first"] * bool(stored)
+
+
 def test_where_no_quorum_agrees_it_is_published(
     redlock: FakeRedlock, charge: Any, box: Box, caplog: Log
 ) -> None:
