@@ -16,12 +16,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from celery.beat import SchedulingError
 from celery.schedules import schedstate
 
 from ..config.settings import given_names, read_settings
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
-from ..protocol.errors import ConfigurationError, QuorumUnavailable
+from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable
 from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
 from .claims import (
@@ -228,6 +229,12 @@ class SchedulerAdapter:
             entry.options = {name: options[name] for name in options if name != OPTION}
         try:
             result = self._own_apply_async(entry, producer=producer, advance=advance, **kwargs)
+        except (SchedulingError, DuplicateTask) as error:
+            duplicate = error if isinstance(error, DuplicateTask) else error.__context__
+            if not isinstance(duplicate, DuplicateTask):
+                raise
+            # Its task is queued: no beat needs to send this tick, and the log has said so.
+            result = self._scheduler.app.AsyncResult(duplicate.task_id)
         finally:
             entry.options = options
         self._sent = True

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
 from celery.schedules import crontab
+from celery.schedules import schedule as every
 
 from ..config.checks import HOUR, too_long
 from ..config.declared import given_to_all, refuse_unread
@@ -17,7 +19,7 @@ from ..config.task_lock import lock_of
 from ..messages.broker import unacknowledged_for
 from ..messages.policy import check_rejecting, parkable
 from ..protocol.errors import ConfigurationError
-from .report import Finding, broken, run, warning, wrong
+from .report import Finding, broken, run, unchecked, warning, wrong
 
 __all__ = ["examine_tasks", "ttls_of"]
 
@@ -132,32 +134,46 @@ def _schedule(app: Any, locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
     """Find entries of a beat that a success keeps reserved until after their next tick is due."""
     for name, entry in (app.conf.beat_schedule or {}).items():
         options = locked.get(entry.get("task", "")) if isinstance(entry, Mapping) else None
-        if options is None or options.scope not in ("until_succeeded", "until_expired"):
+        if options is None:
             continue
-        period, kept = _period(entry.get("schedule")), options.reserve_ttl or HOUR
-        if period is not None and kept > 0.9 * period:
+        of_entry = (entry.get("options") or {}).get("lock")
+        options = replace(options, **of_entry) if isinstance(of_entry, Mapping) else options
+        if options.scope not in ("until_succeeded", "until_expired"):
+            continue
+        period, kept = _longest_pause(entry.get("schedule")), options.reserve_ttl or HOUR
+        if period is None:
+            yield unchecked(
+                f"how often it is due is not known here; its task stays reserved for {kept:g} s",
+                "make sure that this is less than the time between two ticks",
+                where=name,
+            )
+        elif kept > 0.9 * period:
             yield warning(
                 f"its task {entry['task']} stays reserved for {kept:g} s ({options.scope}), and is"
-                f" due every {period:g} s: a tick that comes before that is over is a duplicate,"
-                " and is not sent",
-                f"give the task a lock_reserve_ttl of less than its period: {0.8 * period:g}, say",
+                f" due again within {period:g} s: a tick that comes before that is over is a"
+                " duplicate, and is not sent",
+                f"give the task a lock_reserve_ttl of less than that: {0.8 * period:g}, say",
                 where=name,
             )
 
 
-def _period(schedule: Any) -> float | None:
-    """Return the seconds between two ticks, the shortest of a day; None if that is not known."""
+def _longest_pause(schedule: Any) -> float | None:
+    """Return the most seconds between two ticks, where each day has some; None if not known.
+
+    Not the fewest: several ticks in a night may be meant as one that is tried again.
+    """
+    at: Any = schedule  # its stubs know no attributes
     if type(schedule) is crontab:
-        at: Any = schedule  # its stubs know no attributes
+        days = len(at.day_of_week), len(at.day_of_month), len(at.month_of_year)
         minutes = sorted(60 * hour + minute for hour in at.hour for minute in at.minute)
-        if not minutes:
+        if not minutes or days != (7, 31, 12):
             return None
         following = [*minutes[1:], minutes[0] + 24 * 60]
-        return float(60 * min(b - a for a, b in zip(minutes, following, strict=True)))
-    every = getattr(schedule, "run_every", schedule)
-    if isinstance(every, timedelta):
-        every = every.total_seconds()
-    return float(every) if isinstance(every, (int, float)) and every > 0 else None
+        return float(60 * max(b - a for a, b in zip(minutes, following, strict=True)))
+    seconds = at.run_every if type(schedule) is every else schedule
+    if isinstance(seconds, timedelta):
+        seconds = seconds.total_seconds()
+    return float(seconds) if isinstance(seconds, (int, float)) and seconds > 0 else None
 
 
 def _parks(app: Any) -> bool:

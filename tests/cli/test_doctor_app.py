@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from celery import Celery
-from celery.schedules import crontab
+from celery.schedules import crontab, schedule, solar
 from kombu import Exchange, Queue
 
 from celery_redlock import SingletonTask, locked
@@ -141,14 +141,16 @@ def test_an_option_that_nothing_reads_is_a_finding(options: dict[str, Any], word
 
 
 @pytest.mark.parametrize(
-    ("schedule", "reserve_ttl", "is_found"),
+    ("due", "reserve_ttl", "is_found"),
     [
         (86_400.0, 86_400.0, True),
         (timedelta(days=1), 80_000.0, True),
         (86_400.0, 72_000.0, False),
         (crontab(hour=2, minute=0), 86_400.0, True),
         (crontab(hour=2, minute=0), 72_000.0, False),
-        (crontab(hour="2,4", minute=30), 7_000.0, True),
+        (crontab(hour="2,4", minute=30), 7_000.0, False),  # tried again in the same night
+        (crontab(hour="2,4", minute=30), 80_000.0, True),
+        (schedule(86_400.0), 86_400.0, True),
         (crontab(), 30.0, False),
         (crontab(), 60.0, True),
         (1800.0, None, True),  # an hour
@@ -156,11 +158,11 @@ def test_an_option_that_nothing_reads_is_a_finding(options: dict[str, Any], word
     ids=str,
 )
 def test_a_tick_that_its_predecessors_success_still_reserves(
-    schedule: Any, reserve_ttl: float | None, is_found: bool
+    due: Any, reserve_ttl: float | None, is_found: bool
 ) -> None:
     app = shop(["redis://127.0.0.1:1/0"])
     app.conf.beat_schedule = {
-        "nightly": {"task": "shop.nightly", "schedule": schedule},
+        "nightly": {"task": "shop.nightly", "schedule": due},
         "plain": {"task": "shop.none", "schedule": 1.0},
     }
 
@@ -170,6 +172,36 @@ def test_a_tick_that_its_predecessors_success_still_reserves(
 
     found = [one for one in examine_tasks(app) if one.check == "schedule"]
     assert [(one.level, one.where) for one in found] == [("warning", "nightly")] * is_found
+
+
+class Own(schedule):
+    """Due whenever it likes."""
+
+
+@pytest.mark.parametrize(
+    ("due", "given", "level"),
+    [
+        (120.0, {"scope": "until_succeeded", "reserve_ttl": 3600.0}, "warning"),
+        (120.0, {"scope": "until_executed", "reserve_ttl": 3600.0}, ""),
+        (7200.0, {"scope": "until_succeeded"}, ""),
+        (Own(120.0), {"scope": "until_succeeded"}, "unchecked"),
+        (solar("sunset", 52.5, 13.4), {"scope": "until_expired"}, "unchecked"),
+        (crontab(hour=2, minute=0, day_of_week=1), {"scope": "until_succeeded"}, "unchecked"),
+    ],
+    ids=str,
+)
+def test_an_entry_has_options_of_its_own_and_not_every_schedule_is_known(
+    due: Any, given: dict[str, Any], level: str
+) -> None:
+    app = shop(["redis://127.0.0.1:1/0"])
+    app.conf.beat_schedule = {"e": {"task": "shop.e", "schedule": due, "options": {"lock": given}}}
+
+    @app.task(name="shop.e", shared=False)
+    @locked("e")
+    def body() -> None: ...
+
+    found = [one.level for one in examine_tasks(app) if one.check == "schedule"]
+    assert found == [level] * bool(level)
 
 
 def answer(app: Celery, **changed: Any) -> dict[str, Any]:

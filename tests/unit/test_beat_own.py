@@ -9,9 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from celery.beat import ScheduleEntry
+from celery.beat import ScheduleEntry, SchedulingError
 from celery.schedules import BaseSchedule, schedstate
 
+from celery_redlock import DuplicateTask
 from tests.support.names import Log, Patch
 from tests.unit.beat_moments import minutely
 from tests.unit.beat_world import Beat, Plain, World
@@ -49,6 +50,31 @@ class Advancing(Plain):
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         self.apply_async(entry, producer=producer)
+
+
+class Queued(Plain):
+    """Its task is queued already, and says so by an error (`on_duplicate="raise"`)."""
+
+    tried: list[float] = []  # noqa: RUF012  # of all beats
+
+    def apply_async(
+        self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any
+    ) -> Any:
+        self.reserve(entry)
+        self.tried.append(self.app.now().timestamp())
+        try:
+            raise DuplicateTask("it is queued", "first", resource="r")
+        except DuplicateTask as error:
+            raise SchedulingError(f"Couldn't apply scheduled task: {error}")  # noqa: B904  # as there
+
+
+def test_a_duplicate_is_no_tick_that_could_not_be_sent(monkeypatch: Patch, caplog: Log) -> None:
+    """Or each beat would try, and the log would call for help."""
+    Queued.tried.clear()
+    World(monkeypatch, minutely, kind=Queued).run(301.0)
+    assert len(Queued.tried) == 5
+    assert "could not be sent" not in caplog.text
+    assert "Message Error" not in caplog.text
 
 
 def test_an_entry_that_is_left_alone_stays_so_in_the_schedule(monkeypatch: Patch) -> None:
