@@ -297,7 +297,7 @@ class HeldLease:
 
     def progress(self) -> None:
         """Report that the work gets on: for this lock, and all that its caller runs under."""
-        for held in (self, *stack.leases()):
+        for held in {self, *stack.leases()}:
             report = held.on_progress
             if report is not None:
                 report()

@@ -214,6 +214,19 @@ def test_a_body_that_is_deaf_keeps_its_lock_until_its_process_is_killed_or_it_en
     contender.gets_it(since=runs[1].end)
 
 
+def test_a_body_that_was_told_of_its_silence_and_goes_on_is_told_of_a_loss_as_well(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    if name == "prefork":
+        pytest.skip("it is killed before that")
+    sent = cluster.send("deaf", key, 20.0)
+    cluster.entered(key, 2)
+    steal(cluster, key)
+    with pytest.raises(LeaseLost, match=f"k:{key}: the lease is over"):
+        cluster.result(sent)
+    assert [loss.detail[-2] for loss in cluster.lines("loss", f"k:{key}")] == ["stalled", "refused"]
+
+
 def test_a_body_in_a_c_call_that_never_ends_is_killed(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
