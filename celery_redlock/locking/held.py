@@ -78,12 +78,11 @@ class HeldLease:
         mark: What its release is to leave on the nodes if its work succeeds: a key, and for how
             many seconds.
         stalled: Whether its work has reported no progress for the `progress_timeout`.
-        on_progress: What is told of progress; None where there is no such time.
     """
 
     __module__ = "celery_redlock"
     stalled = False
-    on_progress: Callable[[], None] | None = None
+    _on_progress: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -298,7 +297,7 @@ class HeldLease:
     def progress(self) -> None:
         """Report that the work gets on: for this lock, and all that its caller runs under."""
         for held in {self, *stack.leases()}:
-            report = held.on_progress
+            report = held._on_progress
             if report is not None:
                 report()
 
@@ -318,13 +317,13 @@ class HeldLease:
                 return outer.loss()
         reason = self._held().lost or "expired"
         said = f"the lease is over ({reason}); another may hold it now, stop writing"
-        error = self.error(said, reason)
+        error = self._error(said, reason)
         if self._held_for is None:
             self._held_for = error.held_for
         error.held_for = self._held_for
         return error
 
-    def error(self, said: str, reason: str) -> LeaseLost:
+    def _error(self, said: str, reason: str) -> LeaseLost:
         """The error that tells the work under it to stop, and why."""
         claim = self._held()
         return LeaseLost(

@@ -54,12 +54,12 @@ class Progress:
         client = held.redlock.client
         kills = self._block is not None and client.registry.in_pool_child
         try:
-            held.on_progress = lambda: self._report(claim, kills)
-            held.on_progress()
+            held._on_progress = lambda: self._report(claim, kills)
+            held._on_progress()
             client.watchdog.look_at(claim, self._look)
             return body() if self._block is None else self._block.run(body)
         finally:
-            held.on_progress = None
+            held._on_progress = None
             self._since = math.inf
             client.registry.patience(claim, math.inf)
 
@@ -96,7 +96,7 @@ class Progress:
             held._begin_to_tell()
 
     def _stall(self) -> LeaseLost:
-        return self._held.error(
+        return self._held._error(
             f"no progress was reported for {self._silent:.1f} s (stalled); stop, the lock is kept"
             " until then",
             "stalled",
