@@ -17,17 +17,10 @@ from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
 OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
 """Options that a task reads which may be sent again."""
-OF_RATED = ("limit", "hold_for", "max_lifetime", "progress_timeout", "on_lost")
+_OF_LEASES = ("max_lifetime", "progress_timeout", "on_lost")
+OF_RATED = ("limit", "hold_for", *_OF_LEASES)
 """Options that no task with a rate reads: its bodies hold no lock."""
-OF_LOCKS = (
-    "wait",
-    "max_lifetime",
-    "progress_timeout",
-    "on_conflict",
-    "on_lost",
-    "hold_for",
-    "fencing",
-)
+OF_LOCKS = ("wait", "on_conflict", "hold_for", "fencing", *_OF_LEASES)
 """Options that a task reads whose body runs under its lock."""
 
 ELSEWHERE = {

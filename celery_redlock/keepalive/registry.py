@@ -136,7 +136,7 @@ class LeaseRegistry:
 
     def patience(self, claim: Claim, until: float) -> None:
         """Record when this process may be killed for it, by `time.monotonic()`; infinity: never."""
-        if self.table is not None:
+        if self.in_pool_child and self.table is not None:
             self.table.patience(claim, until)
 
     def releasing(self, claim: Claim) -> None:

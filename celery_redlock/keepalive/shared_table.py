@@ -213,6 +213,7 @@ class SharedLeaseTable:
                 return
         record.generation = generation
         record.expiries[: self.nodes] = [NEVER] * self.nodes
+        record.patience = math.inf
         record.size = len(text)
         ctypes.memmove(ctypes.addressof(record) + _Record.text.offset, text, len(text))
         record.state = _ASKING
@@ -223,7 +224,6 @@ class SharedLeaseTable:
         with self._lock:
             if (record := self._record_of(claim)) is not None:
                 record.until = until
-                record.patience = math.inf
                 record.fence = claim.fencing_token or 0
                 record.expiries[: self.nodes] = claim.acknowledgements()
                 record.state = _HOLDING

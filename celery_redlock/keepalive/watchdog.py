@@ -48,7 +48,7 @@ class Watched:
     until: float
     lost: Callable[[Claim], None]
     due: float = math.inf
-    look: Callable[[], float] | None = None
+    look: Callable[[], float] = lambda: math.inf
     looks: float = math.inf
 
 
@@ -272,14 +272,14 @@ class Watchdog:
             # the next round may do better.
             logger.exception("could not extend %d leases", len(alive))
         for watched in alive:
-            if watched.look is not None and watched.looks <= self._clock():
-                self._look(watched, watched.look)
+            if watched.looks <= self._clock():
+                self._look(watched)
         self._settle(alive, renewed)
 
-    def _look(self, watched: Watched, look: Callable[[], float]) -> None:
+    def _look(self, watched: Watched) -> None:
         watched.looks = math.inf
         try:
-            watched.looks = self._clock() + look()
+            watched.looks = self._clock() + watched.look()
         except BaseException:  # as in `_settle`
             logger.exception("could not look at the work under %s", watched.claim.resource)
 

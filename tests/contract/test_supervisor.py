@@ -195,6 +195,7 @@ def child_that_holds(
                 lease.acquire()
                 if patience is not None:
                     until = time.monotonic() + patience
+                    redlock.client.registry.in_pool_child = True
                     redlock.client.registry.patience(lease._held(), until)
             os.write(writing, b"held")
             time.sleep(30)

@@ -31,7 +31,6 @@ class Watch:
         patch.setattr(progress, "time", SimpleNamespace(monotonic=self.clock))
         self.look: Callable[[], float] = lambda: math.inf
         patch.setattr(redlock.watchdog, "look_at", self._keep, raising=False)
-        patch.setattr(redlock.client.registry, "in_pool_child", True)
         self.patience: list[float] = []
         patch.setattr(
             redlock.client.registry, "patience", lambda _claim, until: self.patience.append(until)
