@@ -459,7 +459,7 @@ def is_silent(lease: Any) -> None:
     note("silent", lease.resource, "", [lease.stalled, lease.lost])
 
 
-SILENCE = {"bind": True, "lock_key": "k:{key}", "lock_ttl": 1.0, "lock_progress_timeout": 0.5}
+SILENCE = {"bind": True, "lock_key": "k:{key}", "lock_ttl": 1.0, "lock_progress_timeout": 1.0}
 
 
 @app.task(base=SingletonTask, **SILENCE)
@@ -469,10 +469,10 @@ def silent(self: Task, key: str, seconds: float, kind: str = "sleep") -> None:
 
 @app.task(base=SingletonTask, **SILENCE)
 def deaf(self: Task, key: str, seconds: float) -> list[bool]:
-    """A body that is told, and goes on."""
+    """A body that is told, and goes on for so long."""
     told = False
     try:
-        occupy(self, key, seconds)
+        occupy(self, key, 20.0)
     except LeaseLost:
         told = current_lease().stalled
         occupy(self, key, seconds)

@@ -173,19 +173,17 @@ def test_max_lifetime_ends_a_body_that_hangs(cluster: Cluster, worker: Worker, k
     cluster.free(key)
 
 
-@pytest.mark.parametrize("kind", ["sleep", "loop"])
 def test_a_body_that_reports_no_progress_is_told_and_locked_until_it_has_ended(
-    cluster: Cluster, worker: Worker, name: str, key: str, kind: str
+    cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    interruptible(name, kind)
-    sent = cluster.send("silent", key, 20.0, kind)
+    sent = cluster.send("silent", key, 20.0)
     cluster.entered(key)
     contender = cluster.contend(key)
     with pytest.raises(LeaseLost, match=r"no progress was reported for .* \(stalled\)"):
         cluster.result(sent)
     run = cluster.runs(key, sent)[0]
-    assert run.ended and run.end - run.begin > 0.45
-    in_time(run.begin, run.end, 3.0, "a body that may be silent for half a second")
+    assert run.ended and run.end - run.begin > 0.95
+    in_time(run.begin, run.end, 3.0, "a body that may be silent for a second")
     contender.gets_it(since=run.end)
     (loss,) = cluster.lines("loss", f"k:{key}")  # the listener
     assert loss.detail[-2] == "stalled"
@@ -199,7 +197,7 @@ def test_a_body_that_is_deaf_keeps_its_lock_until_its_process_is_killed_or_it_en
 ) -> None:
     """For longer than the ttl, in any case; where its process is its own it is killed."""
     killed = name == "prefork"
-    sent = cluster.send("deaf", key, 20.0 if killed else 2.5)
+    sent = cluster.send("deaf", key, 20.0 if killed else 1.6)
     cluster.entered(key)
     contender = cluster.contend(key)
     if killed:
@@ -208,10 +206,10 @@ def test_a_body_that_is_deaf_keeps_its_lock_until_its_process_is_killed_or_it_en
     else:
         assert cluster.result(sent) == [True, False]
         assert "killing" not in worker.text
-    runs = cluster.runs(key, sent)
-    assert [run.ended for run in runs] == [True, not killed]  # the second since it was told
-    assert runs[1].end - runs[1].begin > (0.1 if killed else 2.0)
-    contender.gets_it(since=runs[1].end)
+    run = cluster.runs(key, sent)[-1]  # since it was told, if it lived to be
+    assert run.ended is not killed
+    assert killed or run.end - run.begin > 1.5
+    contender.gets_it(since=run.end)
 
 
 def test_a_body_that_was_told_of_its_silence_and_goes_on_is_told_of_a_loss_as_well(
@@ -244,8 +242,8 @@ def test_a_body_that_reports_progress_is_left_alone_and_so_is_one_that_is_only_w
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     """Side by side: a report from inside of another block counts as well."""
-    sent = [cluster.send(task, f"{key}-{task}", 1.2) for task in ("silence_logged", "silence_told")]
-    reports = cluster.send("reporting", f"{key}-reporting", 4.5)
+    sent = [cluster.send(task, f"{key}-{task}", 2.5) for task in ("silence_logged", "silence_told")]
+    reports = cluster.send("reporting", f"{key}-reporting", 2.6)
     assert [cluster.result(one) for one in sent] == [False, False]  # the locks were kept
     assert cluster.result(reports) is False  # never silent
     assert cluster.lines("loss", f"k:{key}-reporting") == []
