@@ -74,7 +74,8 @@ class Listener:
         """A lease ended before its holder released it: the work may overlap with another's.
 
         `loss` says which `lease`, why (`reason`), who held it (`owner`, `task`), for how long
-        (`held_for`), and what each node answered last (`votes`).
+        (`held_for`), and what each node answered last (`votes`). With the reason "stalled" it has
+        not ended: its work reports no progress, and keeps it until it ends.
         """
 
     def released(self, lease: Lease, held: bool) -> None:

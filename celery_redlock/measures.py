@@ -48,7 +48,7 @@ BUCKETS: dict[str, tuple[float, ...]] = {
 OF_A_TASK = {
     "acquire": ("acquired", "held", "unavailable"),
     "extend": ("extended", "failed"),
-    "lost": ("expired", "refused", "max_lifetime"),
+    "lost": ("expired", "refused", "max_lifetime", "stalled"),
 }
 OF_A_NODE = {"node_errors": NODE_FAILURES}
 """Counters that begin at 0, with the values of their second label: to Prometheus, a rise from

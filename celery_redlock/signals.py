@@ -24,7 +24,8 @@ imported it). `resource` is what is locked, as one text. Times are seconds.
     A quorum renewed a lease. Every ttl/3 for each lock: often.
 `lock_lost` (resource, loss)
     A lease ended before its holder released it: the work may overlap with another's. `loss` is a
-    `LeaseLost`: `reason`, `owner`, `task`, `held_for`, `votes`, `lease`. Once for each lease.
+    `LeaseLost`: `reason`, `owner`, `task`, `held_for`, `votes`, `lease`. Once for each lease. With
+    the reason `"stalled"`, for each silence: the work reports no progress, and keeps its lock.
 `lock_released` (resource, lease, held, held_for)
     A lock was given back. `held`: it was ours to the end; False after it was lost. `held_for`:
     since it was granted.

@@ -84,6 +84,7 @@ class SingletonTask(BaseTask):
     lock_on_deadline: OnDeadline
     lock_on_unavailable: OnUnavailable
     lock_on_lost: OnLost
+    lock_progress_timeout: float | None
 
     __module__ = "celery_redlock"
 

@@ -28,7 +28,7 @@ END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
 """What a policy does to the body that it ends."""
 OFF = (
     *("key", "scope_name", "fencing", "limit", "rate", "burst"),
-    *("hold_for", "reserve_ttl", "retry_deadline"),
+    *("hold_for", "reserve_ttl", "retry_deadline", "progress_timeout"),
 )
 """Options that do nothing until somebody sets them."""
 

@@ -313,8 +313,13 @@ class TaskOptions(_Shared):
         "raise",
         checks.or_callable(checks.one_of(LossPolicy), "the lease"),
         "What happens to a body whose lease is lost. See [Policies](#policies).",
-        "Set it to `log` or to a function if a body must not be interrupted, and ask"
-        " `current_lease().lost` in it.",
+        "Set it to `log` or a function if a body must not be interrupted but asks for `lost`.",
+    )
+    progress_timeout: float | None = _option(
+        None,
+        checks.or_none(checks.seconds(0.1)),
+        "For how long a body may report no progress: see [Alive but stuck](progress.md).",
+        "Set it for work that can hang, and call `current_lease().progress()` in its loops.",
     )
     waits: Mapping[str, float] = field(default_factory=dict)
 
@@ -364,6 +369,7 @@ class LockOptions(TypedDict, total=False):
     on_deadline: OnDeadline
     on_unavailable: OnUnavailable
     on_lost: OnLost
+    progress_timeout: float | None
 
 
 def guarded(restart_guard: str, nodes: int, moves: bool = False) -> bool:

@@ -17,9 +17,10 @@ from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
 OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
 """Options that a task reads which may be sent again."""
-OF_RATED = ("limit", "hold_for", "max_lifetime", "on_lost")
+_OF_LEASES = ("max_lifetime", "progress_timeout", "on_lost")
+OF_RATED = ("limit", "hold_for", *_OF_LEASES)
 """Options that no task with a rate reads: its bodies hold no lock."""
-OF_LOCKS = ("wait", "max_lifetime", "on_conflict", "on_lost", "hold_for", "fencing")
+OF_LOCKS = ("wait", "on_conflict", "hold_for", "fencing", *_OF_LEASES)
 """Options that a task reads whose body runs under its lock."""
 
 ELSEWHERE = {
@@ -135,6 +136,12 @@ def check_together(
         raise ConfigurationError(
             f"{p}retry_backoff_max must be at least {p}retry_backoff;"
             f" they are {longest:g} and {base:g}"
+        )
+    silence, lifetime = values.get("progress_timeout"), values.get("max_lifetime")
+    if silence is not None and lifetime is not None and silence >= lifetime:
+        raise ConfigurationError(
+            f"{p}progress_timeout is {silence:g}, but a body is told to end after {p}max_lifetime,"
+            f" {lifetime:g} s, in any case: give a shorter one, or leave it out"
         )
     scope, limit = values.get("scope", "while_executing"), values.get("limit", 1)
     policy, fencing = values.get("on_conflict", "retry"), values.get("fencing", False)

@@ -38,10 +38,12 @@ class LeaseRegistry:
 
     Attributes:
         table: The table that is shared with the supervisor, or None.
+        in_pool_child: Whether this process is a child of a pool, which its supervisor may kill.
     """
 
     def __init__(self, nodes: int, sidecar: Mapping[str, Any] | None = None) -> None:
         self.table: SharedLeaseTable | None = None
+        self.in_pool_child = False
         self._nodes = nodes
         self._config = sidecar
         self._sidecar: Sidecar | None = None
@@ -131,6 +133,11 @@ class LeaseRegistry:
         """Record that its holder has extended it."""
         if self.table is not None:
             self.table.renewed(claim)
+
+    def patience(self, claim: Claim, until: float) -> None:
+        """Record when this process may be killed for it, by `time.monotonic()`; infinity: never."""
+        if self.in_pool_child and self.table is not None:
+            self.table.patience(claim, until)
 
     def releasing(self, claim: Claim) -> None:
         """Record that it is about to be released."""

@@ -25,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import json
+import math
 import mmap
 import os
 import threading
@@ -54,6 +55,7 @@ class _Record(ctypes.Structure):
         ("generation", ctypes.c_int64),
         ("state", ctypes.c_int64),
         ("until", ctypes.c_double),
+        ("patience", ctypes.c_double),
         ("fence", ctypes.c_int64),
         ("expiries", ctypes.c_double * MAX_NODES),
         ("kept_for", ctypes.c_int64),  # the generation that `kept` belongs to
@@ -83,6 +85,7 @@ class LeaseRecord(NamedTuple):
         expiries: Per node, what its holder was acknowledged.
         kept: Per node, what a supervisor was acknowledged; empty for nothing.
         fence: Its fencing token; 0 for none.
+        patience: When its process may be killed, by `time.monotonic()`: see `locking/progress.py`.
     """
 
     slot: int
@@ -95,6 +98,7 @@ class LeaseRecord(NamedTuple):
     expiries: Sequence[float]
     kept: Sequence[float]
     fence: int
+    patience: float
 
     @property
     def name(self) -> tuple[int, int]:
@@ -209,6 +213,7 @@ class SharedLeaseTable:
                 return
         record.generation = generation
         record.expiries[: self.nodes] = [NEVER] * self.nodes
+        record.patience = math.inf
         record.size = len(text)
         ctypes.memmove(ctypes.addressof(record) + _Record.text.offset, text, len(text))
         record.state = _ASKING
@@ -228,6 +233,12 @@ class SharedLeaseTable:
         with self._lock:
             if (record := self._record_of(claim)) is not None:
                 record.expiries[: self.nodes] = claim.acknowledgements()
+
+    def patience(self, claim: Claim, until: float) -> None:
+        """Record when its process may be killed, by `time.monotonic()`."""
+        with self._lock:
+            if (record := self._record_of(claim)) is not None:
+                record.patience = until
 
     def releasing(self, claim: Claim) -> None:
         """Stop the supervisor from extending it; if its holder dies now, it is still freed."""
@@ -301,7 +312,7 @@ class SharedLeaseTable:
         text = record.text[: record.size]
         expiries = record.expiries[: self.nodes]
         kept = _Place(slot, record, generation, self.nodes)()
-        until, fence = record.until, record.fence
+        until, fence, patience = record.until, record.fence, record.patience
         if record.generation != generation:
             return None
         ttl, token, *names = json.loads(text.decode("utf-8", "surrogatepass"))
@@ -309,6 +320,7 @@ class SharedLeaseTable:
         return LeaseRecord(
             *(slot, generation, held, tuple(names), token, ttl, until, expiries, kept),
             fence=fence if held else 0,
+            patience=patience if held else math.inf,
         )
 
     def stands(self, slot: int, generation: int) -> bool:

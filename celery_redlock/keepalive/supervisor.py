@@ -21,6 +21,7 @@ import logging
 import math
 import os
 import select
+import signal
 import time
 from functools import partial
 
@@ -83,6 +84,7 @@ class LeaseSupervisor:
         self._over: dict[Name, float] = {}
         self._watched: dict[int, int | None] = {}  # pidfd by block
         self._dead: dict[int, tuple[float, float]] = {}  # by block: since when, and when to retry
+        self._killed: set[int] = set()  # pids, until they are dead
         self._poll = select.poll()
         self._alone = False
         self._client = client
@@ -146,6 +148,7 @@ class LeaseSupervisor:
                 if pidfd is not None:
                     self._poll.unregister(pidfd)
                     os.close(pidfd)
+                self._killed.discard(pid)
                 self._reap(block)
             else:
                 living.append((block, pid))
@@ -162,6 +165,8 @@ class LeaseSupervisor:
                 shortest = min(shortest, record.ttl)
                 if not record.held:
                     continue
+                if record.patience <= time.monotonic() and pid not in self._killed:
+                    self._kill(record, pid, self._watched[block])
                 claim = seen[record.name] = self._claim(record, now)
                 if not claim.held(now):
                     self._report(record, claim, pid, now)
@@ -172,6 +177,22 @@ class LeaseSupervisor:
         self._pause = min(max(shortest * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
         if late:
             self._extend(late, now)
+
+    def _kill(self, record: LeaseRecord, pid: int, pidfd: int | None) -> None:
+        """Kill a pool child whose body is deaf; once it is dead, what it has held is freed."""
+        if not self._table.stands(*record.name):
+            return  # it has just ended
+        self._killed.add(pid)
+        logger.error(
+            "killing process %d: its work under the lock %s held by %s has reported no progress for"
+            " twice its progress_timeout, and has not ended when it was told to",
+            *(pid, record.resource, Owner.of(record.token)),
+        )
+        with contextlib.suppress(ProcessLookupError):
+            if pidfd is None:
+                os.kill(pid, signal.SIGKILL)
+            else:
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _claim(self, record: LeaseRecord, now: float) -> Claim:
         """Return what this supervisor knows of a lease, and what its holder has written since."""

@@ -40,12 +40,16 @@ class Watched:
 
     Attributes:
         due: When to extend it next; infinity while a round is under way. Seconds.
+        look: Looks at its work; returns in how many seconds it is to be called again.
+        looks: When that is.
     """
 
     claim: Claim
     until: float
     lost: Callable[[Claim], None]
     due: float = math.inf
+    look: Callable[[], float] = lambda: math.inf
+    looks: float = math.inf
 
 
 class Schedule:
@@ -116,7 +120,7 @@ class Schedule:
         return lost
 
     def _put_off(self, watched: Watched, due: float) -> None:
-        watched.due = min(due, watched.claim.deadline, watched.until)
+        watched.due = min(due, watched.claim.deadline, watched.until, watched.looks)
 
 
 class Watchdog:
@@ -166,6 +170,17 @@ class Watchdog:
         with self.lock:
             self.schedule.add(watched, self._clock())
             self._begin()
+        if watched.due < self._wakes:
+            self.wake()
+
+    def look_at(self, claim: Claim, look: Callable[[], float]) -> None:
+        """Call `look()` now, and while `claim` is watched again after the seconds it returns."""
+        with self.lock:
+            watched = self.schedule.watched.get(claim.token)
+            if watched is None:
+                return  # lost already
+            watched.look, watched.looks = look, self._clock() + look()
+            watched.due = min(watched.due, watched.looks)
         if watched.due < self._wakes:
             self.wake()
 
@@ -256,7 +271,17 @@ class Watchdog:
             # Leases must not end because one round met a bug, or a listener that calls sys.exit();
             # the next round may do better.
             logger.exception("could not extend %d leases", len(alive))
+        for watched in alive:
+            if watched.looks <= self._clock():
+                self._look(watched)
         self._settle(alive, renewed)
+
+    def _look(self, watched: Watched) -> None:
+        watched.looks = math.inf
+        try:
+            watched.looks = self._clock() + watched.look()
+        except BaseException:  # as in `_settle`
+            logger.exception("could not look at the work under %s", watched.claim.resource)
 
     def _settle(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         with self.lock:

@@ -34,7 +34,7 @@ from .request import LockRequest
 if TYPE_CHECKING:
     from .redlock import Redlock
 
-__all__ = ["HeldLease", "current_lease", "release_leftovers"]
+__all__ = ["HeldLease", "current_lease"]
 
 logger = logging.getLogger("celery_redlock")
 
@@ -77,9 +77,12 @@ class HeldLease:
         task: The name of the task it is held for; empty outside tasks.
         mark: What its release is to leave on the nodes if its work succeeds: a key, and for how
             many seconds.
+        stalled: Whether its work has reported no progress for the `progress_timeout`.
     """
 
     __module__ = "celery_redlock"
+    stalled = False
+    _on_progress: Callable[[], None] | None = None
 
     def __init__(
         self,
@@ -291,6 +294,13 @@ class HeldLease:
             self._told = left <= 0.0
             raise self.loss()
 
+    def progress(self) -> None:
+        """Report that the work gets on: for this lock, and all that its caller runs under."""
+        for held in {self, *stack.leases()}:
+            report = held._on_progress
+            if report is not None:
+                report()
+
     def lost_unawares(self) -> bool:
         """Whether it ended before it was given back, and `ensure()` has not said so."""
         claim = self.claim
@@ -305,18 +315,25 @@ class HeldLease:
         for outer in self._outers:
             if outer.lost:
                 return outer.loss()
-        claim = self._held()
-        reason = claim.lost or "expired"
+        reason = self._held().lost or "expired"
+        said = f"the lease is over ({reason}); another may hold it now, stop writing"
+        error = self._error(said, reason)
         if self._held_for is None:
-            self._held_for = monotonic() - (claim.granted_at or 0.0)
+            self._held_for = error.held_for
+        error.held_for = self._held_for
+        return error
+
+    def _error(self, said: str, reason: str) -> LeaseLost:
+        """The error that tells the work under it to stop, and why."""
+        claim = self._held()
         return LeaseLost(
-            f"{self.resource}: the lease is over ({reason}); another may hold it now, stop writing",
+            f"{self.resource}: {said}",
             resource=self.resource,
             lease=self.lease,
             reason=reason,
             owner=Owner.of(claim.token),
             task=self.task,
-            held_for=self._held_for,
+            held_for=monotonic() - (claim.granted_at or 0.0),
             votes=last_votes(claim, self.redlock.nodes),
         )
 
@@ -378,12 +395,3 @@ class HeldLease:
         except BaseException:
             # A user's callback, even one that means to end the program: the loss has been told.
             logger.exception("%s: on_lost failed", printable(self.resource))
-
-
-def release_leftovers() -> None:
-    """Release what an earlier delivery in this thread left behind; there should be nothing."""
-    for held in stack.leases()[::-1]:
-        owner = held.request.owner
-        # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
-        if owner is not None and owner.stamp and held._ours() and held.release():
-            logger.warning("%s was still locked after its task had ended", held.resource)

@@ -7,6 +7,7 @@ copy all of them, and ask each whether it is of the same resource.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from .held import HeldLease
 
-__all__ = ["drop", "leases", "push"]
+__all__ = ["drop", "leases", "push", "release_leftovers"]
+
+logger = logging.getLogger("celery_redlock")
 
 BLOCK = 100
 """Leases in one block: the square root of ten thousand."""
@@ -59,3 +62,12 @@ def leases(names: Sequence[str] = ()) -> list[HeldLease]:
             apart = frozenset(names).isdisjoint
             found += [lease for lease in block.leases[::-1] if not apart(lease.resources)]
     return found
+
+
+def release_leftovers() -> None:
+    """Release what an earlier delivery in this thread left behind; there should be nothing."""
+    for held in leases()[::-1]:
+        owner = held.request.owner
+        # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
+        if owner is not None and owner.stamp and held._ours() and held.release():
+            logger.warning("%s was still locked after its task had ended", held.resource)

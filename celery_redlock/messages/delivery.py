@@ -17,8 +17,9 @@ from celery import states
 from celery.exceptions import Ignore
 
 from ..locking.done_mark import look_up
-from ..locking.held import HeldLease, release_leftovers
+from ..locking.held import HeldLease
 from ..locking.pauses import Pause, paused
+from ..locking.stack import release_leftovers
 from ..locking.unlocked import Unlocked
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.names import mark_of

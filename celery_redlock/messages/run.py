@@ -73,6 +73,11 @@ def run(
         body = functools.partial(block.run, body)
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
+    if delivered and options.progress_timeout is not None:
+        from ..locking.progress import Progress  # most programs have none
+
+        watch = Progress(held, options.progress_timeout, options.on_lost)
+        body = functools.partial(watch.run, body)
     if delivered:
         message = Message(task, request, redlock, resources, options)
         try:

@@ -124,7 +124,8 @@ class LeaseLost(RedlockError):
     Attributes:
         lease: The lease as it was last known.
         reason: `"refused"` (a quorum no longer holds our token), `"expired"` (the deadline passed
-            without a quorum of extensions) or `"max_lifetime"`.
+            without a quorum of extensions), `"max_lifetime"`; or `"stalled"`: no progress was
+            reported, and the lock is kept until the work has ended.
         owner: Who held it: host, process and, in a task, its id.
         task: The name of the task that held it; empty outside tasks.
         held_for: Seconds from the grant until the loss was noticed.

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from billiard import current_process
 from celery import _state, signals
 
 from ..config.checks import too_long
@@ -191,6 +192,7 @@ def connect(**_signal: Any) -> None:
     if _takes_locks(app):
         redlock = Redlock.from_app(app)
         redlock.client.registry.accept()
+        redlock.client.registry.in_pool_child = current_process().daemon  # solo says so as well
         redlock.connect(timeout=0)
 
 

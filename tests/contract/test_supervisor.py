@@ -183,13 +183,20 @@ def killed_while_away(
         server.resume()
 
 
-def child_that_holds(redlock: Redlock, *resources: str, ttl: float = 30.0) -> int:
+def child_that_holds(
+    redlock: Redlock, *resources: str, ttl: float = 30.0, patience: float | None = None
+) -> int:
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
         try:
             for resource in resources:
-                redlock.lock(resource, ttl=ttl).acquire()
+                lease = redlock.lock(resource, ttl=ttl)
+                lease.acquire()
+                if patience is not None:
+                    until = time.monotonic() + patience
+                    redlock.client.registry.in_pool_child = True
+                    redlock.client.registry.patience(lease._held(), until)
             os.write(writing, b"held")
             time.sleep(30)
         finally:
@@ -233,6 +240,21 @@ def test_a_death_is_not_taken_for_that_of_a_process_that_has_just_begun(
     assert [pid for _block, pid in table.blocks()] == [living]
     assert tokens(servers, "s") == 5
     kill(living)
+    until_free(keeper, servers, "s")
+
+
+def test_a_pool_child_that_is_deaf_is_killed_and_what_it_held_is_freed(
+    keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, caplog: Log
+) -> None:
+    patient = child_that_holds(redlock, "s", patience=60.0)
+    deaf = child_that_holds(redlock, "r", patience=0.2)
+    until_free(keeper, servers)
+    assert os.waitpid(deaf, 0)[1] == signal.SIGKILL
+    (said,) = [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+    assert said.startswith(f"killing process {deaf}: its work under the lock r held by pid {deaf}")
+    work(keeper, 0.2)
+    assert tokens(servers, "s") >= 3
+    kill(patient)
     until_free(keeper, servers, "s")
 
 

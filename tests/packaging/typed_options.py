@@ -12,7 +12,15 @@ from celery_redlock import SingletonTask, locked
 from celery_redlock.config.options import LockOptions
 
 
-@locked("order:<order_id>", ttl=30, wait=0.5, on_conflict="retry", limit=2, max_lifetime=None)
+@locked(
+    "order:<order_id>",
+    ttl=30,
+    wait=0.5,
+    on_conflict="retry",
+    limit=2,
+    max_lifetime=None,
+    progress_timeout=5,
+)
 def charge(order_id: int) -> str:
     return f"charged {order_id}"
 

@@ -389,7 +389,7 @@ def test_log_lines_for_the_night_are_those_of_the_code(page: str, heading: str) 
 def test_reasons_of_a_loss_are_those_of_the_code() -> None:
     lost = given_to("lose")
     assert lost == {"expired", "refused", "max_lifetime"}
-    for reason in lost:
+    for reason in (*lost, "stalled"):
         assert f'"{reason}"' in section("docs/settings.md", "Errors")
         assert f"`{reason}`" in section("docs/runbook.md", "Log lines")
 

@@ -19,7 +19,8 @@ import pytest
 from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.locking import held as held_module
-from celery_redlock.locking.held import HeldLease, release_leftovers
+from celery_redlock.locking.held import HeldLease
+from celery_redlock.locking.stack import release_leftovers
 from celery_redlock.locking.unlocked import Unlocked
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import Lease

@@ -82,6 +82,20 @@ def test_nothing_is_noted_where_nobody_reads(table: SharedLeaseTable) -> None:
     table.unregister(claim)
 
 
+def test_only_a_note_that_says_so_lets_its_process_be_killed(table: SharedLeaseTable) -> None:
+    claim = granted(table)
+    assert notes(table)[0].patience == math.inf
+    table.patience(claim, 700.0)
+    assert notes(table)[0].patience == 700.0
+    table.releasing(claim)
+    assert notes(table)[0].patience == math.inf
+    table.unregister(claim)
+    again = granted(table)  # in the same slot
+    table.patience(claim, 700.0)  # by one that comes late
+    assert [note.patience for note in notes(table)] == [math.inf]
+    table.unregister(again)
+
+
 def test_many_are_noted_and_slots_are_used_again(table: SharedLeaseTable) -> None:
     claims = [posted(table, f"r{i}", f"t{i}") for i in range(3 * SLOTS + 1)]
     assert {note.resource for note in notes(table)} == {f"r{i}" for i in range(3 * SLOTS + 1)}

@@ -73,7 +73,7 @@ def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"scope": UNLOCKED, **DEADLINE}, ("on_deadline is 'skip'", "under no lock")),
         *[
             ({"scope": UNLOCKED, name: 7.5}, (f"{name} is 7.5", "under no lock"))
-            for name in ("wait", "max_lifetime", *TIMES)
+            for name in ("wait", "max_lifetime", "progress_timeout", *TIMES)
         ],
         *[
             ({**NEVER_AGAIN, name: 7.5}, (f"{name} is 7.5", "never sent again", "'retry'"))
@@ -85,6 +85,9 @@ def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"rate": "2/m", "hold_for": 5}, ("nothing reads", "hold_for")),
         ({"rate": "2/m", "max_lifetime": 5}, ("nothing reads", "max_lifetime")),
         ({"rate": "2/m", "on_lost": "log"}, ("nothing reads", "on_lost")),
+        ({"rate": "2/m", "progress_timeout": 5}, ("nothing reads", "progress_timeout")),
+        ({"progress_timeout": 60, "max_lifetime": 60}, ("progress_timeout is 60", "a shorter one")),
+        ({"progress_timeout": 0}, ("progress_timeout must be", ">= 0.1, or None")),
         ({"rate": "2/m", "fencing": True}, ("bodies overlap", "fencing=False")),
         ({"rate": "2/m", "on_conflict": "replace"}, ("'replace'", "'retry'")),
         ({"rate": "2/m", "scope": UNLOCKED}, ("'until_and_while_executing' is the same",)),
@@ -128,6 +131,7 @@ def test_what_nothing_would_read_is_refused(
         *[{**NEVER_AGAIN, option: "retry", name: 7.5} for option in NEVER_AGAIN for name in TIMES],
         {**NEVER_AGAIN, "on_conflict": "wait", **DEADLINE},
         {"max_lifetime": 5, "ttl": 30},  # its body is told after 5 s
+        *[{"progress_timeout": 60, "max_lifetime": most} for most in (61, None)],
         {"on_deadline": "raise"},
         *[{**DEADLINE, "on_conflict": policy} for policy in ("wait", "replace", print)],
         *[

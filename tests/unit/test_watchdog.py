@@ -168,6 +168,34 @@ def test_one_holders_trouble_does_not_keep_another_from_hearing(
     assert "a bug in a callback" in caplog.text
 
 
+def test_work_is_looked_at_when_it_asks_for_that_and_while_its_lease_is_held(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    thread, claim, other = Thread(), held(ttl=90.0), held("other", ttl=90.0)
+    answers = [4.0, 2.0]
+
+    def look() -> float:
+        thread.events.append("looks")
+        return answers.pop(0)  # the third time it fails
+
+    thread.watch(claim)
+    thread.watch(other)
+    thread.dog.look_at(claim, look)
+    assert thread.dog.next_due == NOW + 4.0
+    thread.turn(NOW + 4.0)
+    assert thread.dog.next_due == NOW + 6.0
+    thread.turn(NOW + 6.0)
+    assert "could not look at the work under r" in caplog.text
+    assert thread.dog.next_due == NOW + 30.0  # and goes on with the leases
+    answers += [1.0, 1.0]
+    thread.dog.look_at(claim, look)
+    thread.dog.drop(claim)
+    thread.turn(NOW + 30.0)
+    thread.dog.look_at(claim, look)
+    looks = ["looks", "extends t", "looks", "extends t", "looks", "looks", "extends other"]
+    assert thread.events == looks
+
+
 def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
     extended = threading.Event()
 

@@ -455,6 +455,56 @@ def hangs(self: Task, key: str, seconds: float) -> None:
     occupy(self, key, seconds)
 
 
+def is_silent(lease: Any) -> None:
+    note("silent", lease.resource, "", [lease.stalled, lease.lost])
+
+
+SILENCE = {"bind": True, "lock_key": "k:{key}", "lock_ttl": 1.0, "lock_progress_timeout": 1.0}
+
+
+@app.task(base=SingletonTask, **SILENCE)
+def silent(self: Task, key: str, seconds: float, kind: str = "sleep") -> None:
+    occupy(self, key, seconds, kind)
+
+
+@app.task(base=SingletonTask, **SILENCE)
+def deaf(self: Task, key: str, seconds: float) -> list[bool]:
+    """A body that is told, and goes on for so long."""
+    told = False
+    try:
+        occupy(self, key, 20.0)
+    except LeaseLost:
+        told = current_lease().stalled
+        occupy(self, key, seconds)
+    return [told, current_lease().lost]
+
+
+@app.task(base=SingletonTask, **SILENCE, lock_on_lost="log")
+def silence_logged(self: Task, key: str, seconds: float) -> bool:
+    occupy(self, key, seconds)
+    return current_lease().lost
+
+
+@app.task(base=SingletonTask, **SILENCE, lock_on_lost=is_silent)
+def silence_told(self: Task, key: str, seconds: float) -> bool:
+    occupy(self, key, seconds)
+    return current_lease().lost
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_progress_timeout=2.0)
+def reporting(self: Task, key: str, seconds: float) -> bool:
+    """A body that reports from inside of another block."""
+    note("enter", f"k:{key}", self.request.id, "reports")
+    end = time.monotonic() + seconds
+    with Redlock.from_app(app).lock(f"in:{key}"):
+        while time.monotonic() < end:
+            current_lease().progress()
+            note("alive", f"k:{key}", self.request.id, "reports")
+            time.sleep(0.05)
+    note("exit", f"k:{key}", self.request.id, "reports")
+    return current_lease().stalled
+
+
 @app.task(bind=True)
 @locked("k:<key>")
 def under(self: Task, key: str, seconds: float = 0.02) -> str:

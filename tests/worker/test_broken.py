@@ -9,8 +9,8 @@ from celery import Celery, _state
 
 from celery_redlock import ConfigurationError, SingletonTask
 from celery_redlock.config.options import TaskOptions
-from celery_redlock.locking.held import release_leftovers
 from celery_redlock.locking.redlock import Redlock
+from celery_redlock.locking.stack import release_leftovers
 from celery_redlock.messages.delivery import Delivery
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import start_servers

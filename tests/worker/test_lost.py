@@ -173,6 +173,88 @@ def test_max_lifetime_ends_a_body_that_hangs(cluster: Cluster, worker: Worker, k
     cluster.free(key)
 
 
+def test_a_body_that_reports_no_progress_is_told_and_locked_until_it_has_ended(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("silent", key, 20.0)
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    with pytest.raises(LeaseLost, match=r"no progress was reported for .* \(stalled\)"):
+        cluster.result(sent)
+    run = cluster.runs(key, sent)[0]
+    assert run.ended and run.end - run.begin > 0.95
+    in_time(run.begin, run.end, 3.0, "a body that may be silent for a second")
+    contender.gets_it(since=run.end)
+    (loss,) = cluster.lines("loss", f"k:{key}")  # the listener
+    assert loss.detail[-2] == "stalled"
+    line = shown(worker, f"s under the lock k:{key} held by {TASKS}.silent[{sent.id}]")
+    assert "ERROR/" in line and "is told to end" in line
+    assert f"lost the lock k:{key}" not in worker.text  # which was kept
+
+
+def test_a_body_that_is_deaf_keeps_its_lock_until_its_process_is_killed_or_it_ends(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    """For longer than the ttl, in any case; where its process is its own it is killed."""
+    killed = name == "prefork"
+    sent = cluster.send("deaf", key, 20.0 if killed else 1.6)
+    cluster.entered(key)
+    contender = cluster.contend(key)
+    if killed:
+        assert cluster.state(sent) == "FAILURE"  # WorkerLostError
+        worker.said(f"killing process {cluster.runs(key, sent)[0].pid}: its work under the lock")
+    else:
+        assert cluster.result(sent) == [True, False]
+        assert "killing" not in worker.text
+    run = cluster.runs(key, sent)[-1]  # since it was told, if it lived to be
+    assert run.ended is not killed
+    assert killed or run.end - run.begin > 1.5
+    contender.gets_it(since=run.end)
+
+
+def test_a_body_that_was_told_of_its_silence_and_goes_on_is_told_of_a_loss_as_well(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    if name == "prefork":
+        pytest.skip("it is killed before that")
+    sent = cluster.send("deaf", key, 20.0)
+    cluster.entered(key, 2)
+    steal(cluster, key)
+    with pytest.raises(LeaseLost, match=f"k:{key}: the lease is over"):
+        cluster.result(sent)
+    assert [loss.detail[-2] for loss in cluster.lines("loss", f"k:{key}")] == ["stalled", "refused"]
+
+
+def test_a_body_in_a_c_call_that_never_ends_is_killed(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    """Nothing in its process can run: the main process sees that it is silent."""
+    if name != "prefork":
+        pytest.skip("it shares its process with others")
+    sent = cluster.send("silent", key, 30.0, "gil")
+    run = cluster.entered(key)
+    assert cluster.state(sent) == "FAILURE"
+    worker.said(f"killing process {run.pid}: its work under the lock k:{key}")
+    cluster.free(key)
+
+
+def test_a_body_that_reports_progress_is_left_alone_and_so_is_one_that_is_only_watched(
+    cluster: Cluster, worker: Worker, name: str, key: str
+) -> None:
+    """Side by side: a report from inside of another block counts as well."""
+    sent = [cluster.send(task, f"{key}-{task}", 2.5) for task in ("silence_logged", "silence_told")]
+    reports = cluster.send("reporting", f"{key}-reporting", 2.6)
+    assert [cluster.result(one) for one in sent] == [False, False]  # the locks were kept
+    assert cluster.result(reports) is False  # never silent
+    assert cluster.lines("loss", f"k:{key}-reporting") == []
+    line = shown(worker, f"under the lock k:{key}-silence_logged held by {TASKS}.silence_logged")
+    assert "WARNING/" in line and "goes on" in line
+    for task in ("silence_logged", "silence_told"):
+        assert cluster.lines("loss", f"k:{key}-{task}")[0].detail[-2] == "stalled"
+    (told,) = cluster.lines("silent", f"k:{key}-silence_told")
+    assert told.detail == [True, False]
+
+
 def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> None:
     """After all that: no exception struck outside a body, every child takes tasks."""
     sent = [cluster.send("work", f"{key}{i}") for i in range(9)]

@@ -73,6 +73,17 @@ def test_a_body_that_lets_nothing_else_run_keeps_its_lock(
         died(helper.pid, 1.0)
 
 
+def test_a_pool_child_that_is_silent_in_a_c_call_is_killed_by_the_helper(
+    cluster: Cluster, key: str
+) -> None:
+    with cluster.worker("-c", "1", redlock_keeper="process") as worker:
+        sent = cluster.send("silent", key, 30.0, "gil")
+        run = cluster.entered(key)
+        worker.said(f"helper] killing process {run.pid}: its work under the lock k:{key}")
+        cluster.free(key)
+        assert cluster.state(sent) == "FAILURE"
+
+
 def test_a_killed_helper_is_replaced_and_frees_the_locks_of_a_killed_worker(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:

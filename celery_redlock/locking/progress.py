@@ -1,0 +1,94 @@
+"""Watches that a body gets on: `progress_timeout`.
+
+A body that hangs is alive, so its lease is extended. One that is to report its progress, and is
+silent, is told to end. It keeps its lock until it has: it may be in the middle of a write, and
+nobody can know whether it has heard. If it is silent for as long again, the supervisor kills its
+process, where that is a child of a pool (`supervisor.py`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..events import emit
+from ..protocol.errors import LeaseLost
+from ..protocol.texts import printable
+from ..runtime.interrupt import Interruptible
+from .held import HeldLease
+
+__all__ = ["Progress"]
+
+logger = logging.getLogger("celery_redlock")
+
+T = TypeVar("T")
+
+
+class Progress:
+    """Whether the body of one delivery gets on, and what becomes of it if it does not.
+
+    Args:
+        held: The lock that it runs under.
+        timeout: For how long it may report nothing; seconds.
+        on_lost: "raise": it is told, and killed where it can be. Else it goes on.
+    """
+
+    def __init__(self, held: HeldLease, timeout: float, on_lost: object) -> None:
+        self._held, self._timeout = held, timeout
+        # Of its own: one that was told, and goes on, is yet to be told if its lease is lost.
+        self._block = Interruptible(self._stall) if on_lost == "raise" else None
+        # Of a clock that stands still, unlike that of leases, while the machine is suspended.
+        self._since = math.inf
+        self._silent = 0.0
+
+    def run(self, body: Callable[[], T]) -> T:
+        """Return what `body` returns, unless it is silent for too long."""
+        held, client = self._held, self._held.redlock.client
+        if held.claim is None or held.lost:
+            return body()  # without its lock: there is nothing for it to keep
+        try:
+            held._on_progress = self._report
+            self._report()
+            client.watchdog.look_at(held.claim, self._look)
+            return body() if self._block is None else self._block.run(body)
+        finally:
+            held._on_progress, self._since = None, math.inf
+            client.registry.patience(held.claim, math.inf)
+
+    def _report(self) -> None:
+        self._since = time.monotonic()
+        self._held.stalled = False
+        if self._block is not None:
+            until = self._since + 2 * self._timeout
+            self._held.redlock.client.registry.patience(self._held._held(), until)
+
+    def _look(self) -> float:
+        """Tell of a silence that is too long, once; return when to look again, in seconds."""
+        silent = time.monotonic() - self._since
+        if silent < self._timeout:
+            return self._timeout - silent
+        if not self._held.stalled:
+            self._silent, self._held.stalled = silent, True
+            self._tell(self._stall())
+        return self._timeout
+
+    def _tell(self, loss: LeaseLost) -> None:
+        goes_on = self._block is None
+        logger.log(
+            logging.WARNING if goes_on else logging.ERROR,
+            "no progress for %.1f s under the lock %s held by %s: its work %s",
+            *(self._silent, printable(self._held.resource), loss.owner),
+            "goes on" if goes_on else "is told to end, and is locked until then",
+        )
+        emit("lost", loss)
+        if self._block is not None:
+            self._block.interrupt()
+        elif self._held.on_lost is not None:
+            self._held._begin_to_tell()
+
+    def _stall(self) -> LeaseLost:
+        said = f"no progress was reported for {self._silent:.1f} s (stalled); stop working"
+        return self._held._error(said, "stalled")
