@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -26,7 +27,9 @@ class Tap(Proxy):
         super().__init__(port)
 
     def _take(self, client: socket.socket) -> None:
-        self._comes(str(client.getpeername()[1]))
+        # Beside: to find out whose it is takes longer than some may wait for an answer.
+        port = str(client.getpeername()[1])
+        threading.Thread(target=self._comes, args=(port,), daemon=True).start()
         super()._take(client)
 
     def _requests(self, client: socket.socket, server: socket.socket) -> None:
