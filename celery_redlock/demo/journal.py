@@ -6,10 +6,9 @@ machine share.
 
 The events: `sent`, `wait` (a charge was refused its lock, and waits in its child), `away` (it
 waited too long, and was sent again for later), `enter`, `exit`, `failed` (a body that raised),
-`kill` (of a pool child), `quorum` (how many nodes must be up, how
-late a tick may be), `node` (up or down), `ready` (the
-worker), `beat` (up or killed), `tick`
-(the periodic job ran; with the time at which, and the beat by which, its message was sent).
+`kill` (of a pool child), `quorum` (how many nodes must be up, and how late a tick may be), `node`
+(up or down), `ready` (the worker), `beat` (up or killed), `tick` (the periodic job ran; with the
+time at which, and the beat by which, its message was sent).
 """
 
 from __future__ import annotations
