@@ -159,8 +159,8 @@ def judge_interval(
         end: Until when.
         every: The interval; seconds.
         ttl: A beat that dies while it sends is missed so long, and a second; seconds.
-        late: By how much the next may be late where its last sender was killed or stopped, as what
-            it has claimed is kept for longer; seconds.
+        late: By how much the next may be late where who has sent the last one, or was about to send
+            it, was killed or stopped, as what it has claimed is kept for longer; seconds.
     """
     faults = list(faults)
     verdict = Verdict()
@@ -200,7 +200,9 @@ def judge_interval(
         else:
             verdict.problems += [problem] if problem else []
             verdict.count += between
-            if every < gap < every + late and _ended_until(two, senders.get(one), faults):
+            if every < gap < every + late and (
+                _ended_until(two, senders.get(one), faults) or _died_sending(one + every, faults)
+            ):
                 gap = every
             whole += gap if between else 0.0
     verdict.ideal = whole / every
