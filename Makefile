@@ -17,7 +17,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict;"
-	@echo "              STORE=postgresql: with its locks there, as all that can be given a STORE"
+	@echo "              STORE=postgresql or etcd: with its locks there, as all that can be given a STORE"
 	@echo "make test     the tests, in five minutes; PYTEST_ARGS='-k name' to choose"
 	@echo "make test-more  what they leave out: second stores and brokers, examples, pages in a browser"
 	@echo "make test-all both, on every pool of Celery, and what takes long"

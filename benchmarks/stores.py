@@ -18,6 +18,7 @@ from benchmarks.waiting import hand_over
 from celery_redlock import stores
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.server import start_servers
+from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 
 ROUND = 0.05  # seconds
@@ -32,7 +33,7 @@ TITLES = {
     "handover": "handed on to one who waits",
     "extension": f"{EXTENDED} leases extended once",
 }
-BARE_POSTGRES = Entry("bare", "bare limit: psycopg, one statement each", "bare_postgresql.py")
+BARE_STORE = Entry("bare", "bare limit: one statement, or transaction, each", "bare_store.py")
 
 
 def measure(nodes: Sequence[str], rounds: int, handed: int) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def measure(nodes: Sequence[str], rounds: int, handed: int) -> dict[str, Any]:
     with contextlib.ExitStack() as stack:
         teams = []
         for store, urls in stack.enter_context(_stores(nodes)).items():
-            bare = BARE_POSTGRES if urls[0].startswith("postgresql") else BARE
+            bare = BARE if urls[0].startswith("redis") else BARE_STORE
             for entry in (bare, OURS, FENCED):
                 team = [Contestant(entry, urls) for _ in range(1 if entry is FENCED else 2)]
                 for one in team:
@@ -109,6 +110,11 @@ def _stores(nodes: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
                     connection.execute(TABLE)
         except ConfigurationError as why:
             print(f"skipped: PostgreSQL: {why}", flush=True)
+        try:
+            for store, members in (("etcd, one member", 1), ("etcd, three members", 3)):
+                found[store] = [stack.enter_context(LocalEtcd(members)).url]
+        except ConfigurationError as why:
+            print(f"skipped: etcd: {why}", flush=True)
         yield found
 
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 
 from celery.utils.time import maybe_make_aware
@@ -30,9 +31,11 @@ from ..locking.held import HeldLease
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..messages.signals import beat_deduplicated, named
+from ..protocol import quorum
 from ..protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from ..protocol.names import checked_names
-from ..protocol.values import Holder, Owner
+from ..protocol.values import Holder, Owner, token_digest
+from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
 from .outage import Outage
 from .ticks import Tick, current_tick
@@ -120,6 +123,13 @@ class TickClaim(HeldLease):
                     self.tick,
                 )
 
+    def outlived(self, holder: Holder) -> bool:
+        """Free it if it is what a node still keeps past its end (etcd does); return whether."""
+        mine = monotonic() >= self.kept and holder.digest == token_digest(self.token)
+        if mine:
+            blocking(self.redlock.client.ask(partial(quorum.release, self._held(), patience=0.0)))
+        return mine
+
     def _say_lost(self, loss: LeaseLost) -> None:
         logger.error(
             "%s is still being sent after %.1f s: its claim has ended (%s), and another beat sends"
@@ -144,6 +154,7 @@ class TickClaims:
         self._outage = Outage(RETRY_DELAY_S, send=on_unavailable == "send")
         self._told: dict[str, str] = {}
         self._warned: set[str] = set()
+        self._kept: dict[str, TickClaim] = {}
 
     @property
     def resources(self) -> str:
@@ -194,6 +205,7 @@ class TickClaims:
         decision: SendDecision | None = SendDecision(entry, True, claim)
         try:
             claim.acquire()
+            self._kept[entry.name] = claim
         except ResourceHeld:
             decision = None
         except QuorumUnavailable as error:
@@ -202,9 +214,10 @@ class TickClaims:
         claim.left = max(NODE_RESOLUTION_S, timeout - (monotonic() - now))
         if decision is None:
             holder = self._redlock.holder(resource, timeout=claim.left)
-            if holder is not None:
-                decision = refused(entry, tick, holder, short)
-            if holder is not None and decision is not None:
+            before = self._kept.get(entry.name)
+            if holder is not None and before is not None and before.outlived(holder):
+                decision = stays_due(entry, AFTER_OTHER_S)
+            elif holder is not None and (decision := refused(entry, tick, holder, short)):
                 self._tell(decision, tick, holder)
         self._outage.ended(monotonic())
         # Several beats asked at once, and none got a quorum: one is to ask before the others.

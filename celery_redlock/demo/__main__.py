@@ -22,9 +22,9 @@ __all__ = ["command"]
 @click.option("--keep", is_flag=True, help="Leave journals and logs there as well.")
 @click.option(
     "--store",
-    type=click.Choice(["redis", "postgresql"]),
+    type=click.Choice(["redis", "postgresql", "etcd"]),
     default="redis",
-    help="What the locks are kept in: five Redis nodes, or one PostgreSQL database.",
+    help="What the locks are kept in: five Redis nodes, one PostgreSQL database, or etcd.",
 )
 @click.option("--without-locks", is_flag=True, help="Switch the locks off, and see it fail.")
 def command(plain: bool, out: Path, keep: bool, store: str, without_locks: bool) -> None:

@@ -39,18 +39,25 @@ class Ticks:
         beats: When which beat came up, or was killed.
         dark: From when to when no quorum was up.
         end: When the story ends; seconds.
+        late: By how much the tick after a death may come later than over Redis; seconds.
 
     Attributes:
         counts: Ticks of each beat.
         twice: Pairs that are one tick, sent twice.
         unclaimed: Ticks sent while no quorum was up.
         gap: The longest time without a tick while a quorum was up; seconds.
+        punctual: Whether that is no more than it may be.
         deaths: When each beat that was killed was.
         after: For each of these, seconds from the last tick before to the next; None: none came.
     """
 
     def __init__(
-        self, sent: Iterable[Tick], beats: list[tuple[float, int, bool]], dark: Spans, end: float
+        self,
+        sent: Iterable[Tick],
+        beats: list[tuple[float, int, bool]],
+        dark: Spans,
+        end: float,
+        late: float = 0.0,
     ) -> None:
         ticks = sorted(sent, key=lambda tick: tick.sent)
         times = [tick.sent for tick in ticks]
@@ -65,14 +72,14 @@ class Ticks:
         self.gap = max(
             (b - a for span in light for a, b in pairwise(_within(times, *span))), default=0.0
         )
+        self.punctual = self.gap <= 2 * INTERVAL + late
         self.deaths = {beat: at for at, beat, up in sorted(beats) if not up}
         self.after = {beat: _after(times, at) for beat, at in self.deaths.items()}
 
     @property
     def ok(self) -> bool:
         """Whether every tick was sent once, and on after a beat's death; also without any beat."""
-        late = self.gap > 2 * INTERVAL or None in self.after.values()
-        return not (self.twice or self.unclaimed or late)
+        return self.punctual and not (self.twice or self.unclaimed or None in self.after.values())
 
     def lines(self) -> Iterator[Line]:
         """Say what came out."""
@@ -81,8 +88,7 @@ class Ticks:
         yield f"ticks sent, one due every {INTERVAL:g} s", str(sum(self.counts.values())), True
         yield "ticks sent twice", str(len(self.twice)), not self.twice
         yield "ticks sent without a quorum", str(len(self.unclaimed)), not self.unclaimed
-        fine = self.gap <= 2 * INTERVAL
-        yield "longest gap between ticks, with a quorum", f"{self.gap:.2f} s", fine
+        yield "longest gap between ticks, with a quorum", f"{self.gap:.2f} s", self.punctual
         for beat, count in self.counts.items():
             dead = beat in self.after
             yield f"ticks by beat {beat}{', killed' * dead}", str(count), True
@@ -118,7 +124,7 @@ class Verdict:
         self.blocked = [_blocked(body, bodies) for body in self.killed]
         self.waits = Counter(event["why"] for event in story.away)
         self.seconds = max(ends) - bodies[0].begin if ends else 0.0
-        self.ticks = Ticks(story.ticks.values(), story.beats, dark, story.last)
+        self.ticks = Ticks(story.ticks.values(), story.beats, dark, story.last, story.late)
 
     @property
     def ok(self) -> bool:

@@ -6,9 +6,9 @@ machine share.
 
 The events: `sent`, `wait` (a charge was refused its lock, and waits in its child), `away` (it
 waited too long, and was sent again for later), `enter`, `exit`, `failed` (a body that raised),
-`kill` (of a pool child), `quorum` (how many nodes must be up), `node` (up or down), `ready` (the
-worker), `beat` (up or killed), `tick`
-(the periodic job ran; with the time at which, and the beat by which, its message was sent).
+`kill` (of a pool child), `quorum` (how many nodes must be up, and how late a tick may be), `node`
+(up or down), `ready` (the worker), `beat` (up or killed), `tick` (the periodic job ran; with the
+time at which, and the beat by which, its message was sent).
 """
 
 from __future__ import annotations
@@ -86,6 +86,7 @@ class Story:
         waiting: The last refusal in each pool child that waits, by its pid.
         away: Charges that were put off.
         quorum: How many nodes must be up for a body to start.
+        late: By how much the tick after a death may come later than over Redis; seconds.
         nodes: When which node came up or went down; `beats` likewise.
         ticks: By the message's id: one whose child is killed is delivered again.
         last: When the last of all this was written; seconds.
@@ -100,7 +101,7 @@ class Story:
         self.nodes: list[tuple[float, int, bool]] = []
         self.beats: list[tuple[float, int, bool]] = []
         self.ticks: dict[str, Tick] = {}
-        self.quorum = QUORUM
+        self.quorum, self.late = QUORUM, 0.0
         self.last = 0.0
         self.ready = False
         self._open: dict[tuple[int, str], Body] = {}
@@ -133,7 +134,7 @@ class Story:
                     self.kills[event["child"]] = at
                     self.waiting.pop(event["child"], None)
                 case "quorum":
-                    self.quorum = event["nodes"]
+                    self.quorum, self.late = event["nodes"], event["late"]
                 case "node":
                     self.nodes.append((at, event["node"], event["up"]))
                 case "beat":

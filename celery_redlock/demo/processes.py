@@ -27,6 +27,7 @@ from celery_redlock.demo.journal import INTERVAL, Body, Journal, Story, Tick
 from celery_redlock.server import LocalServer
 
 if TYPE_CHECKING:
+    from celery_redlock.testing.etcd import LocalEtcd
     from celery_redlock.testing.postgresql import LocalPostgres
 
 __all__ = ["BEATS", "CHARGES", "NODES", "SIGNALS", "Stage", "note_signals"]
@@ -60,12 +61,13 @@ class Stage:
     def __init__(
         self,
         directory: Path,
-        nodes: Sequence[LocalServer | LocalPostgres],
+        nodes: Sequence[LocalServer | LocalPostgres | LocalEtcd],
         broker: LocalServer,
         display: Display,
         signals: list[int],
         *,
         locks: bool = True,
+        late: float = 0.0,
     ) -> None:
         self.directory = directory
         self.nodes, self.broker = nodes, broker
@@ -75,14 +77,14 @@ class Stage:
         self._journal = Journal(directory)
         self._began = time.monotonic()
         self._redlock = Redlock([node.url for node in self.nodes], ttl=3.0, restart_guard="off")
-        self._locks = locks
+        self._locks, self._late = locks, late
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._down: set[int] = set()
         self.back = "without its memory" if len(nodes) > 1 else "with all that it had committed"
 
     def start_worker_and_beats(self) -> None:
         """Start a prefork worker and the beats; wait until it takes tasks and they tick."""
-        self._journal.write("quorum", nodes=len(self.nodes) // 2 + 1)
+        self._journal.write("quorum", nodes=len(self.nodes) // 2 + 1, late=self._late)
         for index in range(len(self.nodes)):
             self._journal.write("node", node=index, up=True)
         worker = ["--pool", "prefork", "--concurrency", str(CHILDREN), "--queues", "celery,ticks"]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from celery_redlock.demo.checker import Verdict
 from celery_redlock.demo.display import Display
@@ -46,7 +46,7 @@ def play(stage: Stage) -> None:
 
 
 def play_on_one(stage: Stage) -> None:
-    """The same over one database: a minority cannot be killed, so it is killed twice."""
+    """The same over one server: a minority cannot be killed, so it is killed twice."""
     stage.start_worker_and_beats()
     stage.flood()
     stage.work_on(25)
@@ -66,25 +66,37 @@ def play_on_one(stage: Stage) -> None:
 
 
 @contextlib.contextmanager
-def _start_postgresql() -> Iterator[tuple[list[Any], LocalServer]]:
-    """A database with the tables for locks, and a broker."""
+def _start_postgresql() -> Iterator[list[Any]]:
+    """A database with the tables for locks."""
     from celery_redlock.testing.postgresql import LocalPostgres
 
     parse_nodes(["postgresql://127.0.0.1"])  # says what to install where the client is missing
     from celery_redlock.stores.postgresql.address import parse
 
     schema = (files("celery_redlock.stores.postgresql") / "schema.sql").read_text("utf-8")
-    with LocalServer() as broker, LocalPostgres() as database:
+    with LocalPostgres() as database:
         with parse(database.url, "the demonstration").connect() as connection:
             connection.execute(schema.encode())
-        yield [database], broker
+        yield [database]
 
 
 @contextlib.contextmanager
-def _start_redis() -> Iterator[tuple[list[Any], LocalServer]]:
-    """The nodes, and a broker."""
-    with start_servers(NODES + 1) as (*nodes, broker):
-        yield nodes, broker
+def _start_etcd() -> Iterator[list[Any]]:
+    """A cluster of one member."""
+    from celery_redlock.testing.etcd import LocalEtcd
+
+    with LocalEtcd() as cluster:
+        yield [cluster]
+
+
+Start: TypeAlias = Callable[[], contextlib.AbstractContextManager[Sequence[Any]]]
+STORES: dict[str, tuple[str, Start, float]] = {
+    "redis": (f"{NODES} servers", lambda: start_servers(NODES), 0.0),
+    "postgresql": ("PostgreSQL", _start_postgresql, 0.0),
+    "etcd": ("etcd", _start_etcd, 3.0),
+}
+"""What locks are kept in: what to call it, what starts it, and how late it lets a tick be that
+follows a beat's death, or its own, in seconds (docs/etcd.md, "Times")."""
 
 
 def run(
@@ -97,28 +109,26 @@ def run(
         out: The directory to write the picture into; it is made if it does not exist.
         keep: Whether to leave the journals and the logs there, too.
         locks: False: without any lock, to see the verdict fail.
-        store: What locks are kept in, "redis" or "postgresql".
+        store: What locks are kept in, of `STORES`.
 
     Returns:
         The exit code: 1 if exclusion or completion failed.
     """
-    start, script = _start_redis, play
-    servers = f"{NODES} servers"
-    if store == "postgresql":
-        start, script = _start_postgresql, play_on_one
-        servers, display.nodes = "PostgreSQL", "the PostgreSQL server: U is up, x is down"
+    servers, start, late = STORES[store]
+    if store != "redis":
+        display.nodes = f"the {servers} server: U is up, x is down"
     display.say(f"starting {servers}, a broker, a worker and {BEATS} beats ...")
     signals = note_signals()
     with contextlib.ExitStack() as stack:
         directory = Path(tempfile.mkdtemp(prefix="redlock-demo-"))
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        nodes, broker = stack.enter_context(start())
-        stage = Stage(directory, nodes, broker, display, signals, locks=locks)
+        broker, nodes = stack.enter_context(LocalServer()), stack.enter_context(start())
+        stage = Stage(directory, nodes, broker, display, signals, locks=locks, late=late)
         stack.callback(stage.stop_worker_and_beats)
         failure = ""
         with display.live():
             try:
-                script(stage)
+                (play if len(nodes) > 1 else play_on_one)(stage)
             except (TimeoutError, RuntimeError) as error:
                 failure = str(error)
         stage.stop_worker_and_beats()

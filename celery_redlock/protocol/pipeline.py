@@ -7,7 +7,8 @@ undoes can never be overtaken by it. From this follow the rules kept here:
 - A connection that merely times out is kept: the late SET and the release behind it travel on.
   (Closing it orphaned 5,310 locks in 12,000 simulated schedules, keeping it none.)
 - When a connection does break, the releases it had not acknowledged are *owed*: they are written
-  first on the next one, until the ttl has made them pointless.
+  first on the next one, until the ttl has made them pointless (which it never does on a node whose
+  ttls start over after it was down).
 - A release that the node refused with an error (it cannot write, it is busy) is owed as well, and
   tried again once the node has done something else that was asked of it.
 - A node that is down is silent at once; nobody waits for a connection attempt that has failed.
@@ -41,6 +42,10 @@ MAX_RETRIED = 16
 class Pipeline:
     """The queue of requests to one node.
 
+    Args:
+        node: The node's index.
+        lapses: Whether a key is over there after its ttl, however long the node was down.
+
     Attributes:
         node: The node's index.
         up: Whether there is a connection to write to.
@@ -52,8 +57,8 @@ class Pipeline:
         owed: Releases that it has not confirmed, by token: it is told of them once it can be.
     """
 
-    def __init__(self, node: int) -> None:
-        self.node = node
+    def __init__(self, node: int, *, lapses: bool = True) -> None:
+        self.node, self._lapses = node, lapses
         self.up = False
         self.down: str | None = None
         self.unanswered: deque[Round] = deque()
@@ -90,7 +95,7 @@ class Pipeline:
 
     def connected(self, now: float) -> list[Round]:
         """Note a new connection; return the rounds to write to it first, in this order."""
-        owed = [r for r in self.owed.values() if now < r.sent + r.claims[0].ttl]
+        owed = [r for r in self.owed.values() if self._matters(r, now)]
         # A round that nobody waits for any more is not worth a request that must be undone.
         waiting = [r for r in self.waiting if not r.closed]
         for round_ in [r for r in waiting if any(claim.ended for claim in r.claims)]:
@@ -118,14 +123,14 @@ class Pipeline:
             for round_ in (*self.unanswered, *self.owed.values())
             if self._pending_release(round_)
             and not round_.quorum_answered
-            and now < round_.sent + round_.claims[0].ttl
+            and self._matters(round_, now)
         ]
 
     def due(self, done: Verb, now: float) -> list[Round]:
         """Return what is owed to a node that has just written, for `done`: ask it again now."""
         tokens = list(self.owed)[: MAX_RETRIED if done.frees else 1]
         rounds = [self.owed.pop(token) for token in tokens]
-        rounds = [r for r in rounds if now < r.sent + r.claims[0].ttl]
+        rounds = [r for r in rounds if self._matters(r, now)]
         for round_ in rounds:
             self._written(round_)
         return rounds
@@ -157,6 +162,10 @@ class Pipeline:
         if round_.verb.sets:
             for claim in round_.claims:
                 claim.written |= 1 << self.node
+
+    def _matters(self, round_: Round, now: float) -> bool:
+        """Whether what a release is to free may still be there."""
+        return not self._lapses or now < round_.sent + round_.claims[0].ttl
 
     def _pending_release(self, round_: Round) -> bool:
         """Whether this round frees what an earlier request may have set here."""

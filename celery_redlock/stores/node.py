@@ -55,6 +55,8 @@ class Node(ABC):
     """What may have happened to one that has forgotten locks."""
     calls_itself: ClassVar[bool] = True
     """Whether it calls waiters by itself; else we do, once we have read the answer to a release."""
+    lapses: ClassVar[bool] = True
+    """Whether a key is over there after its ttl, however long the node was down."""
     leaves = False
     """Whether it is to be tended while it is waited for: it may find another server to ask."""
 
@@ -72,7 +74,7 @@ class Node(ABC):
         self.index = index
         self.name = name = address.name
         self._address, self._prefix, self._nonces = address, prefix, nonces
-        self.channel = Pipeline(index)
+        self.channel = Pipeline(index, lapses=self.lapses)
         self.connection: Any = None
         self.unsent: bytes | bytearray = b""
         self.facts: NodeInfo | None = None

@@ -215,7 +215,7 @@ def _entry(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Entr
     held_for = max(0.0, at - owner.since) if owner is not None and owner.since else None
     waiting, waits = _waiting([data.get(resource + LINE_SUFFIX) for data in nodes], quorum, at)
     fences = [data.get(resource + FENCE_SUFFIX) for data in nodes]
-    fence = _last_fence(fences) if kind in ("fence", "lock") else None
+    fence = _last_fence(fences) if kind in ("fence", "lock") and slot == 1 else None
     kind = _kind_of(kind, name, top, owner)
     if kind == "foreign":
         held_for = None

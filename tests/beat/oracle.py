@@ -145,6 +145,7 @@ def judge_interval(
     *,
     every: float,
     ttl: float,
+    late: float = 0.0,
 ) -> Verdict:
     """An entry with an interval: its period is kept, whoever sends.
 
@@ -158,6 +159,8 @@ def judge_interval(
         end: Until when.
         every: The interval; seconds.
         ttl: A beat that dies while it sends is missed so long, and a second; seconds.
+        late: By how much the next may be late where who has sent the last one, or was about to send
+            it, was killed or stopped, as what it has claimed is kept for longer; seconds.
     """
     faults = list(faults)
     verdict = Verdict()
@@ -175,8 +178,8 @@ def judge_interval(
     whole = 0.0
     for number, (one, two) in enumerate(itertools.pairwise(times)):
         if lost := [loss for loss in losses if loss.begin < two and one < loss.end]:
-            if two - lost[-1].end > BACK:
-                verdict.problems.append(f"not within {BACK} s after the quorum's return")
+            if two - lost[-1].end > BACK + late:
+                verdict.problems.append(f"not within {BACK + late} s after the quorum's return")
             continue
         gap = two - one
         verdict.longest = max(verdict.longest, gap)
@@ -184,7 +187,7 @@ def judge_interval(
         problem = excuse = ""
         if between and gap < 0.9 * every:
             problem = f"two within {gap:.3f} s, {one - begin:.2f} s after the begin"
-            if _ended_after(senders[one], faults):
+            if _ended_until(one + 0.1, senders[one], faults):
                 excuse = "sent again after a kill or stop"
         elif gap > 2 * every:
             problem = f"nothing for {gap:.2f} s, {one - begin:.2f} s after the begin"
@@ -197,6 +200,10 @@ def judge_interval(
         else:
             verdict.problems += [problem] if problem else []
             verdict.count += between
+            if every < gap < every + late and (
+                _ended_until(two, senders.get(one), faults) or _died_sending(one + every, faults)
+            ):
+                gap = every
             whole += gap if between else 0.0
     verdict.ideal = whole / every
     if abs(verdict.count - verdict.ideal) > max(0.5, 0.02 * verdict.ideal):
@@ -240,12 +247,12 @@ def _was_stopped(message: Message, faults: list[Fault]) -> bool:
     )
 
 
-def _ended_after(message: Message, faults: list[Fault]) -> bool:
-    """Was its beat killed or stopped in the moment after its message left?"""
-    return any(
+def _ended_until(end: float, message: Message | None, faults: list[Fault]) -> bool:
+    """Was its beat killed or stopped after its message left, and before `end`?"""
+    return message is not None and any(
         fault.kind in ("kill", "stop")
         and fault.pid == message.pid
-        and message.sent <= fault.begin <= message.sent + 0.1
+        and message.sent <= fault.begin <= end
         for fault in faults
     )
 

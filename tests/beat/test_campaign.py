@@ -12,7 +12,7 @@ import pytest
 from celery_redlock.server import LocalServer
 from tests.beat.campaign import campaign
 from tests.beat.conftest import PASSWORD
-from tests.support import postgres
+from tests.support import stores
 from tests.support.beats import KINDS
 
 pytestmark = pytest.mark.worker
@@ -29,11 +29,12 @@ def test_each_tick_is_sent_once_whatever_happens(
     assert PASSWORD not in report.log
 
 
-def test_each_tick_is_sent_once_over_one_postgresql_database(
-    server: LocalServer, tmp_path: Path
+@pytest.mark.parametrize("store", ["postgresql", pytest.param("etcd", marks=pytest.mark.slow)])
+def test_each_tick_is_sent_once_over_one_authority(
+    server: LocalServer, tmp_path: Path, store: str
 ) -> None:
-    with postgres.start_postgres() as database:
-        report = campaign([database], server, tmp_path, 11.0, kinds=("persistent",))
+    with stores.start(store) as nodes:
+        report = campaign(nodes, server, tmp_path, 11.0, kinds=("persistent",))
     assert report.problems == [], str(report)
     assert report.faults.count("quorum") >= 1, str(report)
 

@@ -25,8 +25,8 @@ def periods(every: float = 2.0) -> list[Message]:
     return [message(BEGIN + 0.5 + every * n) for n in range(int(19 / every))]
 
 
-def interval_verdict(messages: list[Message], *faults: Fault) -> Verdict:
-    return judge_interval(messages, faults, BEGIN, END, every=2.0, ttl=2.0)
+def interval_verdict(messages: list[Message], *faults: Fault, late: float = 0.0) -> Verdict:
+    return judge_interval(messages, faults, BEGIN, END, every=2.0, ttl=2.0, late=late)
 
 
 def test_each_tick_once() -> None:
@@ -135,6 +135,14 @@ def test_a_gap_after_the_sender_died() -> None:
     assert any("nothing for" in p for p in interval_verdict([*before, *later], kill).problems)
 
 
+def test_a_claim_that_outlives_its_sender_makes_one_message_late_and_no_other() -> None:
+    messages = [*periods()[:4], *(message(1009.9 + 2 * n, pid=2) for n in range(5))]
+    kill = Fault("kill", 1007.0, 1007.1, 1)
+    assert interval_verdict(messages, kill, late=1.5).problems == []
+    assert interval_verdict(messages, kill).problems
+    assert interval_verdict(messages, Fault("kill", 1007.0, 1007.1, 2), late=1.5).problems
+
+
 def test_an_interval_without_a_quorum() -> None:
     loss = Fault("quorum", 1005.0, 1009.0)
     before = [message(1000.5 + 2 * n) for n in range(3)]
@@ -143,3 +151,4 @@ def test_an_interval_without_a_quorum() -> None:
     assert interval_verdict([*before, message(1007.0), *after], loss).problems
     late = [message(1012.8 + 2 * n) for n in range(4)]
     assert "return" in interval_verdict([*before, *late], loss).problems[0]
+    assert interval_verdict([*before, *late], loss, late=1.5).problems == []

@@ -12,19 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import redis
 from celery.exceptions import ChordError
 from celery.result import AsyncResult
 
 from celery_redlock import HeldLease
 from celery_redlock.server import LocalServer
-from celery_redlock.testing.postgresql import LocalPostgres
 from tests.canvas import tasks
 from tests.canvas.cells import Cell, Self
 from tests.canvas.tasks import SKIPPED, Policy, show
-from tests.support import bodies, postgres
+from tests.support import bodies
 from tests.support.brokers import settings_of
 from tests.support.cluster import Cluster
+from tests.support.eyes import Server, eyes
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
@@ -254,8 +253,7 @@ class Stage:
     """
 
     def __init__(
-        self, nodes: Sequence[LocalServer | LocalPostgres], store: LocalServer, path: Path,
-        serializer: str,
+        self, nodes: Sequence[Server], store: LocalServer, path: Path, serializer: str,
         url: str = "", kind: str = "redis", acks: str = "early",
     ) -> None:  # fmt: skip
         self.queue = f"canvas-{serializer}-{kind}-{acks}"
@@ -360,12 +358,11 @@ class Stage:
         stays = {play.key for play in self.played if play.policy.scope == "until_expired"}
         found = []
         for node in self.cluster.nodes:
-            if isinstance(node, LocalPostgres):
-                query = "SELECT resource FROM redlock_lease WHERE until > clock_timestamp()"
-                found += [name for (name,) in postgres.sql(node, query)]
-                continue
-            with redis.Redis(port=node.port) as client:
-                found += [name.decode() for name in client.scan_iter("redlock:k:*", count=10_000)]
+            with contextlib.closing(eyes(node)) as looks:
+                try:
+                    found += [name for name in looks.names() if name.startswith("redlock:k:")]
+                except looks.blind as error:
+                    found.append(str(error))
         return [
             name
             for name in found

@@ -59,7 +59,10 @@ def test_what_is_held_and_who_waits_is_shown_and_can_be_released(three: LocalEtc
         wait_until(lambda: entry(three.url)["waiting"] == 1, 20.0, "it stands in line")
         assert entry(three.url)["pid"] == os.getpid()
         assert 18.0 < entry(three.url)["ttls"][0] <= 22.0
-        assert "waiting: 1" in call(three.url, "show", "order:7").output
+        assert entry(three.url)["fence"] == lease.fencing_token
+        said = call(three.url, "show", "order:7").output
+        assert "waiting: 1" in said
+        assert f"fencing token last granted: {lease.fencing_token}" in said
         assert call(three.url, "release", "order:7", "--force").exit_code == 0
         thread.join(20.0)
         (other,) = granted

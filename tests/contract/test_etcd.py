@@ -6,10 +6,15 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.beat import ScheduleEntry
+from celery.schedules import schedule
 
 from celery_redlock import (
     AsyncRedlock,
@@ -18,6 +23,7 @@ from celery_redlock import (
     Redlock,
     ResourceHeld,
 )
+from celery_redlock.beat.claims import TickClaims
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.round import Verb
@@ -66,6 +72,14 @@ def asked(redlock: Redlock) -> int:
     (node,) = redlock.client.driver.nodes
     assert node.connection is not None
     return int(node.connection._sock.getpeername()[1])
+
+
+def taken(lock: Redlock, resource: str = "r") -> bool:
+    """Whether it can take a resource now; it gives it back."""
+    try:
+        return lock.release(lock.acquire(resource))
+    except (QuorumUnavailable, ResourceHeld, ConfigurationError):
+        return False
 
 
 class Rival:
@@ -152,18 +166,12 @@ def test_a_release_that_the_asked_member_swallows_goes_to_another_by_itself(
     three: LocalEtcd, make: Callable[..., Redlock], then: str
 ) -> None:
     """It is the last thing that this process asks for, and the key would be locked for a ttl."""
-    other = make(ttl=60.0)
+    freed = partial(taken, make(ttl=60.0))
 
     def hang(port: int) -> Member:
         (there,) = [member for member in three.members if member.port == port]
         there.pause()
         return there
-
-    def freed() -> bool:
-        try:
-            return other.release(other.acquire("r"))
-        except (QuorumUnavailable, ResourceHeld):
-            return False
 
     if then == "in a loop":
 
@@ -200,14 +208,24 @@ def test_without_a_majority_nothing_is_held_longer_than_its_deadline(
     three.resume()
     other = make()
 
-    def taken() -> bool:
-        try:
-            return other.release(other.acquire("r"))
-        except (QuorumUnavailable, ResourceHeld, ConfigurationError):
-            return False
-
-    wait_until(taken, 20.0, "it is free once its ttl is over there, too")
+    wait_until(lambda: taken(other), 20.0, "it is free once its ttl is over there, too")
     assert not held.release()
+
+
+def test_what_is_released_while_nobody_serves_is_free_at_once_when_somebody_does(
+    three: LocalEtcd, make: Callable[..., Redlock]
+) -> None:
+    """However long that took: with the new leader its lease starts over."""
+    holder, other = make(ttl=60.0), make(ttl=60.0)
+    held = holder.lock("r")
+    held.acquire()
+    three.kill()
+    assert held.claim is not None
+    held.claim.ttl = 0.0  # as if it had taken a minute
+    held.release()
+    three.start()
+
+    wait_until(lambda: taken(other), 20.0, "it is free")
 
 
 def test_a_number_grows_with_every_grant_and_is_the_same_for_its_own_retry(etcd: Etcd) -> None:
@@ -309,14 +327,7 @@ def test_a_lease_that_another_has_by_the_same_id_is_not_counted_on(
         one.acquire("a")
         with pytest.raises(QuorumUnavailable):
             other.acquire("b")
-
-    def granted() -> bool:
-        try:
-            return other.release(other.acquire("b"))
-        except (QuorumUnavailable, ResourceHeld):
-            return False
-
-    wait_until(granted, 10.0, "it has another, and the first attempt is undone")
+    wait_until(lambda: taken(other, "b"), 10.0, "it has another, and the first attempt is undone")
 
 
 def test_a_supervisor_does_not_shorten_what_its_holder_has_left_for_longer(etcd: Etcd) -> None:
@@ -356,6 +367,25 @@ def test_a_hundred_names_and_many_claims_are_no_transaction_too_large(etcd: Etcd
     many.mark = ("id#done", 60.0)
     assert etcd.ask(Verb.RELEASE, many) is True
     assert etcd.get("id#done") is not None
+
+
+def test_a_beat_is_not_kept_from_its_next_tick_by_its_own_last_one(
+    etcd: Etcd, lock_over: Callable[..., Redlock]
+) -> None:
+    """The key lives on for a second or more; whoever has sent the tick frees it in time."""
+    etcd.flush()
+    app = Celery("ticks", set_as_current=False)
+    entry = ScheduleEntry("tick", "tick", datetime.now(), schedule=schedule(1.4, app=app), app=app)
+    one, other = (TickClaims(app, lock_over([etcd.server.url]), "hold") for _ in range(2))
+    for _ in range(2):
+        look = one.decide(entry, 0.5)
+        look = look if look.send else one.decide(entry, 0.5)
+        assert look.send and look.claim is not None
+        sent, claim = time.monotonic(), look.claim
+        claim.finish(sent=True)
+        assert not one.decide(entry, 0.5).send and claim.kept > sent + 1.0
+        assert not other.decide(entry, 0.5).send
+        wait_until(lambda at=claim.kept: time.monotonic() >= at, 5.0, "the next is due")
 
 
 def test_what_is_awry_in_a_url_is_told_at_once() -> None:

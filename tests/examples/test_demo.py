@@ -11,6 +11,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import psutil
@@ -18,7 +19,7 @@ import pytest
 
 from celery_redlock.demo.checker import Verdict
 from celery_redlock.demo.journal import Journal, Story
-from tests.support import postgres
+from tests.support import etcd, postgres
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -126,11 +127,14 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
 
 
 @pytest.mark.slow
-def test_it_holds_over_postgresql_too(demo: Demo) -> None:
-    postgres.require()
+@pytest.mark.parametrize("store", [postgres, etcd], ids=["postgresql", "etcd"])
+def test_it_holds_over_one_server_too(
+    demo: Demo, store: Any, request: pytest.FixtureRequest
+) -> None:
+    store.require()
     temporary = Path(tempfile.mkdtemp())  # root's own server cannot come to pytest's
     temporary.chmod(0o755)
-    arguments = ("--store", "postgresql", "--out", "kept", "--keep")
+    arguments = ("--store", request.node.callspec.id, "--out", "kept", "--keep")
     process = demo.start(*arguments, TMPDIR=str(temporary))
     assert process.wait(timeout=120) == 0, demo.said()
     said = demo.said()
@@ -145,10 +149,12 @@ def test_it_holds_over_postgresql_too(demo: Demo) -> None:
     assert list(temporary.iterdir()) == []
 
 
-def test_where_there_is_no_postgresql_it_says_what_to_install(demo: Demo) -> None:
-    process = demo.start("--store", "postgresql", CELERY_REDLOCK_POSTGRESQL=str(demo.directory))
+@pytest.mark.parametrize("store", ["PostgreSQL", "etcd"])
+def test_where_there_is_no_such_server_it_says_what_to_install(demo: Demo, store: str) -> None:
+    nowhere = {f"CELERY_REDLOCK_{store.upper()}": str(demo.directory)}
+    process = demo.start("--store", store.lower(), **nowhere)
     assert process.wait(timeout=120) == 1
-    assert "No PostgreSQL server was found: install one (apt install" in demo.said()
+    assert f"No {store} server was found: install one (apt install" in demo.said()
     assert "Traceback" not in demo.said()
 
 

@@ -110,6 +110,8 @@ class Verdict:
 
 LEADERS = ("member ", "two of three ", "server kill")
 """What faults are called in which etcd may get another leader."""
+DOWN = ("two of three ", "server ")
+"""And those in which it has no majority."""
 
 
 def judge(
@@ -222,9 +224,12 @@ def _blocks(
             continue  # it may run yet
         end = owner.end if owner else first
         applied = _settled(end, faults, owner)
-        # At each change of its leader all leases of etcd start over; one is in `ttl`.
-        leaders = sum(f.kind.startswith(LEADERS) and f.touches(first, last) for f in faults)
-        again = max(0, leaders - 1) * TTL if ttl > TTL else 0.0
+        # At each change of its leader all leases of etcd start over; one is in `ttl`. And none ends
+        # while it has no majority.
+        near = [fault for fault in faults if ttl > TTL and fault.touches(first, last)]
+        leaders = sum(fault.kind.startswith(LEADERS) for fault in near)
+        again = max(0, leaders - 1) * TTL
+        again += sum((f.end or last) - f.begin for f in near if f.kind.startswith(DOWN))
         allowed = applied + ttl * (1 if owner else 2) + RESIDUE + again
         whose = str(owner) if owner else f"{sight.resource} token {sight.token}, no body"
         stepped = any(f.kind == STEPPED and f.touches(end - TTL, last) for f in faults)

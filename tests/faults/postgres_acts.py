@@ -19,8 +19,8 @@ from tests.faults.chronicle import Fault
 from tests.faults.crew import Crew, Steps
 from tests.faults.feeder import RESOURCES
 from tests.faults.stage import TTL
-from tests.faults.stores import PREFIX
 from tests.support import postgres
+from tests.support.eyes import PREFIX
 from tests.support.wait import wait_until
 
 LEFT_OUT = (

@@ -11,7 +11,7 @@ import threading
 from dataclasses import dataclass, field
 
 from tests.faults.journal import Journal, Process, now, short
-from tests.faults.stores import Server, eyes
+from tests.support.eyes import Server, eyes
 
 EVERY = 0.08
 """Seconds between two looks."""

@@ -255,6 +255,16 @@ def test_a_key_outlives_a_ttl() -> None:
     assert "key left longer than a ttl" in kinds((A, lines), sights=late, faults=[other])
 
 
+@pytest.mark.parametrize(("down", "fine"), [(3.0, True), (1.0, False)])
+def test_no_key_of_etcd_ends_while_it_has_no_majority(down: float, fine: bool) -> None:
+    lines = body(A, 1.0, 2.0)
+    kill = Fault("worker kill -9", 2.0, 2.5, "one", 10)
+    stop = Fault("two of three stop, more than a ttl", 2.5, 2.5 + down, nodes=(0,))
+    late = [sight(lines, 2.0 + TTL + 1.0 + RESIDUE + 2.0, 1)]
+    found = kinds((A, lines), sights=late, faults=[kill, stop], ttl=TTL + 1.0)
+    assert found == ([] if fine else ["key left longer than a ttl"])
+
+
 def test_nobody_runs_after_a_quorum_is_back() -> None:
     loss = Fault("majority stop, more than a ttl", 1.0, 5.0, nodes=(0, 1, 2))
     late = body(A, 5.0 + BACK + 1.0, 5.0 + BACK + 2.0)

@@ -60,7 +60,7 @@ MORE = (
     "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over",
     "tests/canvas/test_cells.py::test_a_canvas_comes_to_its_end[classic",
     "tests/canvas/test_cells.py::test_then_nothing_is_left_and_nothing_has_run_twice[classic",
-    "tests/canvas/test_cells_postgresql.py", "tests/worker/test_operator_postgresql.py",
+    "tests/canvas/test_cells_stores.py", "tests/worker/test_operator_postgresql.py",
     "tests/contract/test_postgresql_failover.py", "tests/contract/test_postgresql_load.py",
     "tests/cli/test_doctor_postgresql.py", "tests/cli/test_django_migration.py",
     "tests/cli/test_doctor_tls.py", "tests/contract/test_hostile_tls.py",

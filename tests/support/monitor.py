@@ -23,6 +23,9 @@ GONE = -1
 class Monitor:
     """All that a node is told about locks, in its order."""
 
+    longer = 0.0
+    """Seconds for which a key may outlive a ttl of one second."""
+
     def __init__(self, cluster: Cluster) -> None:
         for _ in range(2):  # a node learns the script of a release from its first client
             with cluster.redlock.lock("first"):
@@ -133,4 +136,35 @@ class Monitor:
                 owner = Owner.of(token)
                 same = owner is not None and setters.get(token) == released
                 return owner.pid if owner and same else self._pids.get(released, GONE)
+        return None
+
+
+class VerbMonitor(Monitor):
+    """Of a store whose requests are told apart by one word each, which stands first."""
+
+    def taken(self, resource: str) -> int:
+        """How often a lock on a resource was asked for."""
+        return sum(words[0] == "acquire" for _port, words in self._about(resource))
+
+    def extended_by(self, resource: str, task: str) -> set[int]:
+        """The processes that asked for an extension of a task's locks."""
+        return {
+            self._pids.get(port, GONE)
+            for port, words in self._about(resource)
+            if words[0] == "extend" and any(task in word for word in words)
+        }
+
+    def freed_by(self, resource: str, task: str) -> int | None:
+        """The process that freed the first lock of a task; None if it was its ttl."""
+        setters: dict[str, str] = {}
+        for port, words in self._about(resource):
+            token = next((word for word in words if task in word), "")
+            if not token:
+                continue
+            if words[0] == "acquire":
+                setters.setdefault(token, port)
+            elif words[0] in ("release", "free") and token in setters:
+                owner = Owner.of(token)
+                same = owner is not None and setters[token] == port
+                return owner.pid if owner and same else self._pids.get(port, GONE)
         return None

@@ -7,11 +7,10 @@ import threading
 import uuid
 from typing import Any
 
-from celery_redlock.protocol.values import Owner
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
 from tests.support.cluster import Cluster
-from tests.support.monitor import GONE, Monitor
+from tests.support.monitor import VerbMonitor
 from tests.support.wait import wait_until
 
 LOGGED = {"log_statement": "all", "log_connections": "on", "log_line_prefix": "%r "}
@@ -22,7 +21,7 @@ EVERY = 0.005
 """Seconds between two looks at the log: who has connected may be dead soon."""
 
 
-class PostgresMonitor(Monitor):
+class PostgresMonitor(VerbMonitor):
     """The same as of a Redis node."""
 
     def __init__(self, cluster: Cluster) -> None:
@@ -70,30 +69,3 @@ class PostgresMonitor(Monitor):
         mark = f"mark{uuid.uuid4().hex}"
         postgres.sql(self._server, f"SELECT '{mark}'")
         wait_until(lambda: mark in self._marks, 5.0, "the log has been read so far")
-
-    def taken(self, resource: str) -> int:
-        """How often a lock on a resource was asked for."""
-        return sum(words[0] == "acquire" for _port, words in self._about(resource))
-
-    def extended_by(self, resource: str, task: str) -> set[int]:
-        """The processes that asked for an extension of a task's locks."""
-        return {
-            self._pids.get(port, GONE)
-            for port, words in self._about(resource)
-            if words[0] == "extend" and any(task in word for word in words)
-        }
-
-    def freed_by(self, resource: str, task: str) -> int | None:
-        """The process that freed the first lock of a task; None if it was its ttl."""
-        setters: dict[str, str] = {}
-        for port, words in self._about(resource):
-            token = next((word for word in words if task in word), "")
-            if not token:
-                continue
-            if words[0] == "acquire":
-                setters.setdefault(token, port)
-            elif words[0] in ("release", "free") and token in setters:
-                owner = Owner.of(token)
-                same = owner is not None and setters[token] == port
-                return owner.pid if owner and same else self._pids.get(port, GONE)
-        return None

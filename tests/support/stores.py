@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.testing.etcd import LocalEtcd
@@ -17,16 +18,16 @@ Servers = list[LocalServer] | list[LocalPostgres] | list[LocalEtcd]
 
 
 @contextlib.contextmanager
-def start(kind: str) -> Iterator[Servers]:
-    """Three Redis servers, or the one of another kind."""
+def start(kind: str, count: int = 3, **options: Any) -> Iterator[Servers]:
+    """Some Redis servers, or the one of another kind; with options, as each kind has them."""
     if kind == "redis":
-        with start_servers(3) as started:
+        with start_servers(count, **options) as started:
             yield started
     elif kind == "etcd":
         with etcd.start_etcd() as cluster:
             yield [cluster]
     else:
-        with postgres.start_postgres() as server:
+        with postgres.start_postgres(**options) as server:
             yield [server]
 
 

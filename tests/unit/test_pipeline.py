@@ -139,16 +139,23 @@ def test_a_release_that_was_not_acknowledged_is_owed(channel: Pipeline) -> None:
     assert channel.connected(NOW + 7.0) == []
 
 
-@pytest.mark.parametrize(("later", "owed"), [(2.0, True), (1.0 + TTL, False)])
+@pytest.mark.parametrize(
+    ("later", "lapses", "owed"),
+    [(2.0, True, True), (1.0 + TTL, True, False), (100.0 * TTL, False, True)],
+)
 def test_a_release_while_there_is_no_connection_is_owed_until_the_ttl_has_done_it(
-    channel: Pipeline, later: float, owed: bool
+    later: float, lapses: bool, owed: bool
 ) -> None:
+    """And for good where ttls start over once the node is back."""
+    channel = Pipeline(0, lapses=lapses)
+    channel.connected(NOW)
     mine = set_here(channel, claim())
     channel.dropped()
     channel.unreachable("refused")
     release = undo(mine, NOW + 1.0)
     assert not channel.ask(release, NOW + 1.0)
     assert release.votes == [Vote.SILENT]
+    assert channel.unfreed(NOW + later) is owed
     assert channel.connected(NOW + later) == [release] * owed
 
 

@@ -197,7 +197,7 @@ def _played(ending: Ending, stage: Stage, pool: str) -> Row:
         return ending.played(stage, ending)
     stage.begin(ending.task, *ending.args, **ending.options)
     ending.act(stage)
-    freed = stage.freed(ending.within)
+    freed = stage.freed(ending.within + stage.monitor.longer * (TTL in ending.by))
     by = stage.by()
     assert by in ending.by, f"freed by the {by}"
     client = stage.cluster.client

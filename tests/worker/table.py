@@ -2,8 +2,8 @@
 
 python -m tests.worker.table [--pool NAME ...] [--only WORDS] [--strains] [--store NAME]
 
-With `--pool` or `--only` the page is left alone. Over PostgreSQL only the endings are played, of
-prefork, into a table of their own.
+With `--pool` or `--only` the page is left alone. Over another store than Redis only the endings are
+played, of prefork, into a table of their own.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import billiard
 import celery
 
-from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.testing.postgresql import LocalPostgres
-from tests.support import postgres
+from celery_redlock.server import LocalServer
+from tests.support import stores
 from tests.support.cluster import Cluster
+from tests.support.etcd_monitor import EtcdMonitor
 from tests.support.monitor import Monitor
 from tests.support.nodes import with_acl_user
 from tests.support.postgres_monitor import LOGGED, PostgresMonitor
@@ -38,6 +39,17 @@ from tests.worker.scenarios import ENDINGS, POOLS, played_on
 PAGE = Path(__file__).parents[2] / "docs" / "endings.md"
 INSTALLED = [pool for pool in POOLS if not any(mark.args[0] for mark in param(pool).marks)]
 CHILDREN = "3"
+MONITORS: dict[str, type[Monitor]] = {
+    "redis": Monitor,
+    "postgresql": PostgresMonitor,
+    "etcd": EtcdMonitor,
+}
+OPTIONS: dict[str, dict[str, Any]] = {"redis": {"config": with_acl_user()}, "postgresql": LOGGED}
+NODES = {
+    "redis": "five nodes",
+    "postgresql": "one PostgreSQL database",
+    "etcd": "an etcd cluster of one member",
+}
 ABREAST = 3
 """Workers that are strained at once: their bodies mostly wait."""
 
@@ -67,17 +79,12 @@ class Shared:
 def world(store: str = "redis") -> Iterator[tuple[Cluster, Monitor]]:
     """Servers, and the app that sends."""
     with contextlib.ExitStack() as stack:
-        nodes: Sequence[LocalServer | LocalPostgres]
-        if store == "postgresql":
-            nodes = [stack.enter_context(postgres.start_postgres(**LOGGED))]
-            broker = stack.enter_context(LocalServer())
-        else:
-            *nodes, broker = stack.enter_context(start_servers(6, config=with_acl_user()))
+        nodes = stack.enter_context(stores.start(store, 5, **OPTIONS.get(store, {})))
+        broker = stack.enter_context(LocalServer(config=with_acl_user()))
         path = stack.enter_context(tempfile.TemporaryDirectory())
         cluster = Cluster(nodes, broker, Path(path))
         stack.callback(cluster.close)
-        monitor = (PostgresMonitor if store == "postgresql" else Monitor)(cluster)
-        yield cluster, stack.enter_context(monitor)
+        yield cluster, stack.enter_context(MONITORS[store](cluster))
 
 
 def chosen(pool: str, only: str = "") -> list[Ending]:
@@ -150,11 +157,11 @@ def line(row: Row) -> str:
     return f"{freed} | {row.by} | {row.overlaps} | {row.message}"
 
 
-def table(measured: dict[str, dict[str, Row | None]], nodes: str = "five nodes") -> str:
+def table(measured: dict[str, dict[str, Row | None]], store: str) -> str:
     """All that was measured, as Markdown."""
     lines = [
         f"Celery {celery.__version__}, billiard {billiard.__version__},"
-        f" Python {sys.version.split()[0]}, {sys.platform}; {nodes}.",
+        f" Python {sys.version.split()[0]}, {sys.platform}; {NODES[store]}.",
         "",
         "| ending | pool | free after | by whom | overlaps | message |",
         "|---|---|---|---|---|---|",
@@ -179,7 +186,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pool", action="append", choices=POOLS)
     parser.add_argument("--only", default="", help="only endings whose name has these words")
-    parser.add_argument("--store", default="redis", choices=("redis", "postgresql"))
+    parser.add_argument("--store", default="redis", choices=MONITORS)
     parser.add_argument("--strains", action="store_true", help="only what a lock outlives")
     arguments = parser.parse_args()
     begin = time.monotonic()
@@ -201,12 +208,11 @@ def main() -> int:
     print(f"{len(rows)} played in {time.monotonic() - begin:.0f} s, {failed} failed")
     if not (part or failed):
         page = PAGE.read_text(encoding="utf-8")
-        if arguments.store == "postgresql":
-            page = render(page, "postgresql", table(measured, "one PostgreSQL database"))
-        else:
+        if measured:
+            name = "endings" if arguments.store == "redis" else arguments.store
+            page = render(page, name, table(measured, arguments.store))
+        if held:
             page = render(page, "strains", strains_table(held))
-        if measured and arguments.store == "redis":
-            page = render(page, "endings", table(measured))
         PAGE.write_text(page, encoding="utf-8")
         print(f"written into {PAGE.relative_to(PAGE.parents[1])}")
     return 1 if failed else 0

@@ -11,7 +11,8 @@ from tests.support.monitor import Monitor
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, handlers_raised_nothing
 from tests.worker.ending import Ending, play
-from tests.worker.scenarios import params
+from tests.worker.scenarios import params, played_on
+from tests.worker.table import measure
 
 pytestmark = pytest.mark.worker
 
@@ -21,6 +22,13 @@ def test_ending(
     cluster: Cluster, worker: Worker, monitor: Monitor, key: str, ending: Ending
 ) -> None:
     play(ending, cluster, monitor, "prefork", worker, key)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["postgresql", "etcd"])
+def test_endings_over_one_authority(store: str) -> None:
+    """As `make endings STORE=...` plays all of them."""
+    assert None not in measure("prefork", played_on("prefork", own=False), store).values()
 
 
 @pytest.mark.parametrize("then", ["retry", "retry at once"])

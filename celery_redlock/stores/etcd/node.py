@@ -45,6 +45,8 @@ class EtcdNode(StreamNode):
     )
     forgets: ClassVar[str] = "was its data lost or a backup restored, was a lease of it revoked"
     calls_itself: ClassVar[bool] = False
+    lapses: ClassVar[bool] = False
+    """With a new leader all leases start over."""
 
     _address: EtcdAddress
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from ...protocol.names import LINE_SUFFIX
+from ...protocol.names import FENCE_SUFFIX, LINE_SUFFIX
 from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import Connection, EtcdAddress, reason
 from .questions import MAX_OPS, seconds_left
@@ -26,6 +27,7 @@ RTT_SAMPLES = 3
 """The fastest of these round trips counts: the others had to wait for this process."""
 PAGE = 1000
 """Keys of one answer."""
+_SUFFIXED = re.compile(rb"#[a-z]+\d*\Z")
 
 
 class EtcdReader:
@@ -99,23 +101,30 @@ class EtcdReader:
             key[len(keys.lines) :].rpartition(END)[0]
             for key, _ in self._range(keys.lines + begin, only=True)
         }
+        # Of a lock, and of nothing that has a suffix of ours.
+        names += [n + to_bytes(FENCE_SUFFIX) for n in names if not _SUFFIXED.search(n)]
         names += [line + to_bytes(LINE_SUFFIX) for line in sorted(lines)]
         return {to_text(name): to_bytes(self.prefix) + name for name in names}
 
     def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
         """Return what is under some keys, by their names, without those that do not exist."""
         lines = {name: key for name, key in keys.items() if name.endswith(LINE_SUFFIX)}
-        kept: dict[str, tuple[bytes, str]] = {}
-        names = [name for name in keys if name not in lines]
-        for at in range(0, len(names), MAX_OPS):
-            batch = names[at : at + MAX_OPS]
-            gets = [{"requestRange": {"key": self.keys.lock(self._name(keys[n]))}} for n in batch]
+        names = {n: self._name(key) for n, key in keys.items() if n not in lines}
+        bases = list({name.removesuffix(FENCE_SUFFIX) for name in names.values()})
+        kept: dict[str, dict[str, Any]] = {}
+        for at in range(0, len(bases), MAX_OPS):
+            batch = bases[at : at + MAX_OPS]
+            gets = [{"requestRange": {"key": self.keys.lock(base)}} for base in batch]
             said = self.ask("kv/txn", success=gets)
-            for name, part in zip(batch, said.get("responses", ()), strict=True):
-                for kv in part["response_range"].get("kvs", ()):
-                    kept[name] = value_of(kv.get("value", "")), kv.get("lease", "")
-        left = self._left({lease for _, lease in kept.values()})
-        found = {n: KeyValue(value, left[lease]) for n, (value, lease) in kept.items()}
+            for base, part in zip(batch, said.get("responses", ()), strict=True):
+                kept.update((base, kv) for kv in part["response_range"].get("kvs", ()))
+        left = self._left({kv.get("lease", "") for kv in kept.values()})
+        found = {}
+        for n, name in names.items():
+            if kv := kept.get(name.removesuffix(FENCE_SUFFIX)):
+                fence = name.endswith(FENCE_SUFFIX)
+                value = kv["create_revision"].encode() if fence else value_of(kv.get("value", ""))
+                found[n] = KeyValue(value, left[kv.get("lease", "")])
         return {n: one for n, one in found.items() if one.left >= 0} | self.queues(lines, 1)
 
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:

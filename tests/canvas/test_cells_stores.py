@@ -1,4 +1,4 @@
-"""Some of the canvases of test_cells.py, with their locks in PostgreSQL."""
+"""Some of the canvases of test_cells.py, with their locks in one authority."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_redlock.server import LocalServer
 from tests.canvas.cells import CELLS, SELVES
 from tests.canvas.play import SOON, Stage
 from tests.canvas.tasks import POLICIES
-from tests.support import postgres
+from tests.support import stores
 from tests.support.wait import wait_until
 
 NAMES = ("group", "chord header", "chord body", "chain head", "chain middle", "chain tail", "link")
@@ -22,12 +22,14 @@ AROUND = {
 }
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+@pytest.fixture(scope="module", params=["postgresql", pytest.param("etcd", marks=pytest.mark.slow)])
+def stage(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Stage]:
     with contextlib.ExitStack() as stack:
-        database = stack.enter_context(postgres.start_postgres())
+        nodes = stack.enter_context(stores.start(request.param))
         broker = stack.enter_context(LocalServer())
-        one = Stage([database], broker, tmp_path_factory.mktemp("canvas"), "json")
+        one = Stage(nodes, broker, tmp_path_factory.mktemp("canvas"), "json")
         yield stack.enter_context(one.working("-c", "48"))
 
 

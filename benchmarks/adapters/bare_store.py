@@ -2,21 +2,27 @@ from __future__ import annotations
 
 from child import Extension, Pair, serve
 
+from benchmarks.bare_etcd import BareEtcd
 from benchmarks.bare_postgresql import BarePostgres
 
 
+def lock_at(urls: list[str], ttl: float = 10.0) -> BareEtcd | BarePostgres:
+    (url,) = urls
+    return (BareEtcd if url.startswith("etcd") else BarePostgres)(url, ttl)
+
+
 def connect(urls: list[str]) -> Pair:
-    lock = BarePostgres(urls[0])
+    lock = lock_at(urls)
     return lock.acquire, lock.release
 
 
 def waiting(urls: list[str]) -> Pair:
-    lock = BarePostgres(urls[0])
+    lock = lock_at(urls)
     return lambda resource: lock.wait(resource, 30.0), lock.give
 
 
 def extending(urls: list[str], names: list[str]) -> Extension:
-    lock = BarePostgres(urls[0], ttl=60.0)
+    lock = lock_at(urls, ttl=60.0)
     held = {name: lock.acquire(name) or "" for name in names}
     return lambda: lock.extend(held)
 
