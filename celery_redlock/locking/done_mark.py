@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..protocol import outcome, quorum
 from ..protocol.lease import NEVER
-from ..protocol.names import slots
+from ..protocol.names import slots_of
 from ..protocol.replies import DONE
 from ..protocol.values import Owner, Query, Vote
 from ..runtime.clock import monotonic
@@ -35,7 +35,7 @@ def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
     client, claim, limit = held.redlock.client, held.claim, held.request.limit
     mark, nodes = held.mark[0], len(client.addresses)
     granted = [NEVER] * nodes
-    names = slots(held.resources[0], limit) if limit > 1 else list(held.resources)
+    names = [slot for slots in slots_of(held.resources, limit) for slot in slots]
     if held.request.rate is not None:  # starts outlast their bodies, and keep no other out
         names = []
     if claim is not None and claim.held(monotonic()):

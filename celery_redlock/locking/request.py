@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..protocol.names import plain
+from ..protocol.names import Limit, Limits, of_each, plain
 from ..protocol.rate import Rate
 from ..protocol.texts import shown
 from ..protocol.values import Owner
@@ -24,7 +25,7 @@ class LockRequest:
         patience: How long to wait for the nodes' answers to one try, in seconds; None for the node
             timeout.
         fencing: Whether the lease gets a fencing token.
-        limit: How many may hold it at a time.
+        limit: How many may hold each of the names at a time.
         rate: Whose starts the names are of; None for a lock.
     """
 
@@ -34,10 +35,23 @@ class LockRequest:
     owner: Owner | None = None
     patience: float | None = None
     fencing: bool = False
-    limit: int = 1
+    limit: Limit = 1
     rate: Rate | None = None
 
     @property
     def resource(self) -> str:
         """What is asked for, for people."""
         return shown([plain(name) for name in self.names] if self.rate else self.names)
+
+    def part(self, names: Sequence[str]) -> LockRequest:
+        """Return what asks for some of its names alone."""
+        limit = self.limit
+        if isinstance(limit, Limits):
+            of = self.limits
+            limit = replace(limit, of=tuple(of[name] for name in names))
+        return replace(self, names=tuple(names), limit=limit)
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """How many may hold each name at a time."""
+        return dict(zip(self.names, of_each(self.names, self.limit), strict=True))

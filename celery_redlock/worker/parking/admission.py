@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...protocol.names import Limit, least
+
 __all__ = ["AdmissionQueue", "Parked", "Resources"]
 
 Resources = tuple[str, ...]
@@ -37,7 +39,7 @@ class Parked:
     Attributes:
         request: Celery's, unacknowledged.
         resources: What it waits for.
-        limit: How many may hold that at a time.
+        limit: How many may hold each of that at a time.
         since: Since when its task waits; seconds since 1970.
         until: When it goes even though its resource is held; seconds.
         rank: Its place among those of its resource: urgency, since, order of arrival.
@@ -45,7 +47,7 @@ class Parked:
 
     request: Any
     resources: Resources
-    limit: int
+    limit: Limit
     since: float
     until: float
     rank: tuple[float, float, int]
@@ -90,7 +92,7 @@ class AdmissionQueue:
         until: float,
         urgency: float = 0.0,
         again: bool = False,
-        limit: int = 1,
+        limit: Limit = 1,
     ) -> bool:
         """Decide whether a delivery goes to the pool at once; else it is parked.
 
@@ -102,11 +104,11 @@ class AdmissionQueue:
             until: When it goes in any case.
             urgency: Smaller goes first.
             again: Whether it has met a held lock before.
-            limit: How many may hold what it locks at a time.
+            limit: How many may hold each of what it locks at a time.
         """
         with self._lock:
             known = self._known.setdefault(resources, _Known())
-            is_first = not known.parked and len(known.running) < limit
+            is_first = not known.parked and len(known.running) < least(limit)
             if (is_first and not again) or self._count >= self.most:
                 known.running[id(request)] = (request, now)
                 return True
@@ -190,7 +192,7 @@ class AdmissionQueue:
             if known is None or not known.parked or not (known.called or free):
                 return None
             parked = known.parked[0]
-            if len(_at_work(known, now)) >= parked.limit:
+            if len(_at_work(known, now)) >= least(parked.limit):
                 return None
             known.called = False
             return self._go(parked, now)
@@ -225,8 +227,8 @@ class AdmissionQueue:
             known = self._known.get(resources)
             return (len(known.parked), len(known.running)) if known is not None else (0, 0)
 
-    def limit(self, resources: Resources) -> int:
-        """Return how many may hold them at a time, by the task of the one that goes next."""
+    def limit(self, resources: Resources) -> Limit:
+        """Return how many may hold each at a time, by the task of the one that goes next."""
         with self._lock:
             known = self._known.get(resources)
             return known.parked[0].limit if known is not None and known.parked else 1

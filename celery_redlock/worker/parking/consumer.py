@@ -153,10 +153,10 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            resources = resources_of(request.task, request.args, request.kwargs)
+            call = request.task, request.task.run, request.args, request.kwargs
+            resources, limit = lock.resources(*call), lock.limit(options, *call)
         except Exception:
             return False  # the body's process says what is wrong
-        limit = options.limit
         if (pace := options.pace) is not None:
             if len(resources) > 1:
                 return False
