@@ -116,8 +116,11 @@ class TaskLock:
             raise ConfigurationError(f"{of}, {_name_of(limit)}, is async; give a plain function")
         parameters = keys.signature.parameters.values()
         wanted = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        wanted = [name for name in wanted if name != "self"]  # it may yet be bound
+        more = any(p.kind is p.VAR_KEYWORD for p in parameters)
         try:
-            inspect.signature(limit).bind(**dict.fromkeys(wanted))
+            taken = inspect.signature(limit)
+            (taken.bind_partial if more else taken.bind)(**dict.fromkeys(wanted))
         except ValueError:  # nobody knows the signature of some that are written in C
             pass
         except TypeError as error:
