@@ -98,9 +98,9 @@ class TaskLock:
 
         name, keys, args = self._of_call(task, function, args)
         names = keys.in_order(args, kwargs)
-        if varies := callable(limit):
+        if callable(limit):
             limit = _asked(name, limit, keys.arguments(args, kwargs), names)
-        return paired(names, limit, varies=varies)[1]
+        return paired(names, limit)[1]
 
     def _check_limit(self, name: str, keys: Keys, limit: Any) -> None:
         """Refuse limits that do not fit the keys, or a function that does not fit the arguments."""

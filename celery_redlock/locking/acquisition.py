@@ -123,8 +123,8 @@ class Acquisition:
         """Acquire a slot of each name: any; and if one is taken, those that are seen free."""
         names, limit, called = request.names, request.limit, request.resource
         every = slots_of(names, limit)
-        # Where limits vary, a slot may be free though as many as may are in others.
-        if not (known_full or (isinstance(limit, Limits) and limit.varies)):
+        # Else a slot of ours may be free though as many as may hold it are in others.
+        if not (known_full or (isinstance(limit, Limits) and limit.wide)):
             with contextlib.suppress(ResourceHeld):
                 return await self._attempt([JITTER.choice(slots) for slots in every], called)
         ballot = await self._client.peek(names, limit)

@@ -48,7 +48,10 @@ class LockRequest:
         limit = self.limit
         if isinstance(limit, Limits):
             of = self.limits
-            limit = replace(limit, of=tuple(of[name] for name in names))
+            wide = dict(zip(self.names, limit.wide, strict=False))
+            limit = Limits(
+                tuple(of[name] for name in names), tuple(wide[name] for name in names if wide)
+            )
         return replace(self, names=tuple(names), limit=limit)
 
     @property

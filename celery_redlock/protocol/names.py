@@ -99,12 +99,12 @@ class Limits:
 
     Attributes:
         of: Per name, in the order of the names.
-        varies: Whether others may hold the same names under other limits. Then all slots that
-            there can be are counted, and not only those that a claim with this limit may take.
+        wide: Per name, how many slots there are in which others count: more than a claim may take,
+            where others may have taken them under a larger limit. Empty: as many as it may take.
     """
 
     of: tuple[int, ...]
-    varies: bool = False
+    wide: tuple[int, ...] = ()
 
 
 Limit = int | Limits
@@ -260,9 +260,8 @@ def least(limit: Limit) -> int:
 
 def slots_of(names: Sequence[str], limit: Limit) -> list[list[str]]:
     """Return, for each name, the slots in which others may be who count."""
-    all_of_them = isinstance(limit, Limits) and limit.varies
-    pairs = zip(names, of_each(names, limit), strict=True)
-    return [slots(name, MAX_SLOTS if all_of_them else many) for name, many in pairs]
+    wide = limit.wide if isinstance(limit, Limits) else ()
+    return [*map(slots, names, wide or of_each(names, limit))]
 
 
 def grouped(items: Iterable[T], like: Iterable[Sequence[object]]) -> Iterator[list[T]]:
@@ -287,9 +286,7 @@ def takeable(names: Sequence[str], limit: Limit, free: Iterable[bool]) -> list[l
     return found
 
 
-def paired(
-    names: Sequence[str], limits: Sequence[int], *, varies: bool = False
-) -> tuple[tuple[str, ...], Limit]:
+def paired(names: Sequence[str], limits: Sequence[int]) -> tuple[tuple[str, ...], Limit]:
     """Return names as a claim has them, each once, with the limit of each; the smaller of two.
 
     Raises:
@@ -305,4 +302,4 @@ def paired(
         of[name] = min(limit, of.get(name, limit))
     every = names_of(list(of))
     each = tuple(of[name] for name in every)
-    return every, Limits(each, varies) if varies or len(set(each)) > 1 else each[0]
+    return every, Limits(each) if len(set(each)) > 1 else each[0]

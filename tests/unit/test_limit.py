@@ -250,48 +250,56 @@ def test_limits_that_do_not_fit_the_names_are_refused(
         redlock.acquire(resource, limit=limit)
 
 
-# -- Limits that vary
+# -- Several limits of one name
 
 
-def vary(*of: int) -> Any:
-    return Limits(of, varies=True)
+def test_never_more_hold_it_than_the_largest_limit_says(redlock: FakeRedlock) -> None:
+    """One with a smaller limit takes one of its own slots, and those above do not count for it."""
+    five = [redlock.acquire("r", limit=5) for _ in range(5)]
+    assert redlock.try_acquire("r", limit=5) is redlock.try_acquire("r", limit=3) is None
+    by_slot = sorted(five, key=lambda one: one.resources)
+    redlock.release(by_slot[4])
+    assert redlock.try_acquire("r", limit=3) is None
+    redlock.release(by_slot[2])
+    assert redlock.acquire("r", limit=3).resources == by_slot[2].resources
 
 
-def ask(redlock: FakeRedlock, name: str, limit: int) -> Lease | None:
-    """As a task does whose limit a function tells."""
-    request = replace(redlock.client.request(name), limit=vary(limit))
+def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:
+    """As a task does whose limit was lowered by an operator."""
+    request = replace(redlock.client.request(name), limit=Limits((limit,), (wide,)))
     try:
         return blocking(leases.acquire(redlock.client, request))
-    except ResourceHeld:
+    except ResourceHeld as refusal:
+        assert f"is held by as many as may, {limit} at a time" in str(refusal)
         return None
 
 
-def test_one_with_a_smaller_limit_waits_until_fewer_than_that_hold_it(redlock: FakeRedlock) -> None:
-    """In whichever slots these are; and never are there more than the largest limit says."""
-    five = [ask(redlock, "r", 5) for _ in range(5)]
-    assert all(five) and ask(redlock, "r", 5) is ask(redlock, "r", 3) is None
-    by_slot = sorted([one for one in five if one], key=lambda one: one.resources)
-    for lease in by_slot[:2]:  # slots that one with a limit of three could take
+def test_where_a_limit_was_lowered_the_next_waits_until_fewer_than_that_hold_it(
+    redlock: FakeRedlock,
+) -> None:
+    """In whichever slots these are."""
+    five = sorted([redlock.acquire("r", limit=5) for _ in range(5)], key=lambda one: one.resources)
+    for lease in five[:2]:  # slots that one with a limit of three could take
         redlock.release(lease)
-        assert ask(redlock, "r", 3) is None
-    redlock.release(by_slot[2])
-    assert ask(redlock, "r", 3) is not None
-    assert ask(redlock, "r", 3) is None and ask(redlock, "r", 4) is not None
+        assert ask(redlock, "r", 3, 5) is None
+    redlock.release(five[2])
+    assert ask(redlock, "r", 3, 5) is not None
+    assert ask(redlock, "r", 3, 5) is None and ask(redlock, "r", 4, 5) is not None
 
 
 @pytest.mark.parametrize(
     ("limit", "held", "slots_left"),
     [
         (3, {}, ["r", "r#slot2", "r#slot3"]),
-        (vary(3), {4, 5}, ["r"]),
-        (vary(3), {1, 5}, ["r#slot2"]),
-        (vary(3), {4, 5, 6}, []),
-        (vary(1), {100}, []),
+        (Limits((3,), (6,)), {4, 5}, ["r"]),
+        (Limits((3,), (6,)), {1, 5}, ["r#slot2"]),
+        (Limits((3,), (6,)), {4, 5, 6}, []),
+        (Limits((1,), (6,)), {6}, []),
         (2, {1, 2}, []),
     ],
 )
 def test_what_may_be_taken(limit: Any, held: set[int], slots_left: list[str]) -> None:
-    count = 100 if isinstance(limit, Limits) else limit
+    count = 6 if isinstance(limit, Limits) else limit
     free = [number not in held for number in range(1, count + 1)]
     assert takeable(["r"], limit, free) == [slots_left]
 
