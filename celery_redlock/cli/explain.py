@@ -89,6 +89,7 @@ def _explain(
 ) -> int | None:
     from ..config.settings import enabled
     from ..doctor.workers import waiting
+    from ..locking.pauses import covering, limited
     from ..protocol.names import of_each
     from ..survey.snapshot import look_at
     from ..survey.waiting import count_parked, waited_for
@@ -97,7 +98,6 @@ def _explain(
     how = lock.options(site.app)
     resources = lock.resources(task, task.run, args, kwargs)
     limit = lock.limit(how, task, task.run, args, kwargs)
-    limits = dict(zip(resources, of_each(resources, limit), strict=True))
     rule, options = verdict.rule_of(task.name, how), verdict.options_of(lock, site.app)
     surveys: list[Survey] = []
     waits: list[dict[str, Any]] = []
@@ -115,9 +115,11 @@ def _explain(
         waits = [wait for wait in waits if not set(resources).isdisjoint(waited_for(wait))]
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
-    published, run = verdict.verdicts(task, how, limits, entries, refusal)
     pauses = {pause.token: pause for survey in surveys for pause in survey.pauses}.values()
-    for pause in pauses:
+    limit = limited([*pauses], resources, limit)
+    limits = dict(zip(resources, of_each(resources, limit), strict=True))
+    published, run = verdict.verdicts(task, how, limits, entries, refusal)
+    if (pause := covering([*pauses], resources)) is not None:
         run = verdict.Verdict("paused", f"waits until that is over: {pause}")
     keys = [site.redlock.prefix + name for name in resources]
     data = {
@@ -137,7 +139,13 @@ def _explain(
         "run": run._asdict(),
         "error": str(refusal) if refusal else "",
     }
-    said = [f"task  {task.name}", *_keys(keys, limits.values()), f"made  {rule}", ""]
+    said = [
+        f"task  {task.name}",
+        *_keys(keys, limits.values()),
+        *map(str, pauses),
+        f"made  {rule}",
+        "",
+    ]
     pace = how.pace
     said += _state(surveys) if refusal is None else without_quorum(refusal)
     said += starts_said(entries, pace.starts, pace.text) if pace is not None else []

@@ -131,7 +131,7 @@ def _run(
     busy: list[Entry] = []
     slots: list[str] = []
     for name, limit in limits.items():
-        of_it = [e for e in taken if e.resource == name and e.slot <= limit]
+        of_it = [e for e in taken if e.resource == name]
         busy += of_it if len(of_it) >= limit else []
         of = f" of {name}" if len(limits) > 1 else ""
         slots += [f"{limit - len(of_it)} of {limit} slots{of} free"] if limit > 1 else []

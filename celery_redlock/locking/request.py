@@ -26,6 +26,7 @@ class LockRequest:
             timeout.
         fencing: Whether the lease gets a fencing token.
         limit: How many may hold each of the names at a time.
+        declared: What the limit was before an operator changed it; None if nobody has.
         rate: Whose starts the names are of; None for a lock.
     """
 
@@ -36,6 +37,7 @@ class LockRequest:
     patience: float | None = None
     fencing: bool = False
     limit: Limit = 1
+    declared: Limit | None = None
     rate: Rate | None = None
 
     @property
@@ -47,14 +49,15 @@ class LockRequest:
         """Return what asks for some of its names alone."""
         limit = self.limit
         if isinstance(limit, Limits):
-            of = self.limits
+            of = dict(zip(self.names, limit.of, strict=True))
             wide = dict(zip(self.names, limit.wide, strict=False))
             limit = Limits(
                 tuple(of[name] for name in names), tuple(wide[name] for name in names if wide)
             )
-        return replace(self, names=tuple(names), limit=limit)
+        return replace(self, names=tuple(names), limit=limit, declared=None)
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """How many may hold each name at a time."""
-        return dict(zip(self.names, of_each(self.names, self.limit), strict=True))
+        """How many may hold each name at a time, as declared."""
+        limit = self.limit if self.declared is None else self.declared
+        return dict(zip(self.names, of_each(self.names, limit), strict=True))

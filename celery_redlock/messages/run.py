@@ -13,6 +13,7 @@ from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease
+from ..locking.pauses import believed, limited
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..locking.unlocked import Unlocked
@@ -56,13 +57,17 @@ def run(
     redlock = Redlock.from_app(app)
     if len(resources) > 1:  # one alone is of a key, which is a name, and goes with its options
         checked_names(resources, fencing=options.fencing)
+    limit = declared = lock.limit(options, task, function, body.args, body.keywords)
+    if limit != 1:
+        limit = limited(believed(redlock), resources, limit)
     asked = LockRequest(
         names=resources,
         ttl=options.ttl,
         wait=0.0 if parked else options.wait,
         owner=_owner(redlock.client.owner, task, request if delivered else None),
         fencing=options.fencing,
-        limit=lock.limit(options, task, function, body.args, body.keywords),
+        limit=limit,
+        declared=declared,
     )
     held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     if options.rate is not None:

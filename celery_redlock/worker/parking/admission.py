@@ -69,10 +69,14 @@ class AdmissionQueue:
 
     Args:
         most: How many deliveries are parked at most.
+        now: Returns what their limit is for the time being.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(
+        self, most: int, now: Callable[[Resources, Limit], Limit] = lambda _of, limit: limit
+    ) -> None:
         self.most = most
+        self._now = now
         self._known: dict[Resources, _Known] = {}
         self._paused: dict[Parked, None] = {}
         self._count = 0
@@ -108,7 +112,7 @@ class AdmissionQueue:
         """
         with self._lock:
             known = self._known.setdefault(resources, _Known())
-            is_first = not known.parked and len(known.running) < least(limit)
+            is_first = not known.parked and len(known.running) < least(self._now(resources, limit))
             if (is_first and not again) or self._count >= self.most:
                 known.running[id(request)] = (request, now)
                 return True
@@ -192,7 +196,7 @@ class AdmissionQueue:
             if known is None or not known.parked or not (known.called or free):
                 return None
             parked = known.parked[0]
-            if len(_at_work(known, now)) >= least(parked.limit):
+            if len(_at_work(known, now)) >= least(self._now(resources, parked.limit)):
                 return None
             known.called = False
             return self._go(parked, now)
@@ -231,7 +235,9 @@ class AdmissionQueue:
         """Return how many may hold each at a time, by the task of the one that goes next."""
         with self._lock:
             known = self._known.get(resources)
-            return known.parked[0].limit if known is not None and known.parked else 1
+            if known is None or not known.parked:
+                return 1
+            return self._now(resources, known.parked[0].limit)
 
     def parked(self) -> list[Parked]:
         """Return all that are parked."""
