@@ -18,7 +18,16 @@ from celery.local import PromiseProxy, Proxy
 
 from .config.checks import OnDuplicate, Scope
 from .config.declared import given_to_all, refuse_second_lock, refuse_unread
-from .config.options import TASK, Key, LockOptions, OnConflict, OnDeadline, OnLost, OnUnavailable
+from .config.options import (
+    TASK,
+    Key,
+    LimitOption,
+    LockOptions,
+    OnConflict,
+    OnDeadline,
+    OnLost,
+    OnUnavailable,
+)
 from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from .keys.resolver import Templates
 from .messages.skipped import Skipped
@@ -73,7 +82,7 @@ class SingletonTask(BaseTask):
     lock_max_lifetime: float | None
     lock_fencing: bool
     lock_scope_name: str | None
-    lock_limit: int
+    lock_limit: LimitOption
     lock_rate: str | None
     lock_burst: int | None
     lock_scope: Scope
@@ -142,8 +151,7 @@ class SingletonTask(BaseTask):
             request is not None and request.is_eager and not request.called_directly
         )
         body = functools.partial(self.run if traced else super().__call__, *args, **kwargs)
-        resources = self.redlock.resources(self, self.run, args, kwargs)
-        result = runs.run(self.redlock, self.app, self, request, resources, body)
+        result = runs.run(self.redlock, self.app, self, request, self.run, body)
         if type(result) is CoroutineType:
             raise _never_awaited(self.name, result)
         return result
@@ -217,9 +225,8 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
             task = None  # called as a function, perhaps by another task
         app = task.app if task is not None else _celery_state.get_current_app()
         request = task.request_stack.top if task is not None else None
-        resources = lock.resources(task, function, args, kwargs)
         body = functools.partial(function, *args, **kwargs)
-        result = load().run(lock, app, task, request, resources, body)
+        result = load().run(lock, app, task, request, function, body)
         if type(result) is CoroutineType:
             raise _never_awaited(function.__qualname__, result)
         return result

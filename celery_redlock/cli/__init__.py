@@ -18,7 +18,7 @@ from .context import BOTH, Site, load_app, nodes_options
 __all__ = ["main", "redlock"]
 
 COMMANDS = (
-    *("bench", "demo", "doctor", "explain", "exporter", "ls", "migrate", "pause"),
+    *("bench", "demo", "doctor", "explain", "exporter", "limit", "ls", "migrate", "pause"),
     *("purge", "release", "resume", "show", "sql", "stats", "watch", "web"),
 )
 """Each is `command` in the module of this package of that name; `demo` in its own package."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -89,12 +89,15 @@ def _explain(
 ) -> int | None:
     from ..config.settings import enabled
     from ..doctor.workers import waiting
+    from ..locking.pauses import covering, limited
+    from ..protocol.names import of_each
     from ..survey.snapshot import look_at
     from ..survey.waiting import count_parked, waited_for
     from . import verdict
 
     how = lock.options(site.app)
     resources = lock.resources(task, task.run, args, kwargs)
+    limit = lock.limit(how, task, task.run, args, kwargs)
     rule, options = verdict.rule_of(task.name, how), verdict.options_of(lock, site.app)
     surveys: list[Survey] = []
     waits: list[dict[str, Any]] = []
@@ -112,9 +115,11 @@ def _explain(
         waits = [wait for wait in waits if not set(resources).isdisjoint(waited_for(wait))]
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
-    published, run = verdict.verdicts(task, how, resources, entries, refusal)
     pauses = {pause.token: pause for survey in surveys for pause in survey.pauses}.values()
-    for pause in pauses:
+    limit = limited([*pauses], resources, limit)
+    limits = dict(zip(resources, of_each(resources, limit), strict=True))
+    published, run = verdict.verdicts(task, how, limits, entries, refusal)
+    if (pause := covering([*pauses], resources)) is not None:
         run = verdict.Verdict("paused", f"waits until that is over: {pause}")
     keys = [site.redlock.prefix + name for name in resources]
     data = {
@@ -122,6 +127,7 @@ def _explain(
         "locked": True,
         "resources": resources,
         "keys": keys,
+        "limits": list(limits.values()),
         "rule": rule,
         "options": {name: {"value": value, "from": source} for name, value, source in options},
         "entries": [entry.data() for entry in entries],
@@ -133,7 +139,13 @@ def _explain(
         "run": run._asdict(),
         "error": str(refusal) if refusal else "",
     }
-    said = [f"task  {task.name}", *(f"key   {key}" for key in keys), f"made  {rule}", ""]
+    said = [
+        f"task  {task.name}",
+        *_keys(keys, limits.values()),
+        *map(str, pauses),
+        f"made  {rule}",
+        "",
+    ]
     pace = how.pace
     said += _state(surveys) if refusal is None else without_quorum(refusal)
     said += starts_said(entries, pace.starts, pace.text) if pace is not None else []
@@ -141,6 +153,11 @@ def _explain(
     read = verdict.read_by(how, options, verdict.parks(site.app.conf, how))
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), read))
     return NO_QUORUM if refusal else None
+
+
+def _keys(keys: Iterable[str], limits: Iterable[int]) -> Iterator[str]:
+    for key, limit in zip(keys, limits, strict=True):
+        yield f"key   {key}" + (f", {limit} at a time" if limit > 1 else "")
 
 
 def _state(surveys: Sequence[Survey]) -> list[str]:

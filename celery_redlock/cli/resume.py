@@ -15,7 +15,7 @@ __all__ = ["command"]
 @click.argument("pattern")
 @on_site
 def command(site: Site, pattern: str) -> int:
-    """End the pause of PATTERN.
+    """End the pause, or the limit, of PATTERN.
 
     That is of the very pattern that was paused, as ls shows it. What waits goes on within a
     second, unless another pause covers its key.
@@ -26,9 +26,10 @@ def command(site: Site, pattern: str) -> int:
     pattern = pattern.removeprefix(redlock.prefix)
     ended, silent = resume(redlock, pattern)
     others, _sure = in_force(redlock)
-    said = [f"{one.pattern}: resumed; paused by {one.who}" for one in ended]
+    done = {True: "no longer limited; limited by", False: "resumed; paused by"}
+    said = [f"{one.pattern}: {done[one.limit > 0]} {one.who}" for one in ended]
     said = said or [f"{pattern}: no such pause"]
-    said += [f"still paused: {one}" for one in others]
+    said += [f"still {'limited' if one.limit else 'paused'}: {one}" for one in others]
     if silent and ended:
         away = ", ".join(silent)
         said.append(f"{away} did not answer: repeat it once all do, or it may count again there")

@@ -6,7 +6,7 @@ The rules are those of `publication.py` and `policy.py`, in words; nothing is ta
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.options import TASK, TaskOptions
@@ -43,7 +43,7 @@ class Verdict(NamedTuple):
 def verdicts(
     task: Any,
     how: TaskOptions,
-    resources: Collection[str],
+    limits: Mapping[str, int],
     entries: Iterable[Entry],
     refusal: QuorumUnavailable | None,
 ) -> tuple[Verdict, Verdict]:
@@ -52,14 +52,14 @@ def verdicts(
     Args:
         task: The task.
         how: Its options, resolved.
-        resources: What the call locks.
+        limits: What the call locks, and how many may hold each of that.
         entries: All that is known of these.
         refusal: Why nothing is.
     """
     if not enabled(task.app.conf):
         run = Verdict("unlocked", "runs without a lock: redlock_enabled is False")
         return Verdict("sent", "sends the message: redlock_enabled is False"), run
-    found = [entry for entry in entries if entry.resource in resources]
+    found = [entry for entry in entries if entry.resource in limits]
     published = _published(task, how, found, refusal)
     if published.outcome in ("existing", "raise", "skip"):
         never = "does not run: its message is not sent (members of groups, chords and chains"
@@ -70,7 +70,7 @@ def verdicts(
     parked = parks(task.app.conf, how)
     if refusal is not None:
         return published, _refused(how, refusal, parked)
-    return published, _run(how, len(resources), found, parked)
+    return published, _run(how, limits, found, parked)
 
 
 # -- Published -------------------------------------------------------------------------------------
@@ -114,20 +114,29 @@ def _published(
 # -- Run -------------------------------------------------------------------------------------------
 
 
-def _run(how: TaskOptions, keys: int, entries: Sequence[Entry], parked: bool) -> Verdict:
+def _run(
+    how: TaskOptions, limits: Mapping[str, int], entries: Sequence[Entry], parked: bool
+) -> Verdict:
     if (pace := how.pace) is not None:
         counted = [e for e in entries if e.kind == "start" and e.slot <= pace.starts]
-        busy = [entry for entry in counted if _occupied(entry) > entry.total - entry.quorum]
-        if left := pace.starts - len(busy):
+        started = [entry for entry in counted if _occupied(entry) > entry.total - entry.quorum]
+        if left := pace.starts - len(started):
             free = f"{left} of {pace.starts} starts left in these {pace.window:g} s"
             return Verdict("run", f"starts as soon as it is delivered: {free}")
         outcome, text = _refused(how, ResourceHeld("held"), parked)
         full = f"{pace.starts} of {pace.starts} starts in the last {pace.window:g} s"
         return Verdict(outcome, f"{text}: {full}")
     taken = [entry for entry in entries if entry.kind in ("lock", "foreign")]
-    busy = [entry for entry in taken if _occupied(entry) > entry.total - entry.quorum]
-    if len(busy) < (how.limit if keys == 1 else 1):
-        free = "" if how.limit == 1 else f" ({how.limit - len(busy)} of {how.limit} slots free)"
+    taken = [entry for entry in taken if _occupied(entry) > entry.total - entry.quorum]
+    busy: list[Entry] = []
+    slots: list[str] = []
+    for name, limit in limits.items():
+        of_it = [e for e in taken if e.resource == name]
+        busy += of_it if len(of_it) >= limit else []
+        of = f" of {name}" if len(limits) > 1 else ""
+        slots += [f"{limit - len(of_it)} of {limit} slots{of} free"] if limit > 1 else []
+    if not busy:
+        free = f" ({', '.join(slots)})" if slots else ""
         return Verdict("run", f"runs as soon as it is delivered: the key is free{free}")
     outcome, text = _refused(how, ResourceHeld("held"), parked)
     forever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]

@@ -96,12 +96,13 @@ class Changes:
         for name in away.keys() - self._away.keys():
             self._say(seen.at, "node", f"! node {name} does not answer: {away[name]}")
         self._away = away
-        paused = {pause.token: pause.pattern for pause in seen.pauses}
+        kinds = {pause.token: "limited" if pause.limit else "paused" for pause in seen.pauses}
+        paused = {one.token: f"{one.pattern} is {kinds[one.token]}" for one in seen.pauses}
         for token in self._paused.keys() - paused.keys():
-            self._say(seen.at, "resumed", f"{self._paused[token]} is paused no more")
+            self._say(seen.at, "resumed", f"{self._paused[token]} no more")
         for pause in seen.pauses:
             if pause.token not in self._paused:
-                self._say(seen.at, "paused", f"! {pause}")
+                self._say(seen.at, kinds[pause.token], f"! {pause}")
         self._paused = paused
         now = {entry.key: entry for entry in seen.entries}
         for key in self._before.keys() - now.keys():

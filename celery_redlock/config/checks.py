@@ -16,9 +16,6 @@ DAY = 86_400.0
 """Seconds; the longest ttl, because a holder that dies blocks its resource for that long."""
 HOUR = 3600.0
 """Seconds; whoever gives a longer ttl most likely means milliseconds."""
-MAX_SLOTS = 100
-"""Bodies at a time per key. Each has its own name on the nodes, and whoever finds one slot taken
-looks at all of them."""
 Scope = Literal[
     "while_executing",
     "until_executing",
@@ -41,6 +38,11 @@ def or_none(check: Check) -> Check:
         return value if value is None else _or(check, value, "None")
 
     return checked
+
+
+def lets_several(limit: Any) -> bool:
+    """Whether under this limit several bodies may hold a key at a time."""
+    return callable(limit) or max((limit,) if isinstance(limit, int) else limit) > 1
 
 
 def or_callable(check: Check, *arguments: str) -> Check:
@@ -113,10 +115,20 @@ def flag(value: Any) -> Any:
     return value
 
 
-def limit(value: Any) -> Any:
+def count(value: Any) -> Any:
+    from ..protocol.names import MAX_SLOTS  # most programs have no limit
+
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SLOTS:
         raise ValueError(f"must be a whole number from 1 to {MAX_SLOTS}")
     return value
+
+
+def limit(value: Any) -> Any:
+    if callable(value):
+        return value
+    if isinstance(value, (list, tuple)) and value:
+        return tuple(map(count, value))
+    return _or(count, value, "a list of such, one for each key")
 
 
 def rate(value: Any) -> Any:

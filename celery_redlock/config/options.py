@@ -27,6 +27,7 @@ __all__ += ["check_option", "guarded"]
 
 
 Key: TypeAlias = Sequence[str] | Callable[..., str | Collection[str]] | None
+LimitOption: TypeAlias = int | Sequence[int] | Callable[..., int | Sequence[int]]
 OnConflict: TypeAlias = ConflictPolicy | Callable[[Any, Any], str]
 OnDeadline = Literal["raise", "skip", "reject"]
 OnUnavailable = Literal["retry", "raise", "run"]
@@ -232,10 +233,12 @@ class TaskOptions(_Shared):
         " there is no template, else nothing.",
         "Give two tasks the same one if they should exclude each other.",
     )
-    limit: int = _option(
+    limit: LimitOption = _option(
         1,
         checks.limit,
-        "How many bodies may run at a time per key.",
+        "How many bodies may run at a time per key. Of several keys: one number for each of them,"
+        " or a list with a number for each; or a function that returns such, and is called with the"
+        " task's arguments by their names.",
         "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
     )
     rate: str | None = _option(
@@ -247,7 +250,7 @@ class TaskOptions(_Shared):
     )
     burst: int | None = _option(
         None,
-        checks.or_none(checks.limit),
+        checks.or_none(checks.count),
         "How many of a `rate` may start at once. `10/m` with 3: three in any 18 seconds.",
         "Set it to spread the starts of a rate over its time.",
     )
@@ -358,7 +361,7 @@ class LockOptions(TypedDict, total=False):
     max_lifetime: float | None
     fencing: bool
     scope_name: str | None
-    limit: int
+    limit: LimitOption
     rate: str | None
     burst: int | None
     scope: Scope

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from ..protocol.errors import ConfigurationError
-from .checks import CONFLICT_POLICIES
+from .checks import CONFLICT_POLICIES, lets_several
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
 OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
@@ -145,25 +145,21 @@ def check_together(
         )
     scope, limit = values.get("scope", "while_executing"), values.get("limit", 1)
     policy, fencing = values.get("on_conflict", "retry"), values.get("fencing", False)
-    if limit > 1 and scope not in ("while_executing", "until_and_while_executing"):
+    many, shown = lets_several(limit), "a function" if callable(limit) else limit
+    if many and scope not in ("while_executing", "until_and_while_executing"):
         raise ConfigurationError(
-            f"{p}limit is {limit}, but with {p}scope {scope!r} there is one task per key: for"
+            f"{p}limit is {shown}, but with {p}scope {scope!r} there is one task per key: for"
             " several at a time and one in the queue use 'until_and_while_executing'"
         )
-    if limit > 1 and policy == "replace":
+    if many and policy == "replace":
         raise ConfigurationError(
-            f"{p}on_conflict 'replace' revokes the holder, and with {p}limit={limit} it could"
-            f" revoke {limit} holders to get one place: use 'wait', or leave {p}limit out"
+            f"{p}on_conflict 'replace' revokes the holder, and with {p}limit={shown} it could"
+            f" revoke all holders to get one place: use 'wait', or leave {p}limit out"
         )
-    if limit > 1 and fencing:
+    if many and fencing:
         raise ConfigurationError(
             f"{p}limit lets several work at a time, and a fencing token would refuse the writes of"
-            f" all but the last; with {p}limit={limit} give {p}fencing=False"
-        )
-    if limit > 1 and several:
-        raise ConfigurationError(
-            f"{p}limit counts the holders of one key, and this task locks several: leave one of"
-            " the two out"
+            f" all but the last; with {p}limit={shown} give {p}fencing=False"
         )
     if values.get("burst") is not None and values.get("rate") is None:
         raise ConfigurationError(

@@ -10,13 +10,17 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..keys.resolver import Keys, keys_of
 from ..protocol.errors import ConfigurationError
-from ..protocol.texts import shown
+from ..protocol.texts import printable, shown
+from .checks import count
 from .options import TASK, Settings, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
+
+if TYPE_CHECKING:
+    from ..protocol.names import Limit
 
 OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
 """Options that one call can be given: `apply_async(..., lock={...})`."""
@@ -58,7 +62,10 @@ class TaskLock:
                 " the lock would be freed before its body has run; make it a plain function that"
                 " calls asyncio.run()"
             )
-        self._several = self._keys_of(name, function, bound).several or self._several
+        keys = self._keys_of(name, function, bound)
+        self._several = keys.several or self._several
+        if "limit" in self.own:
+            self._check_limit(name, keys, self.own["limit"])
         try:
             check_together(self.own, self._meant, self._prefix, several=self._several)
         except ConfigurationError as error:
@@ -68,9 +75,67 @@ class TaskLock:
         self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
     ) -> tuple[str, ...]:
         """Return the names of the resources that a call excludes others from."""
+        _name, keys, args = self._of_call(task, function, args)
+        return keys(args, kwargs)
+
+    def limit(
+        self,
+        options: TaskOptions,
+        task: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Any,
+    ) -> Limit:
+        """Return how many may hold each of the resources of a call at a time.
+
+        Raises:
+            ConfigurationError: The function that tells failed, or returned what cannot be one.
+        """
+        limit: Any = options.limit
+        if isinstance(limit, int):
+            return limit
+        from ..protocol.names import paired  # most programs have none
+
+        name, keys, args = self._of_call(task, function, args)
+        names = keys.in_order(args, kwargs)
+        if callable(limit):
+            limit = _asked(name, limit, keys.arguments(args, kwargs), names)
+        return paired(names, limit)[1]
+
+    def _check_limit(self, name: str, keys: Keys, limit: Any) -> None:
+        """Refuse limits that do not fit the keys, or a function that does not fit the arguments."""
+        p, of = self._prefix, f"{name}: {self._prefix}limit"
+        if isinstance(limit, tuple) and keys.count not in (None, len(limit)):
+            raise ConfigurationError(
+                f"{of} is {list(limit)}, {len(limit)} numbers, and the task has {keys.count} keys:"
+                f" give one number for each key, in their order, or {p}limit=3 for 3 of each"
+            )
+        if not callable(limit):
+            return
+        if inspect.iscoroutinefunction(limit):
+            raise ConfigurationError(f"{of}, {_name_of(limit)}, is async; give a plain function")
+        parameters = keys.signature.parameters.values()
+        wanted = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        wanted = [name for name in wanted if name != "self"]  # it may yet be bound
+        more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+        try:
+            taken = inspect.signature(limit)
+            (taken.bind_partial if more else taken.bind)(**dict.fromkeys(wanted))
+        except ValueError:  # nobody knows the signature of some that are written in C
+            pass
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{of}, {_name_of(limit)}, cannot be called with the arguments of the task by their"
+                f" names ({', '.join(wanted)}): {error}; let it take what it does not need by **_"
+            ) from None
+
+    def _of_call(
+        self, task: Any, function: Callable[..., Any], args: Sequence[Any]
+    ) -> tuple[str, Keys, Sequence[Any]]:
+        """Return a task's name, its keys, and the arguments of a call without the task itself."""
         bound = task is not None and bool(args) and args[0] is task
         name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
-        return self._keys_of(name, function, bound)(args[1:] if bound else args, kwargs)
+        return name, self._keys_of(name, function, bound), args[1:] if bound else args
 
     def _keys_of(self, name: str, function: Callable[..., Any], bound: bool) -> Keys:
         keys = self._keys.get((name, bound, function))
@@ -134,6 +199,32 @@ class TaskLock:
         check_together({**self.own, **checked}, checked, "")
         # The app's settings are not read again: that takes longer than to publish the task.
         return replace(self.options(app), **checked)
+
+
+def _asked(
+    name: str, limit: Callable[..., Any], arguments: Mapping[str, Any], names: Sequence[str]
+) -> tuple[int, ...]:
+    """Return the limit of each of some names, as a function of the user's says."""
+    what = f"the limit of {name}, which {_name_of(limit)} makes,"
+    try:
+        made = limit(**arguments)
+    except Exception as error:
+        raise ConfigurationError(
+            f"{what} raised {type(error).__name__}; it is called with the arguments of the task by"
+            " their names, and returns a whole number"
+        ) from error
+    each = made if isinstance(made, (list, tuple)) else (made,) * len(names)
+    try:
+        return tuple(map(count, each))
+    except ValueError as error:
+        raise ConfigurationError(
+            f"{what} {error}, or a list of such, one for each key; it is {made!r:.100} for"
+            f" {shown(names)}: return 1 where one body at a time may run"
+        ) from None
+
+
+def _name_of(function: Any) -> str:
+    return printable(getattr(function, "__qualname__", None) or repr(function))
 
 
 def lock_of(task: Any) -> TaskLock | None:

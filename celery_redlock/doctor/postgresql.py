@@ -60,7 +60,7 @@ SELECT redlock_acquire(ARRAY[{0}], 'doctor', 10, 1, NULL);
 SELECT redlock_extend(ARRAY[{0}], ARRAY['doctor'], ARRAY[0], ARRAY[10], ARRAY[10], true);
 SELECT redlock_enqueue(ARRAY[{0}], 'doctor', 0, 10);
 SELECT redlock_hand_on(ARRAY[{0}], 'doctor');
-SELECT redlock_release(ARRAY[{0}], 'doctor', NULL, NULL, NULL);
+SELECT redlock_release(ARRAY[{0}], 'doctor', NULL, NULL);
 SELECT redlock_sweep()"""
 
 

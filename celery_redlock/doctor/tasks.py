@@ -116,9 +116,14 @@ def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
     """Find tasks that share a template and do not agree how many may run at a time."""
     shared: dict[Any, dict[int, str]] = {}
     for name, options in locked.items():
-        if isinstance(options.key, str):
-            tasks = shared.setdefault((options.key, options.scope_name), {})
-            tasks.setdefault(options.limit, name)
+        key, limit = options.key, options.limit
+        if callable(limit) or not isinstance(key, (str, tuple)):
+            continue
+        keys = [key] if isinstance(key, str) else [one for one in key if not one.isidentifier()]
+        each = [limit] * len(keys) if isinstance(limit, int) else limit
+        for one, many in zip(keys, each, strict=False):
+            tasks = shared.setdefault((one, options.scope_name), {})
+            tasks.setdefault(many, name)
     for (key, _scope), tasks in shared.items():
         if len(tasks) > 1:
             limits = ", ".join(f"{limit} ({name})" for limit, name in sorted(tasks.items()))

@@ -12,7 +12,7 @@ import inspect
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import names_of, printable
@@ -68,7 +68,38 @@ def keys_of(
     return _FromArguments(task_name, signature, function, templates)
 
 
-class _FromArguments:
+class Keys:
+    """What makes the names of the resources that a call locks; see `keys_of`.
+
+    Attributes:
+        count: How many it makes; None if that is not known before the call.
+        several: Whether that is more than one, as far as is known.
+        signature: That of the task, without the task itself.
+    """
+
+    count: int | None = None
+    several = False
+    signature: inspect.Signature
+
+    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+        return names_of(self.in_order(args, kwargs))
+
+    def in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+        """Return the names as they are declared: one may be there twice."""
+        raise NotImplementedError
+
+    def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
+        """Return the arguments of a call by their names, defaults included."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        for name, parameter in self.signature.parameters.items():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                values |= values.pop(name)
+        return values
+
+
+class _FromArguments(Keys):
     """Keys that templates make of the arguments."""
 
     def __init__(
@@ -78,9 +109,10 @@ class _FromArguments:
         function: Callable[..., object],
         templates: Sequence[Template],
     ) -> None:
-        self.several = len(templates) > 1
+        self.count = len(templates)
+        self.several = self.count > 1
         self._task_name = task_name
-        self._signature = signature
+        self.signature = signature
         self._globals = getattr(inspect.unwrap(function), "__globals__", {})
         self._models: dict[str, Any] = {}
         self._templates = templates
@@ -102,7 +134,7 @@ class _FromArguments:
             except CannotKey as error:
                 raise self._refusal(f"the default of argument {name!a}", error) from None
 
-    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    def in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
         values = self._bind(args, kwargs)
         texts = {}
         for name in self._used:
@@ -111,7 +143,7 @@ class _FromArguments:
             texts[name] = self._text(name, value) if scalar is None else scalar(value, 0)
         if not self.several:
             return (self._templates[0](texts),)
-        return names_of([template(texts) for template in self._templates])
+        return tuple([template(texts) for template in self._templates])
 
     def _bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
         if self._simple and len(args) <= len(self._places):
@@ -123,7 +155,7 @@ class _FromArguments:
                 values = {**self._defaults, **values}
                 if values.keys() == self._names:
                     return values
-        bound = self._signature.bind(*args, **kwargs)
+        bound = self.signature.bind(*args, **kwargs)
         bound.apply_defaults()
         return bound.arguments
 
@@ -143,7 +175,7 @@ class _FromArguments:
 
     def _as_model(self, name: str, value: Mapping[Any, object]) -> object:
         if name not in self._models:  # resolved late: the annotation may name a class further down
-            self._models[name] = _model_of(self._signature.parameters[name], self._globals)
+            self._models[name] = _model_of(self.signature.parameters[name], self._globals)
         model = self._models[name]
         if model is None:
             return value
@@ -153,10 +185,8 @@ class _FromArguments:
             return value  # whether the task accepts it is for the task to say, not for its lock
 
 
-class _FromFunction:
+class _FromFunction(Keys):
     """Keys that a function of the user's makes of the arguments."""
-
-    several = False  # as far as is known before the call
 
     def __init__(
         self,
@@ -166,7 +196,7 @@ class _FromFunction:
         head: str,
     ) -> None:
         self._task_name = task_name
-        self._signature = signature
+        self.signature = signature
         self._key = key
         self._head = head
         if inspect.iscoroutinefunction(key) or inspect.isasyncgenfunction(key):
@@ -185,8 +215,8 @@ class _FromFunction:
         name = getattr(self._key, "__qualname__", None) or repr(self._key)
         return printable(f"the lock key of {self._task_name}, made by {name}")
 
-    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-        self._signature.bind(*args, **kwargs)  # what the task would not take is not the key's fault
+    def in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+        self.signature.bind(*args, **kwargs)  # what the task would not take is not the key's fault
         try:
             made = self._key(*args, **kwargs)
         except Exception as error:
@@ -202,10 +232,9 @@ class _FromFunction:
                     f"{self}: must be a str that is not empty, or a list of such, not"
                     f" {'an empty one' if empty else type(text).__name__}"
                 )
-        return names_of([shortened(escape(self._head + text, RAW_LITERAL)) for text in texts])
-
-
-Keys: TypeAlias = _FromArguments | _FromFunction
+        if isinstance(texts, (set, frozenset)):
+            texts = sorted(texts)
+        return tuple([shortened(escape(self._head + text, RAW_LITERAL)) for text in texts])
 
 
 def _signature(task_name: str, function: Callable[..., object], bound: bool) -> inspect.Signature:

@@ -15,7 +15,7 @@ from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
-from ..protocol.names import slots
+from ..protocol.names import Limits, grouped, of_each, slots_of, takeable
 from ..protocol.round import Round, Steps, Verb
 from ..protocol.values import QueueEntry, quorum_of
 from ..runtime.clock import monotonic
@@ -115,26 +115,35 @@ class Acquisition:
                 return await self._attempt(request.names, entry=entry)
             if entry is not None:
                 await self._queue(entry, Verb.ENQUEUE)
-            return await self._attempt_slots(request.names[0], request.limit, known_full)
+            return await self._attempt_slots(request, known_full)
         except NotAcquired as error:
             raise self._client.refused(error) from None
 
-    async def _attempt_slots(self, name: str, limit: int, known_full: bool) -> Claim:
-        """Acquire one of the slots of a name: any; and if that is taken, one that is seen free."""
-        names, called = slots(name, limit), self._request.resource
-        if not known_full:
+    async def _attempt_slots(self, request: LockRequest, known_full: bool) -> Claim:
+        """Acquire a slot of each name: any; and if one is taken, those that are seen free."""
+        names, limit, called = request.names, request.limit, request.resource
+        every = slots_of(names, limit)
+        # Else a slot of ours may be free though as many as may hold it are in others.
+        if not (known_full or (isinstance(limit, Limits) and limit.wide)):
             with contextlib.suppress(ResourceHeld):
-                return await self._attempt([JITTER.choice(names)], called)
-        ballot = await self._client.peek((name,), limit)
-        free = outcome.free(ballot)
-        JITTER.shuffle(free)
+                return await self._attempt([JITTER.choice(slots) for slots in every], called)
+        ballot = await self._client.peek(names, limit)
+        free = takeable(names, limit, outcome.free(ballot))
+        for slots in free:
+            JITTER.shuffle(slots)
         lost = None
-        for slot in free:
+        while all(free):
             try:
-                return await self._attempt([names[slot]], called)
+                return await self._attempt([slots[-1] for slots in free], called)
             except ResourceHeld as error:
                 lost = error.holder
-        raise outcome.all_held(called, ballot, self._client.nodes, lost, self._request.rate)
+                for slots in free:
+                    if not error.conflicting or slots[-1] in error.conflicting:
+                        slots.pop()
+        queries = grouped(range(len(ballot.claims)), every)
+        each = zip(names, of_each(names, limit), queries, free, strict=True)
+        full = {name: (many, numbers) for name, many, numbers, slots in each if not slots}
+        raise outcome.all_held(called, full, ballot, self._client.nodes, lost, request.rate)
 
     async def _attempt(
         self, names: Sequence[str], shown_as: str = "", entry: QueueEntry | None = None
@@ -245,8 +254,10 @@ class Acquisition:
             seconds = JITTER.uniform(*RETRY_AFTER_S)
             with contextlib.suppress(QuorumUnavailable):
                 # Should its holder have died without a word.
-                ballot = await self._client.peek(self._entry.resources, self._request.limit)
-                seconds = min(seconds, max(JITTER.uniform(0, POLL_S), outcome.free_in(ballot)))
+                part = self._request.part(self._entry.resources)
+                ballot = await self._client.peek(part.names, part.limit)
+                left = outcome.room_in(ballot, slots_of(part.names, part.limit))
+                seconds = min(seconds, max(JITTER.uniform(0, POLL_S), left))
             called = await pause(waiter, min(seconds, until - time.monotonic()))
 
     def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:
@@ -259,7 +270,11 @@ class Acquisition:
         entry = self._entry
         free = tuple(name for name in entry.resources if name not in names)
         if free:  # for others; a release of these may have called us
-            await self._queue(replace(entry, resources=free), Verb.HAND_ON)
+            # Of a key with a limit, HAND_ON sees one slot; from outside of the queue it calls.
+            for verb in (
+                (Verb.HAND_ON,) if self._request.limit == 1 else (Verb.DEQUEUE, Verb.HAND_ON)
+            ):
+                await self._queue(replace(entry, resources=free), verb)
         self._entry = replace(entry, resources=names)
         return set(names) <= set(entry.resources)
 

@@ -51,7 +51,7 @@ class Asked(TypedDict, total=False):
     ttl: float | None
     owner: Owner | None
     fencing: bool | None
-    limit: int
+    limit: int | Sequence[int]
 
 
 class Patient(Asked, total=False):

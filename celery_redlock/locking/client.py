@@ -25,7 +25,7 @@ from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, NotAcquired, ResourceHeld
-from ..protocol.names import Resources, base_of, checked_names, slots
+from ..protocol.names import Limit, Resources, base_of, checked_names, paired, slots_of
 from ..protocol.quorum import Released
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Steps
@@ -140,7 +140,7 @@ class LockClient:
         wait: float = 0.0,
         owner: Owner | None = None,
         fencing: bool | None = None,
-        limit: int = 1,
+        limit: int | Sequence[int] = 1,
     ) -> LockRequest:
         """Check what a call asks for, and put this client's defaults where it says nothing.
 
@@ -148,14 +148,23 @@ class LockClient:
             ConfigurationError: Something in it cannot be asked for.
         """
         check_option("wait", wait)
-        check_option("limit", limit)
+        checked = check_option("limit", limit)
+        if callable(checked):
+            raise ConfigurationError(f"limit must be a number, or one for each name: {limit!r}")
         if owner is not None and not isinstance(owner, Owner):
             raise ConfigurationError(f"owner must be an Owner or None; it is {owner!r}")
         fencing = self.fencing if fencing is None else bool(check_option("fencing", fencing))
-        names = checked_names(resource, fencing=fencing, limit=limit)
+        names = checked_names(resource, fencing=fencing)
+        if isinstance(checked, tuple):
+            names, checked = paired([resource] if isinstance(resource, str) else resource, checked)
+        if fencing and checked != 1:
+            raise ConfigurationError(
+                f"{shown(names)}: with a limit there are several holders at a time, and a fencing"
+                " token would refuse the writes of all but the last; give fencing=False"
+            )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
         return LockRequest(
-            names=names, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
+            names=names, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=checked
         )
 
     async def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:
@@ -291,17 +300,15 @@ class LockClient:
         return renewed
 
     async def peek(
-        self, names: tuple[str, ...], limit: int = 1, timeout: float | None = None
+        self, names: tuple[str, ...], limit: Limit = 1, timeout: float | None = None
     ) -> Round:
-        """Ask who holds some names, or each of the slots of one.
+        """Ask who holds each slot of some names, in one row (`slots_of`).
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
         nodes = len(self.addresses)
-        asked = [Query(names, nodes)]
-        if limit > 1:
-            asked = [Query((slot,), nodes) for slot in slots(names[0], limit)]
+        asked = [Query((slot,), nodes) for slots in slots_of(names, limit) for slot in slots]
         patience = self.node_timeout if timeout is None else timeout
         ballot = await self.ask(lambda now: quorum.peek(asked, now, patience))
         if ballot.yes < ballot.quorum:

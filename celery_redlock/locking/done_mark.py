@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..protocol import outcome, quorum
 from ..protocol.lease import NEVER
-from ..protocol.names import slots
+from ..protocol.names import MAX_SLOTS, slots_of
 from ..protocol.replies import DONE
 from ..protocol.values import Owner, Query, Vote
 from ..runtime.clock import monotonic
@@ -35,7 +35,9 @@ def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
     client, claim, limit = held.redlock.client, held.claim, held.request.limit
     mark, nodes = held.mark[0], len(client.addresses)
     granted = [NEVER] * nodes
-    names = slots(held.resources[0], limit) if limit > 1 else list(held.resources)
+    # All slots: its limit may have been larger when the first delivery took one.
+    every = slots_of(held.resources, 1 if limit == 1 else MAX_SLOTS)
+    names = [slot for slots in every for slot in slots]
     if held.request.rate is not None:  # starts outlast their bodies, and keep no other out
         names = []
     if claim is not None and claim.held(monotonic()):

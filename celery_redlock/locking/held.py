@@ -141,12 +141,14 @@ class HeldLease:
                 f"{self.resource}: fencing is asked for inside a lock of the same resource that has"
                 " no fencing token; ask for it where the lock is taken, in the outer one"
             )
-        if outer.limit > mine.limit:
-            raise ConfigurationError(
-                f"{self.resource}: limit={mine.limit} is asked for inside a lock of the same"
-                f" resource with limit={outer.limit}, which does not keep so many out; give the"
-                " outer one the smaller limit"
-            )
+        theirs = outer.limits
+        for name, limit in mine.limits.items():
+            if theirs.get(name, limit) > limit:
+                raise ConfigurationError(
+                    f"{self.resource}: limit={limit} is asked for inside a lock of the same"
+                    f" resource, {name}, with limit={theirs[name]}, which does not keep so many"
+                    " out; give the outer one the smaller limit"
+                )
 
     def __exit__(self, *_error: object) -> None:
         if not self._unshare():
@@ -181,7 +183,7 @@ class HeldLease:
         self._pid, self._user = os.getpid(), _user()
         request, client = self.request, self.redlock.client
         if self._own is not self.resources:
-            request = replace(request, names=self._own)
+            request = request.part(self._own)
         if wait is not None and wait != request.wait:
             request = replace(request, wait=wait)
         try:

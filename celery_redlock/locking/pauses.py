@@ -8,6 +8,9 @@ A pause counts as soon as one node has it, unless a quorum of nodes has not. So 
 are away (a quorum that answers shares a node with the one that took it), what was undone or resumed
 does not come back with a node that missed that, and with no majority there is no body to hold back.
 
+A limit that an operator sets for a while is the same with a number in it: so many bodies at a time,
+and not none. It changes limits that tasks declare, and makes no exclusive key a shared one.
+
 Who must know asks in one request, all names at once: a worker's main process every second
 (`worker/pauses.py`), and what runs bodies only while that process has seen a pause.
 """
@@ -26,7 +29,16 @@ from ..config.checks import DAY
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
-from ..protocol.names import PAUSE_NAMES, checked_glob, matching, plain
+from ..protocol.names import (
+    MAX_SLOTS,
+    PAUSE_NAMES,
+    Limit,
+    Limits,
+    checked_glob,
+    matching,
+    of_each,
+    plain,
+)
 from ..protocol.texts import printable
 from ..protocol.values import Owner, Query
 from ..runtime.blocking import blocking
@@ -40,9 +52,11 @@ __all__ = [
     "MAX_TEXT_CHARS",
     "Pause",
     "begin",
+    "believed",
     "counted",
     "covering",
     "in_force",
+    "limited",
     "paused",
 ]
 __all__ += ["resume"]
@@ -65,6 +79,7 @@ class Pause:
         pattern: Whose keys' bodies do not begin: a glob over whole names.
         who: Who has paused them.
         reason: Why; may be empty.
+        limit: How many bodies per key may be at work all the same; 0 for none.
         since: When that was, by the clock of who did it; seconds since 1970.
         left: Seconds until it ended, when it was read.
         read: When that was; seconds.
@@ -75,6 +90,7 @@ class Pause:
     pattern: str
     who: str
     reason: str
+    limit: int
     since: float
     left: float
     read: float
@@ -86,7 +102,8 @@ class Pause:
         if owner is None or not owner.task_id:
             return None
         left = min(left, MAX_PAUSE_S)  # without a ttl it was not made here
-        said = (owner.task_id, owner.stamp, owner.task, owner.since)
+        limit = min(owner.retries, MAX_SLOTS)
+        said = (owner.task_id, owner.stamp, owner.task, limit, owner.since)
         return cls(name, token, *said, left, monotonic())
 
     @functools.cached_property
@@ -101,18 +118,37 @@ class Pause:
 
     def data(self) -> dict[str, Any]:
         """Return it as JSON takes it, without its token."""
-        said = {"pattern": self.pattern, "by": self.who, "reason": self.reason}
+        said = {"pattern": self.pattern, "by": self.who, "reason": self.reason, "limit": self.limit}
         return {**said, "since": self.since, "left": self.ends_in}
 
     def __str__(self) -> str:
         until = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(time.time() + self.ends_in))
         why = f": {self.reason}" if self.reason else ""
-        return printable(f"{self.pattern} is paused by {self.who} until {until} UTC{why}")
+        is_what = f"limited to {self.limit} at a time" if self.limit else "paused"
+        return printable(f"{self.pattern} is {is_what} by {self.who} until {until} UTC{why}")
 
 
 def covering(pauses: Sequence[Pause], names: Sequence[str]) -> Pause | None:
     """Return a pause that one of these names fits; None if there is none."""
-    return next((pause for pause in pauses if any(map(pause.fits, map(plain, names)))), None)
+    ends = [pause for pause in pauses if not pause.limit]
+    return next((pause for pause in ends if any(map(pause.fits, map(plain, names)))), None)
+
+
+def limited(pauses: Sequence[Pause], names: Sequence[str], limit: Limit) -> Limit:
+    """Return how many may hold each of some names while these are in force, of two the least.
+
+    Where that is fewer than were declared, those who began before count wherever they are: the
+    next waits until fewer than that are left.
+    """
+    said = [pause for pause in pauses if pause.limit]
+    if not said or limit == 1:
+        return limit
+    now, before = [], of_each(names, limit)
+    for name, many in zip(names, before, strict=True):
+        of = [pause.limit for pause in said if pause.fits(name)]
+        now.append(min(of) if of and many > 1 else many)  # what is exclusive stays so
+    wide = tuple(map(max, now, before))
+    return Limits(tuple(now), () if wide == tuple(now) else wide)
 
 
 def in_force(redlock: Redlock, patience: float | None = None) -> tuple[tuple[Pause, ...], bool]:
@@ -147,8 +183,12 @@ def counted(
     return tuple(found)
 
 
-def begin(redlock: Redlock, pattern: str, seconds: float, who: str, reason: str = "") -> Pause:
+def begin(
+    redlock: Redlock, pattern: str, seconds: float, who: str, reason: str = "", limit: int = 0
+) -> Pause:
     """Pause the keys that fit a pattern, in place of an earlier pause of the same pattern.
+
+    With a limit, have so many of their bodies at work, in place of an earlier limit.
 
     Raises:
         ConfigurationError: The pattern, the time or a text cannot be.
@@ -158,7 +198,7 @@ def begin(redlock: Redlock, pattern: str, seconds: float, who: str, reason: str 
     checked_glob(pattern)
     if not 1.0 <= seconds <= MAX_PAUSE_S:
         raise ConfigurationError(
-            f"a pause lasts 1 second to {MAX_PAUSE_S / DAY:g} days, so that a forgotten one ends;"
+            f"it lasts 1 second to {MAX_PAUSE_S / DAY:g} days, so that a forgotten one ends;"
             f" it is {seconds:g} s"
         )
     for what, text in (("reason", reason), ("who", who)):
@@ -169,7 +209,7 @@ def begin(redlock: Redlock, pattern: str, seconds: float, who: str, reason: str 
     client, nodes = redlock.client, len(redlock.nodes)
     before, _ = in_force(redlock)
     owner = Owner(
-        *(client.owner.host, client.owner.pid, pattern),
+        *(client.owner.host, client.owner.pid, pattern, limit),
         stamp=who.replace("|", "/"),
         task=reason,
     )
@@ -181,7 +221,8 @@ def begin(redlock: Redlock, pattern: str, seconds: float, who: str, reason: str 
         )
         if claim.granted_at is not None:
             # First the new one, so that there is no moment without.
-            _end(redlock, [one for one in before if one.pattern == pattern])
+            same = [one for one in before if one.pattern == pattern]
+            _end(redlock, [one for one in same if bool(one.limit) == bool(limit)])
             pause = Pause.of(name, token, seconds)
             assert pause is not None
             return pause
@@ -196,7 +237,7 @@ def begin(redlock: Redlock, pattern: str, seconds: float, who: str, reason: str 
 
 
 def resume(redlock: Redlock, pattern: str) -> tuple[list[Pause], list[str]]:
-    """End the pauses of a pattern, and of no other.
+    """End the pauses and limits of a pattern, and of no other.
 
     Returns:
         What they were; and the nodes that did not answer, which may have them until they expire.
@@ -232,13 +273,21 @@ _believed: tuple[float, Redlock | None, tuple[Pause, ...]] = (0.0, None, ())
 def paused(redlock: Redlock, names: Sequence[str]) -> Pause | None:
     """Return the pause that keeps a body of these names from beginning; None if none does.
 
-    For what runs bodies. The nodes are asked only while the worker's main process has seen a pause.
+    For what runs bodies.
+    """
+    return covering(believed(redlock), names)
+
+
+def believed(redlock: Redlock) -> Sequence[Pause]:
+    """Return the pauses, a moment old at most, for what runs bodies.
+
+    The nodes are asked only while the worker's main process has seen a pause.
     """
     global _believed
     if not redlock.client.registry.paused:
-        return None
+        return ()
     at, whose, pauses = _believed
     if whose is not redlock or not at <= monotonic() < at + CACHE_S:
         pauses, _ = in_force(redlock)
         _believed = (monotonic(), redlock, pauses)
-    return covering(pauses, names)
+    return pauses

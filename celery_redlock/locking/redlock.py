@@ -172,7 +172,7 @@ class Redlock:
         ttl: float | None = None,
         owner: Owner | None = None,
         fencing: bool | None = None,
-        limit: int = 1,
+        limit: int | Sequence[int] = 1,
     ) -> Lease | None:
         """Try once to acquire a lease; return None if another holds the resource.
 
@@ -192,7 +192,7 @@ class Redlock:
         wait: float = 0.0,
         owner: Owner | None = None,
         fencing: bool | None = None,
-        limit: int = 1,
+        limit: int | Sequence[int] = 1,
     ) -> Lease:
         """Acquire a lease. Nothing extends it; `lock()` does both.
 
@@ -202,7 +202,7 @@ class Redlock:
             wait: How long to go on trying, in seconds; 0 tries once.
             owner: Who asks, for others to read; None for this host and process.
             fencing: Whether the lease gets a fencing token; None for the instance's default.
-            limit: How many may hold it at a time.
+            limit: How many may hold it at a time; of several names a list, with one for each.
 
         Raises:
             ResourceHeld: Another holds it.
@@ -264,7 +264,7 @@ class Redlock:
         on_lost: Callable[[HeldLease], object] | None = None,
         owner: Owner | None = None,
         fencing: bool | None = None,
-        limit: int = 1,
+        limit: int | Sequence[int] = 1,
     ) -> HeldLease:
         """Make a lock for a `with` block: acquired at the start, extended, released at the end.
 
@@ -280,8 +280,8 @@ class Redlock:
 
         Raises:
             NotAcquired: On entering the block.
-            ConfigurationError: A name cannot be one, or fencing or a limit is asked for several. On
-                entering a block inside one that has no fencing token to share, or a larger limit.
+            ConfigurationError: A name cannot be one, or fencing is asked for several. On entering
+                a block inside one that has no fencing token to share, or a larger limit.
         """
         check_option("max_lifetime", max_lifetime)
         if on_lost is not None and not callable(on_lost):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from ..protocol.names import plain
+from ..protocol.names import Limit, Limits, of_each, plain
 from ..protocol.rate import Rate
 from ..protocol.texts import shown
 from ..protocol.values import Owner
@@ -24,7 +25,8 @@ class LockRequest:
         patience: How long to wait for the nodes' answers to one try, in seconds; None for the node
             timeout.
         fencing: Whether the lease gets a fencing token.
-        limit: How many may hold it at a time.
+        limit: How many may hold each of the names at a time.
+        declared: What the limit was before an operator changed it; None if nobody has.
         rate: Whose starts the names are of; None for a lock.
     """
 
@@ -34,10 +36,28 @@ class LockRequest:
     owner: Owner | None = None
     patience: float | None = None
     fencing: bool = False
-    limit: int = 1
+    limit: Limit = 1
+    declared: Limit | None = None
     rate: Rate | None = None
 
     @property
     def resource(self) -> str:
         """What is asked for, for people."""
         return shown([plain(name) for name in self.names] if self.rate else self.names)
+
+    def part(self, names: Sequence[str]) -> LockRequest:
+        """Return what asks for some of its names alone."""
+        limit = self.limit
+        if isinstance(limit, Limits):
+            of = dict(zip(self.names, limit.of, strict=True))
+            wide = dict(zip(self.names, limit.wide, strict=False))
+            limit = Limits(
+                tuple(of[name] for name in names), tuple(wide[name] for name in names if wide)
+            )
+        return replace(self, names=tuple(names), limit=limit, declared=None)
+
+    @property
+    def limits(self) -> Mapping[str, int]:
+        """How many may hold each name at a time, as declared."""
+        limit = self.limit if self.declared is None else self.declared
+        return dict(zip(self.names, of_each(self.names, limit), strict=True))

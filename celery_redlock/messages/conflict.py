@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import tenacity
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 
-from ..config.checks import CONFLICT_POLICIES, ConflictPolicy
+from ..config.checks import CONFLICT_POLICIES, ConflictPolicy, lets_several
 from ..config.options import TaskOptions
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
@@ -86,11 +86,8 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
         wrong = f"must return one of {policies}; it returned {said!r:.100}"
     elif said == "reject" and not message.task.acks_late:
         wrong = "returned 'reject', but the message is acknowledged already: set acks_late=True"
-    elif said == "replace" and message.options.limit > 1:
-        wrong = (
-            f"returned 'replace', but with limit={message.options.limit} it may revoke all who hold"
-            " it for one place: return 'wait'"
-        )
+    elif said == "replace" and lets_several(message.options.limit):
+        wrong = "returned 'replace', but with a limit it may revoke all who hold it: return 'wait'"
     elif said == "replace" and message.options.rate is not None:
         wrong = "returned 'replace', but with a rate nobody holds anything: return 'retry'"
     else:

@@ -23,12 +23,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..config.checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES
+from ..config.checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, lets_several
 from ..config.options import TaskOptions
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
-from ..protocol.names import RESERVED_SUFFIX, Resources, checked_names
+from ..protocol.names import MAX_SLOTS, RESERVED_SUFFIX, Resources, checked_names
 from ..protocol.round import Round, Verb
 from ..protocol.texts import names_of, printable, shown
 from ..protocol.values import Owner
@@ -279,12 +279,12 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> Round:
 
 
 def free_of(
-    redlock: Redlock, names: tuple[str, ...], task_id: str, limit: int, running: bool = False
+    redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any, running: bool = False
 ) -> bool | None:
     """Free what another message has reserved, which will not be run.
 
-    Its task's id is as in its token, and `limit` bodies may run at a time. If one of them is that
-    task's it is left alone, unless `running` is set.
+    Its task's id is as in its token, and `limit` is its task's option. If a body of that task's id
+    is at work it is left alone, unless `running` is set.
 
     Returns:
         True if it is freed, None if the other has it no more, False if its body is at work, or
@@ -292,7 +292,7 @@ def free_of(
     """
     try:
         for name in () if running else names:
-            holders = redlock.holders(name, limit=limit)
+            holders = redlock.holders(name, limit=MAX_SLOTS if lets_several(limit) else 1)
             if any(one.owner and one.owner.task_id == task_id for one in holders):
                 return False
     except QuorumUnavailable:

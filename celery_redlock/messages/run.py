@@ -13,6 +13,7 @@ from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease
+from ..locking.pauses import believed, limited
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..locking.unlocked import Unlocked
@@ -34,10 +35,10 @@ def run(
     app: Any,
     task: Any,
     request: Any,
-    resources: tuple[str, ...],
-    body: Callable[[], Any],
+    function: Callable[..., Any],
+    body: functools.partial[Any],
 ) -> Any:
-    """Run a body under the lock of its call, on these resources; return what it returns.
+    """Run a body, which calls a task's function, under the lock of that call; return its result.
 
     `task` and `request` are None where a function was called. A delivery that is not to run returns
     a `Skipped`, or leaves by one of Celery's exceptions.
@@ -45,6 +46,7 @@ def run(
     Raises:
         NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
     """
+    resources = lock.resources(task, function, body.args, body.keywords)
     if not enabled(app.conf):
         with Unlocked(resources):
             return body()
@@ -54,14 +56,18 @@ def run(
     parked = delivered and parks(options) and not lock.waits
     redlock = Redlock.from_app(app)
     if len(resources) > 1:  # one alone is of a key, which is a name, and goes with its options
-        checked_names(resources, fencing=options.fencing, limit=options.limit)
+        checked_names(resources, fencing=options.fencing)
+    limit = declared = lock.limit(options, task, function, body.args, body.keywords)
+    if limit != 1:
+        limit = limited(believed(redlock), resources, limit)
     asked = LockRequest(
         names=resources,
         ttl=options.ttl,
         wait=0.0 if parked else options.wait,
         owner=_owner(redlock.client.owner, task, request if delivered else None),
         fencing=options.fencing,
-        limit=options.limit,
+        limit=limit,
+        declared=declared,
     )
     held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     if options.rate is not None:

@@ -9,7 +9,10 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
 
 from .errors import ConfigurationError
 from .texts import names_of, shown
@@ -20,6 +23,7 @@ __all__ = [
         "FENCE_SUFFIX",
         "LINE_SUFFIX",
         "MARK_SUFFIX",
+        "MAX_SLOTS",
         "PAUSE_NAMES",
         "PAUSE_SUFFIX",
         "RESERVED_SUFFIX",
@@ -28,15 +32,23 @@ __all__ = [
         "TRUSTED_KEY",
     ),
     *(
+        "Limit",
+        "Limits",
         "Resources",
         "base_of",
         "checked_glob",
         "checked_names",
         "escaped",
+        "grouped",
+        "least",
         "mark_of",
         "matching",
+        "of_each",
+        "paired",
         "plain",
         "slots",
+        "slots_of",
+        "takeable",
     ),
 ]
 
@@ -72,8 +84,31 @@ MAX_NAMES_BYTES = 30_000
 """Of all names of one claim: a supervisor in another process reads them where a holder notes them
 (`shared_table.py`), and it would not guard what it could not read."""
 
+MAX_SLOTS = 100
+"""Bodies at a time per key. Each has its own name on the nodes, and whoever finds one slot taken
+looks at all of them."""
+
+T = TypeVar("T")
 Resources = str | Sequence[str]
 """A name, or several of which a claim gets all or none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How many may hold each name of a claim, where it is not one fixed number for all of them.
+
+    Attributes:
+        of: Per name, in the order of the names.
+        wide: Per name, how many slots there are in which others count: more than a claim may take,
+            where others may have taken them under a larger limit. Empty: as many as it may take.
+    """
+
+    of: tuple[int, ...]
+    wide: tuple[int, ...] = ()
+
+
+Limit = int | Limits
+"""How many may hold each name of a claim at a time: the same number of each, or `Limits`."""
 
 _OURS = {
     re.escape(FENCE_SUFFIX): "fencing tokens",
@@ -98,12 +133,12 @@ def plain(name: str) -> str:
     return base_of(name).removesuffix(START_SUFFIX)
 
 
-def checked_names(resource: Resources, *, fencing: bool = False, limit: int = 1) -> tuple[str, ...]:
+def checked_names(resource: Resources, *, fencing: bool = False) -> tuple[str, ...]:
     """Check the names of a claim, once; return each of them once.
 
     Raises:
         ConfigurationError: One of them cannot be a name, or is reserved; they are too many; or a
-            limit or a fencing token is asked for several, or both.
+            fencing token is asked for several.
     """
     if isinstance(resource, str):
         names: tuple[str, ...] = (_checked(resource),)
@@ -116,8 +151,12 @@ def checked_names(resource: Resources, *, fencing: bool = False, limit: int = 1)
         names = names_of([_checked(name) for name in resource])
     if len(names) > 1:
         _check_together(names)
-    if fencing or limit > 1:
-        _check_alone(names, fencing, limit)
+    if fencing and len(names) > 1:
+        raise ConfigurationError(
+            f"{shown(names)}: a fencing token is of one resource, and its numbers grow with the"
+            " grants of that one alone; for several resources give fencing=False, or lock them one"
+            " after the other"
+        )
     return names
 
 
@@ -155,25 +194,6 @@ def _check_together(names: Sequence[str]) -> None:
             f" keeper reads them; these {len(names)} have {size}: put digests of them into the"
             " names"
         )
-
-
-def _check_alone(names: Sequence[str], fencing: bool, limit: int) -> None:
-    """Refuse what only one resource can have, or one holder at a time."""
-    if limit > 1 and len(names) > 1:
-        why = "a limit is of one resource; lock them one after the other, each with its limit"
-    elif limit > 1 and fencing:
-        why = (
-            f"with limit={limit} there are as many holders at a time, and a fencing token would"
-            " refuse the writes of all but the last; give fencing=False"
-        )
-    elif len(names) > 1:
-        why = (
-            "a fencing token is of one resource, and its numbers grow with the grants of that one"
-            " alone; for several resources give fencing=False, or lock them one after the other"
-        )
-    else:
-        return
-    raise ConfigurationError(f"{shown(names)}: {why}")
 
 
 def checked_glob(pattern: str) -> str:
@@ -226,3 +246,60 @@ def slots(name: str, limit: int) -> list[str]:
     never more holders than the largest limit says.
     """
     return [name, *(f"{name}{SLOT_SUFFIX}{number}" for number in range(2, limit + 1))]
+
+
+def of_each(names: Sequence[str], limit: Limit) -> tuple[int, ...]:
+    """Return how many may hold each of some names."""
+    return limit.of if isinstance(limit, Limits) else (limit,) * len(names)
+
+
+def least(limit: Limit) -> int:
+    """Return how many claims of the same names there can be at a time."""
+    return min(limit.of) if isinstance(limit, Limits) else limit
+
+
+def slots_of(names: Sequence[str], limit: Limit) -> list[list[str]]:
+    """Return, for each name, the slots in which others may be who count."""
+    wide = limit.wide if isinstance(limit, Limits) else ()
+    return [*map(slots, names, wide or of_each(names, limit))]
+
+
+def grouped(items: Iterable[T], like: Iterable[Sequence[object]]) -> Iterator[list[T]]:
+    """Yield what stands in one row in groups of the same lengths as these."""
+    row = iter(items)
+    return (list(islice(row, len(group))) for group in like)
+
+
+def takeable(names: Sequence[str], limit: Limit, free: Iterable[bool]) -> list[list[str]]:
+    """Return, for each name, slots that a claim may take: of as many as there is room for.
+
+    Args:
+        names: Of the claim.
+        limit: How many may hold each of them.
+        free: For each slot of `slots_of`, in one row, whether nobody holds it.
+    """
+    every, found = slots_of(names, limit), []
+    each = zip(every, grouped(free, every), of_each(names, limit), strict=True)
+    for slots, are_free, many in each:
+        own = [slot for slot, is_free in zip(slots[:many], are_free, strict=False) if is_free]
+        found.append(own[: max(0, many - are_free.count(False))])
+    return found
+
+
+def paired(names: Sequence[str], limits: Sequence[int]) -> tuple[tuple[str, ...], Limit]:
+    """Return names as a claim has them, each once, with the limit of each; the smaller of two.
+
+    Raises:
+        ConfigurationError: There is not one limit for each name, or the names have no order.
+    """
+    if len(limits) != len(names) or not isinstance(names, (list, tuple)):
+        raise ConfigurationError(
+            f"{shown(sorted(names))}: {len(limits)} limits are given, and a limit is of one key:"
+            f" give a list of {len(names)} keys and as many limits, or one number for each of them"
+        )
+    of: dict[str, int] = {}
+    for name, limit in zip(names, limits, strict=True):
+        of[name] = min(limit, of.get(name, limit))
+    every = names_of(list(of))
+    each = tuple(of[name] for name in every)
+    return every, Limits(each) if len(set(each)) > 1 else each[0]

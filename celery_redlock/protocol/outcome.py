@@ -15,6 +15,7 @@ from typing import Any
 from .claim import Claim
 from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import NEVER
+from .names import grouped
 from .rate import Rate
 from .restart_guard import Doubt
 from .round import Held, Round, Verb
@@ -29,6 +30,7 @@ __all__ = [
     "if_permanent",
     "last_votes",
     "refusal",
+    "room_in",
     "seen",
     "settled",
     "silent",
@@ -106,21 +108,22 @@ def _details(ballot: Round, wanted: Vote) -> list[Any]:
     return [detail for vote, detail in pairs if vote is wanted]
 
 
-def free_in(ballot: Round, query: int | None = None) -> float:
-    """Return the seconds until a quorum is free, if nobody extends, from the answers to a PEEK.
-
-    Of the query that is free first, if none is given.
-    """
-    if query is None:
-        return min(free_in(ballot, number) for number in range(len(ballot.claims)))
+def free_in(ballot: Round, query: int = 0) -> float:
+    """Return the seconds until a quorum is free, if nobody extends, from the answers to a PEEK."""
     left = [0.0 if held is None else held[1] for held in seen(ballot, query)]
     return float(sorted(left)[ballot.quorum - 1])
 
 
-def free(ballot: Round) -> list[int]:
-    """Return which queries of a PEEK may be granted: nobody holds them at a quorum."""
+def room_in(ballot: Round, every: Iterable[Sequence[str]]) -> float:
+    """Return the seconds until each of some names has a free slot, from a PEEK over all of them."""
+    queries = grouped(range(len(ballot.claims)), every)
+    return max(min(free_in(ballot, number) for number in numbers) for numbers in queries)
+
+
+def free(ballot: Round) -> list[bool]:
+    """Return whether each query of a PEEK may be granted: nobody holds it at a quorum."""
     numbers = range(len(ballot.claims))
-    return [n for n in numbers if seen(ballot, n).count(None) >= ballot.quorum]
+    return [seen(ballot, n).count(None) >= ballot.quorum for n in numbers]
 
 
 def settled(ballot: Round, queries: Iterable[int]) -> bool:
@@ -134,16 +137,24 @@ def settled(ballot: Round, queries: Iterable[int]) -> bool:
 
 def all_held(
     resource: str,
+    full: Mapping[str, tuple[int, Sequence[int]]],
     ballot: Round,
     nodes: Sequence[str],
     lost: Holder | None,
     rate: Rate | None = None,
 ) -> ResourceHeld:
-    """Return the error for a resource none of whose slots was granted, from a PEEK over them.
+    """Return the error for names of which not each had a slot to grant.
 
-    `lost` is who has taken one that was free in this round, if there was one; `rate` what the slots
-    are of, if they are starts.
+    Args:
+        resource: All that was asked for, for people.
+        full: Those that had none: how many may hold each, and which queries are of its slots.
+        ballot: A PEEK over all slots.
+        nodes: The nodes' addresses.
+        lost: Who has taken one that was free in this round, if there was one.
+        rate: What the slots are of, if they are starts.
     """
+    name, (many, queries) = next(iter(full.items()))
+    several = name != resource and rate is None
 
     def promise(slot: int) -> tuple[bool, float]:
         """Whether it is held by one; and for how long yet. Split among several it is free soon."""
@@ -152,16 +163,19 @@ def all_held(
 
     who = lost
     if who is None:
-        first = min(range(len(ballot.claims)), key=promise)
-        who = holder(resource, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
-    said = f"is held by as many as may, {len(ballot.claims)} at a time; one is {who}"
+        first = min([n for n in queries if tokens(ballot, n)], key=promise)
+        called = name if rate is None else resource
+        who = holder(called, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
+    said = f"is held by as many as may, {many} at a time; one is {who}"
     if rate is not None:
         said = (
             f"has its {rate.starts} starts of the last {rate.window:g} s ({rate.text}); the next in"
-            f" {free_in(ballot):.1f} s"
+            f" {min(free_in(ballot, n) for n in queries):.1f} s"
         )
+    if several:
+        said = f"{name} {said}"
     return ResourceHeld(
-        f"{resource} {said}",
+        f"{resource}: {said}" if several else f"{resource} {said}",
         resource=resource,
         votes=[
             NodeVote(name, vote if vote is Vote.SILENT else Vote.NO)
@@ -169,6 +183,7 @@ def all_held(
             if vote is not None
         ],
         holder=who,
+        conflicting=sorted(full) if several else (),
     )
 
 

@@ -194,7 +194,9 @@ def _of_entries(found: Survey) -> Values:
     reached = {look.name: (n, look) for n, look in enumerate(found.looks) if look.reachable}
     return {
         "pause_ends_in_seconds": {
-            printable(pause.pattern)[:MAX_NAME_CHARS]: pause.ends_in for pause in found.pauses
+            printable(pause.pattern)[:MAX_NAME_CHARS]: pause.ends_in
+            for pause in found.pauses
+            if not pause.limit
         },
         "node_ping_seconds": {name: look.rtt for name, (_, look) in reached.items()},
         **counts,

@@ -12,13 +12,13 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ..config.checks import MAX_SLOTS
 from ..locking.pauses import counted
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import (
     FENCE_SUFFIX,
     LINE_SUFFIX,
     MARK_SUFFIX,
+    MAX_SLOTS,
     PAUSE_NAMES,
     RESERVED_SUFFIX,
     SLOT_SUFFIX,

@@ -13,6 +13,7 @@ from ..locking.held import HeldLease
 from ..messages.headers import short_id
 from ..messages.skipped import Skipped
 from ..protocol.lease import Lease
+from ..protocol.names import Limit
 from ..protocol.outcome import seen
 from ..protocol.values import Owner, Vote, token_digest
 from ..runtime.blocking import blocking
@@ -129,7 +130,7 @@ def assert_skipped(result: Any, within: float = WITHIN_S) -> Skipped:
     return marker
 
 
-def _not_held(target: Target, names: tuple[str, ...], limit: int, by: Any, word: str) -> str:
+def _not_held(target: Target, names: tuple[str, ...], limit: Limit, by: Any, word: str) -> str:
     """Return what is wrong; empty if it is held, and by the right holder."""
     found, _taken = _look(target, names, limit)
     whole = [held for held in found if held.whole]
@@ -147,14 +148,14 @@ def _not_held(target: Target, names: tuple[str, ...], limit: int, by: Any, word:
     return f"{wanted}: it is free on all nodes that answered, of {nodes}"
 
 
-def _look(target: Target, names: tuple[str, ...], limit: int = 1) -> tuple[list[_Held], bool]:
+def _look(target: Target, names: tuple[str, ...], limit: Limit = 1) -> tuple[list[_Held], bool]:
     """Return all tokens that lie under the names, and where; and whether any keeps others out."""
     redlock = target.redlock
     ballot = blocking(redlock.client.peek(names, limit))
     votes = zip(redlock.nodes, ballot.votes, strict=True)
     voted = [name for name, vote in votes if vote is Vote.YES]
     found, taken = [], False
-    for slot in range(limit):
+    for slot in range(len(ballot.claims)):
         pairs = list(zip(voted, seen(ballot, slot), strict=True))
         there = [(node, *held) for node, held in pairs if held is not None]
         taken = taken or len(pairs) - len(there) < ballot.quorum

@@ -20,7 +20,7 @@ from ..locking.client import LockClient
 from ..locking.redlock import Redlock
 from ..protocol.errors import RedlockError
 from ..protocol.lease import Lease
-from ..protocol.names import slots
+from ..protocol.names import of_each, slots_of
 from ..protocol.values import Owner
 from ..runtime import clock
 from ..runtime.clock import monotonic
@@ -80,13 +80,16 @@ class Nodes:
         """
         target = target_of(what, args, kwargs)
         other = self._other(target.redlock.prefix)
-        names = target.names if len(target.names) > 1 else target.names[0]
+        names = [(target.names, 1)]
+        if target.limit != 1:
+            each = zip(target.names, of_each(target.names, target.limit), strict=True)
+            names = [((name,), limit) for name, limit in each for _ in range(limit)]
         with ExitStack() as stack:
             # All slots of a resource that several may hold. Acquired, not `lock()`: what runs in
             # the block is not the holder.
-            limit, wait = target.limit, HOLD_WAIT_S
-            for _ in range(limit):
-                lease = other.acquire(names, owner=ANOTHER, limit=limit, ttl=HELD_S, wait=wait)
+            for of, limit in names:
+                asked: Any = {"owner": ANOTHER, "limit": limit, "ttl": HELD_S, "wait": HOLD_WAIT_S}
+                lease = other.acquire(of, **asked)
                 stack.callback(other.release, lease)
             yield lease
 
@@ -97,7 +100,7 @@ class Nodes:
         is told at once if it is in this process, else by its next extension. `what`: as for `hold`.
         """
         target = target_of(what, args, kwargs)
-        names = slots(target.names[0], target.limit) if target.limit > 1 else target.names
+        names = [slot for slots in slots_of(target.names, target.limit) for slot in slots]
         token = ANOTHER.token("0" * 32)
         for number in range(len(self)):
             for name in names:

@@ -13,7 +13,7 @@ from celery.local import Proxy
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
 from ..messages.reservation import RESERVING
-from ..protocol.names import RESERVED_SUFFIX, checked_names
+from ..protocol.names import RESERVED_SUFFIX, Limit, checked_names
 from ..protocol.texts import shown
 
 _celery_state: Any = _state  # its stubs lack most of it
@@ -28,13 +28,13 @@ class Target:
     Attributes:
         redlock: Whose nodes are asked.
         names: The resource's name; several if the task locks several.
-        limit: How many may hold it at a time.
+        limit: How many may hold each of them at a time.
         reserves: Whether its task may reserve it.
     """
 
     redlock: Redlock
     names: tuple[str, ...]
-    limit: int = 1
+    limit: Limit = 1
     reserves: bool = False
 
     def __str__(self) -> str:
@@ -75,5 +75,6 @@ def target_of(what: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Targ
             " a SingletonTask or @locked, or a signature of one"
         )
     options = lock.options(app)
-    names = lock.resources(task, function, args, kwargs)
-    return Target(Redlock.from_app(app), names, options.limit, options.scope in RESERVING)
+    call = task, function, args, kwargs
+    names, limit = lock.resources(*call), lock.limit(options, *call)
+    return Target(Redlock.from_app(app), names, limit, options.scope in RESERVING)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from celery_redlock import Redlock
+from celery_redlock import Redlock, locked
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.locking import pauses
@@ -49,6 +49,56 @@ def test_explain_says_that_the_body_waits(cli: Cli, servers: list[LocalServer]) 
     assert told["run"]["outcome"] == "paused" and told["pauses"][0]["reason"] == "stop"
     assert told["publish"]["outcome"] != "paused"
     site.redlock.close()
+
+
+def test_a_limit_is_set_seen_and_ended(cli: Cli, redlock: Redlock) -> None:
+    result = cli("limit", "redlock:order:*", "5", "--for", "2h", "--reason", "a slow API")
+    assert result.exit_code == 0, result.output
+    assert result.stdout.startswith("order:* is limited to 5 at a time by ")
+    for command in (["ls"], ["show", "order:7"], ["watch", "--count", "1"]):
+        said = cli(*command).stdout
+        assert "order:* is limited to 5 at a time by" in said and "a slow API" in said, said
+    told = json.loads(cli("show", "order:7", "--json").stdout)["pauses"]
+    assert (told[0]["limit"], told[0]["pattern"]) == (5, "order:*")
+    assert "pause_ends_in_seconds{" not in exposition(make_registry(redlock, timeout=30.0))
+    result = cli("resume", "order:*")
+    assert result.stdout.startswith("order:*: no longer limited; limited by ")
+    assert "limited" not in cli("ls").stdout
+
+
+def test_explain_counts_with_the_limit_that_is_in_force(
+    cli: Cli, redlock: Redlock, servers: list[LocalServer]
+) -> None:
+    app = shop([server.url for server in servers])
+
+    @app.task(name="shop.export", shared=False)
+    @locked("tenant:<tenant>", "all", limit=(3, 20))
+    def export(tenant: str) -> None: ...
+
+    def explained() -> tuple[str, Any]:
+        site = Site(app=app)
+        arguments = ["explain", "shop.export", '["acme"]']
+        said = CliRunner().invoke(group, arguments, obj=site).stdout
+        told = CliRunner().invoke(group, [*arguments, "--json"], obj=site).stdout
+        site.redlock.close()
+        return said, json.loads(told)
+
+    with redlock.lock(["tenant:acme", "all"], limit=[3, 20]):
+        said, told = explained()
+        assert told["limits"] == [20, 3] and told["run"]["outcome"] == "run"
+        assert "19 of 20 slots of all free, 2 of 3 slots of tenant:acme free" in said
+        assert "tenant:acme, 3 at a time" in said
+        cli("limit", "tenant:acme", "1", "--for", "60s")
+        said, told = explained()
+        assert told["limits"] == [20, 1] and told["run"]["outcome"] == "again"
+        assert "tenant:acme is limited to 1 at a time by" in said
+
+
+@pytest.mark.parametrize("number", ["0", "101", "-1", "x"])
+def test_what_cannot_be_a_limit_is_said(cli: Cli, redlock: Redlock, number: str) -> None:
+    result = cli("limit", "--for", "1h", "--", "order:*", number)
+    assert result.exit_code == 2, result.output
+    assert pauses.in_force(redlock) == ((), True)
 
 
 def test_the_exporter_says_when_it_ends(cli: Cli, redlock: Redlock) -> None:

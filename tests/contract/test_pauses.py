@@ -13,6 +13,7 @@ from celery import signals
 from celery_redlock import Redlock
 from celery_redlock.locking import pauses
 from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
+from celery_redlock.protocol.names import Limits
 from celery_redlock.server import LocalServer
 from celery_redlock.worker.parking.consumer import Parking
 from celery_redlock.worker.startup import watch_pauses
@@ -71,6 +72,43 @@ def test_a_second_pause_of_a_pattern_takes_the_place_of_the_first(over: Redlock)
     second = pauses.begin(over, "order:*", 600.0, "bob", "second")
     ((there,), _) = pauses.in_force(over)
     assert there.token == second.token != first.token and there.reason == "second"
+
+
+def test_a_limit_stands_beside_a_pause_of_the_same_pattern_and_in_place_of_another_limit(
+    over: Redlock,
+) -> None:
+    pauses.begin(over, "order:*", 60.0, WHO)
+    pauses.begin(over, "order:*", 60.0, WHO, "first", 5)
+    pauses.begin(over, "order:*", 60.0, "bob", "second", 7)
+    (found, _) = pauses.in_force(over)
+    assert sorted((one.limit, one.who) for one in found) == [(0, WHO), (7, "bob")]
+    pause = pauses.covering(found, ("order:1",))
+    assert pause is not None and pause.limit == 0
+    assert len(pauses.resume(over, "order:*")[0]) == 2
+    assert patterns(over) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "limit", "becomes"),
+    [
+        (["order:1"], 3, Limits((2,), (3,))),
+        (["order:1"], 1, 1),
+        (["other"], 9, Limits((9,))),
+        (["mail:1"], 3, Limits((9,))),
+        (["mail:1", "order:1"], Limits((3, 5)), Limits((9, 2), (9, 5))),
+        (["mail:1", "order:1"], Limits((1, 5)), Limits((1, 2), (1, 5))),
+        (["order:7"], 8, Limits((1,), (8,))),
+    ],
+)
+def test_a_limit_changes_what_is_declared_and_no_exclusive_key(
+    names: list[str], limit: Any, becomes: Any
+) -> None:
+    found = [
+        pauses.Pause("1#pause", "t", pattern, WHO, "", number, 0.0, 60.0, 0.0)
+        for pattern, number in (("order:*", 2), ("order:7", 1), ("mail:*", 9), ("*", 0))
+    ]
+    assert pauses.limited(found, names, limit) == becomes
+    assert pauses.limited(found[3:], names, limit) == limit
 
 
 def test_it_ends_by_itself(over: Redlock) -> None:

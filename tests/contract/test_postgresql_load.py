@@ -171,7 +171,7 @@ def session(server: LocalPostgres) -> Iterator[Callable[[], Session]]:
 
 
 ACQUIRE = "SELECT held_by, granted FROM redlock_acquire(%s, %s, 60, %s, %s)"
-RELEASE = "SELECT redlock_release(%s, %s, NULL, NULL, NULL)"
+RELEASE = "SELECT redlock_release(%s, %s, NULL, NULL)"
 FAR = 2**60
 
 

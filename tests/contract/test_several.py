@@ -127,6 +127,45 @@ def test_a_call_for_one_of_several_is_handed_on_while_another_is_held(
     in_time(released, waiting.granted, 1.0, "from the release to the grant")
 
 
+@pytest.mark.usefixtures("never_by_itself")
+def test_a_waiter_for_several_with_limits_is_called_by_the_release_of_a_slot_of_what_is_full(
+    make: Locks, admins: list[redis.Redis]
+) -> None:
+    """And a call for one of them is handed on while another is full, whichever slots are held."""
+    holder, single, several = make(), make(), make()
+    ours = [holder.acquire("tenant", limit=2, ttl=60.0) for _ in range(2)]
+    theirs = [holder.acquire("all", limit=3, ttl=60.0) for _ in range(3)]
+    got: dict[str, float] = {}
+
+    def wait(
+        redlock: Redlock, name: str, resource: str | list[str], limit: int | list[int]
+    ) -> None:
+        lease = redlock.acquire(resource, limit=limit, wait=30.0, ttl=60.0)
+        got[name] = time.monotonic()
+        if name == "single":
+            redlock.release(lease)
+
+    calls = [
+        (several, "several", ["tenant", "all"], [2, 3]),
+        (single, "single", "tenant", 2),
+    ]
+    threads = [threading.Thread(target=wait, args=args, daemon=True) for args in calls]
+    for number, thread in enumerate(threads, 1):
+        thread.start()
+        wait_until(lambda n=number: in_queue(admins, "tenant") == [n] * 5, 10.0, "it waits")
+    ours.sort(key=lambda lease: lease.resources)
+    released = time.monotonic()
+    holder.release(ours[1])  # it calls the one that wants both, which cannot have the other
+    threads[1].join(10.0)
+    in_time(released, got["single"], 1.0, "from the release to the next waiter's grant")
+    wait_until(lambda: in_queue(admins, "all") == [1] * 5, 10.0, "it waits there")
+    wait_until(lambda: in_queue(admins, "tenant") == [0] * 5, 10.0, "and only there")
+    released = time.monotonic()
+    holder.release(theirs[1])
+    threads[0].join(10.0)
+    in_time(released, got["several"], 1.0, "from the release to the grant")
+
+
 def clerk(directory: Path, seconds: float, work: float, urls: list[str]) -> subprocess.Popen[str]:
     command = ["benchmarks.bank", "together", str(directory), str(seconds), str(work), *urls]
     return subprocess.Popen(

@@ -353,6 +353,16 @@ def test_a_release_of_several_calls_the_first_of_each_queue(node: Subject) -> No
     assert node.calls(2) == ["p1:1", "p1:2"]
 
 
+def test_a_release_of_slots_of_several_calls_the_first_of_each_name_s_queue(node: Subject) -> None:
+    node.listen("p1")
+    for name, who in zip(BOTH, ("p1:1", "p1:2"), strict=True):
+        node.ask(Verb.ENQUEUE, place(who, 1, name))
+    held = claim("mine", [BOTH[0], f"{BOTH[1]}#slot12"])
+    node.ask(Verb.ACQUIRE, held)
+    assert node.ask(Verb.RELEASE, held) == 3
+    assert node.calls(2) == ["p1:1", "p1:2"]
+
+
 def test_without_memory_none_of_several_is_set(valkey: Real, debian: Real) -> None:
     for real in (valkey, debian):
         real.flush()

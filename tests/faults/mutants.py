@@ -60,7 +60,7 @@ return freed"""
         sql=b"""\
 WITH freed AS (
     UPDATE redlock_lease SET until = '-infinity'
-    WHERE resource = ANY ($1::text[]) AND concat($2::text, $3::text, $4::text, $5::float8) <> ''
+    WHERE resource = ANY ($1::text[]) AND concat($2::text, $3::text, $4::float8) <> ''
     RETURNING resource
 ) SELECT 1 + max(redlock_call(resource)::int) FROM freed""",
     )

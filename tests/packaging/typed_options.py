@@ -74,6 +74,9 @@ class Function(SingletonTask):
 
 name: str = charge(1)
 
+locked("tenant:<tenant>", "all", limit=(3, 20))
+locked("tenant:<tenant>", limit=lambda tenant, **_: (len(tenant), 20))
+locked("mistyped limit", limit="3")  # type: ignore[arg-type]
 locked("misspelt", tll=5.0)  # type: ignore[call-arg]
 locked("mistyped", ttl="5")  # type: ignore[arg-type]
 locked("no such policy", on_conflict="wate")  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.names import base_of
+from celery_redlock.protocol.names import base_of, slots
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 from tests.sim.world.nodes import Connection, Link, Server
@@ -93,7 +93,7 @@ class Auditor(Audit):
         self.splits = 0
         knobs = world.knobs
         self.quorum = knobs.nodes // 2 + 1
-        self.limit = knobs.limit
+        self.knobs = knobs
         self.allowance = knobs.ttl * 0.01 + 0.002
         self.quiet = not world.faults and not knobs.tail
         self.round_trip = 3.2 * knobs.delay
@@ -157,7 +157,9 @@ class Auditor(Audit):
         """I10, after every request."""
         now = server.clock(self.world.now)
         for claim in round_.claims if self.world.knobs.several > 1 else ():
-            held = [server.node.token(name, now) == claim.token for name in claim.resources]
+            every = [slots(base_of(name), self.knobs.limit) for name in claim.resources]
+            tokens = [[server.node.token(slot, now) for slot in each] for each in every]
+            held = [claim.token in each for each in tokens]
             if any(held) and not all(held):
                 self._fail("I10", f"node {server.index} holds a part of {claim.token}")
 
@@ -232,12 +234,12 @@ class Auditor(Audit):
     def _names(self, claim: Claim) -> set[str]:
         """All that is exclusive of what it claims; of a slot also the key that it is a slot of."""
         names = set(claim.resources)
-        return names | {base_of(name) + "*" for name in names} if self.limit > 1 else names
+        return names | {base_of(name) + "*" for name in names} if self.knobs.limit > 1 else names
 
     def _alone(self, claim: Claim) -> None:
         for name in self._names(claim):
             holders = self._holders(name)
-            most = self.limit if name.endswith("*") else 1
+            most = self.knobs.limit_of(name[:-1]) if name.endswith("*") else 1
             if len(holders) > most:
                 who = " and ".join(claim.token for _worker, claim in holders)
                 self._fail("I1" if most == 1 else "I10", f"{who} hold {name}")

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, run, shrink
-from tests.sim.swarm import CHANGED, SEVERAL
+from tests.sim.swarm import CHANGED, LIMITS, SEVERAL
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 PATIENCE = 10_000
@@ -106,10 +106,10 @@ def replay(seed: int, mutant: str | None) -> int:
 def campaign(count: int, first: int) -> int:
     """Run worlds and hunt for all planted bugs."""
     size = 250
-    # And a quarter of that each: claims of several keys and limits; servers that are swapped or
-    # change their roles.
+    # And a quarter of that each: claims of several keys or limits; both together; servers that are
+    # swapped or change their roles.
     spans = [(first, first + count)]
-    spans += [(kind + first, kind + first + count // 4) for kind in (SEVERAL, CHANGED)]
+    spans += [(kind + first, kind + first + count // 4) for kind in (SEVERAL, LIMITS, CHANGED)]
     parts = [
         range(i, min(i + size, last)) for begin, last in spans for i in range(begin, last, size)
     ]
@@ -130,7 +130,7 @@ def campaign(count: int, first: int) -> int:
         print(f"violations: {len(total.failed)}")
         print("planted bugs, from the first seed:")
         missed = 0
-        kinds = (CHANGED, SEVERAL, 0)
+        kinds = (CHANGED, LIMITS, SEVERAL, 0)
         firsts = [(n, next(kind for kind in kinds if m.seed >= kind)) for n, m in MUTANTS.items()]
         for name, result, seeds in pool.starmap(hunt, firsts, 1):
             if result is None:

@@ -26,7 +26,7 @@ from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Owner, Vote
 from celery_redlock.testing.fakes import FakeNode
 from tests.sim import actor_mutants, fence_mutants, several_mutants
-from tests.sim.swarm import CHANGED, SEVERAL
+from tests.sim.swarm import CHANGED, LIMITS, SEVERAL
 from tests.sim.world.plan import Fault, Knobs
 from tests.sim.world.process import Process
 
@@ -305,6 +305,8 @@ MUTANTS: dict[str, Mutant] = {
         several_mutants.part_extended, invariants=("I10",), seed=SEVERAL + 16),
     "permits": Mutant("each node counts how many hold a key with a limit", several_mutants.permits,
         several_mutants.limited, invariants=("I10",), seed=SEVERAL + 34),
+    "any-slot": Mutant("each node chooses the slots of several keys", several_mutants.any_slot,
+        several_mutants.several_limited, invariants=("I10",), seed=LIMITS + 92),
     "guard-off": Mutant("the restart guard trusts every node", actor_mutants.guard_off, seed=107),
     "swapped-long-ago": Mutant(
         "a server that was started since we opened a connection counts as restarted then",

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.names import SLOT_SUFFIX, base_of, slots
 from celery_redlock.protocol.round import REFUSED, RENEWED, SET_AGAIN, Verb
 from celery_redlock.testing.fakes import FakeNode
 from tests.sim.world.plan import Fault, Knobs
@@ -82,6 +83,36 @@ def permits() -> list[Any]:
         return [f"{self._resource()}#slot0"]
 
     return [(FakeNode, "execute", counting), (Worker, "_resources", resources)]
+
+
+def any_slot() -> list[Any]:
+    """Each node sets, of every key, whichever slot is free there, not the one that is asked."""
+    execute = FakeNode.execute
+
+    def choosing(self: FakeNode, verb: Verb, claims: Sequence[Claim], now: float) -> Any:
+        def do(claim: Claim) -> Any:
+            names = []
+            for asked in claim.resources:
+                every = slots(base_of(asked), PERMITS if SLOT_SUFFIX in asked else 1)
+                tokens = [self.token(name, now) for name in every]
+                mine = [n for n, token in zip(every, tokens, strict=True) if token == claim.token]
+                free = [n for n, token in zip(every, tokens, strict=True) if token is None]
+                names.append((mine or free or every)[0])
+            one = Claim(names, claim.token, claim.ttl, len(claim.expiries))
+            return execute(self, verb, [one], now)
+
+        return "".join(map(do, claims)) if verb.extends else do(claims[0])
+
+    def slot(self: Worker, name: str) -> str:
+        limit = self.process.world.knobs.limit_of(name)
+        return f"{name}{SLOT_SUFFIX}2" if limit > 1 else name
+
+    return [(FakeNode, "execute", choosing), (Worker, "_slot", slot)]
+
+
+def several_limited(knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:
+    """All want a key that so many may hold, and most of them one besides that one may hold."""
+    return replace(limited(knobs, faults)[0], keys=2, several=3), faults
 
 
 def limited(knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:

@@ -14,7 +14,9 @@ from tests.sim.world.plan import Fault, Knobs
 RATE = 0.005
 """Clock rates differ from true time by at most this part."""
 SEVERAL = 1_000_000
-"""From this seed on there are claims of several keys, and limits."""
+"""From this seed on there are claims of several keys, or limits."""
+LIMITS = 1_500_000
+"""From this seed on there are claims of several keys with limits, and limits that vary."""
 CHANGED = 2_000_000
 """From this seed on other servers come behind known addresses, or roles change."""
 RESTART = 1.02
@@ -34,6 +36,8 @@ def draw(seed: int) -> tuple[Knobs, list[Fault]]:
     knobs, faults = furnish(random.Random(f"more of {seed}"), knobs, faults)
     if seed >= SEVERAL:
         knobs = _several(random.Random(f"several of {seed}"), knobs)
+    if seed >= LIMITS:
+        knobs = _limits(random.Random(f"limits of {seed}"), knobs)
     return knobs, faults
 
 
@@ -44,6 +48,15 @@ def _several(rng: random.Random, knobs: Knobs) -> Knobs:
         workers = max(knobs.workers, rng.choice((1, 2, 3)))
         return replace(knobs, keys=rng.choice((1, 1, 2)), limit=rng.choice((2, 3)), workers=workers)
     return replace(knobs, keys=rng.choice((2, 3, 5)), several=rng.choice((2, 3)))
+
+
+def _limits(rng: random.Random, knobs: Knobs) -> Knobs:
+    """Claims are of several keys, each with its limit; or those of one key differ in theirs."""
+    limit, workers = rng.choice((2, 3)), max(knobs.workers, rng.choice((2, 3)))
+    knobs = replace(knobs, limit=limit, workers=workers, varies=rng.random() < 0.5)
+    if rng.random() < 0.75:
+        return replace(knobs, keys=rng.choice((2, 3)), several=rng.choice((2, 3)))
+    return replace(knobs, keys=1, several=1)
 
 
 def furnish(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Knobs, list[Fault]]:

@@ -16,7 +16,7 @@ import pytest
 from tests.sim.campaign import corpus, hunt
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, ddmin, play, run, shrink
-from tests.sim.swarm import CHANGED, SEVERAL
+from tests.sim.swarm import CHANGED, LIMITS, SEVERAL
 from tests.sim.world.plan import Fault, Knobs
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +47,14 @@ def test_no_world_with_several_keys_or_a_limit_violates_an_invariant() -> None:
     limited = [result for result in results if result.knobs.limit > 1]
     assert len(several) + len(limited) == len(results)
     for kind in (several, limited):
+        assert sum(result.grants for result in kind) > 80
+
+
+def test_no_world_with_several_keys_and_their_limits_violates_an_invariant() -> None:
+    results = [passes(seed) for seed in range(LIMITS, LIMITS + 40)]
+    several = [result for result in results if result.knobs.several > 1]
+    varying = [result for result in results if result.knobs.varies]
+    for kind in (several, varying):
         assert sum(result.grants for result in kind) > 80
 
 

@@ -308,6 +308,21 @@ def test_look_up_needs_only_those_that_granted(redlock: FakeRedlock) -> None:
     lease.release()
 
 
+def test_look_up_sees_who_took_a_slot_under_a_larger_limit(redlock: FakeRedlock) -> None:
+    """A function, or an operator, may have lowered it since the first delivery began."""
+    first = Owner("there", 1, task_id="the-id", task="t")
+    theirs = [redlock.acquire("k", limit=5, owner=first) for _ in range(5)]
+    for lease in theirs:
+        if lease.resources != ("k#slot5",):
+            redlock.release(lease)
+    held = redlock.lock("k", limit=3)
+    held.acquire()
+    held.mark = (MARK, 60.0)
+    done, others = look_up(held)
+    assert not done and [one.task_id for one in others] == ["the-id"]
+    held.release()
+
+
 # -- a limit --------------------------------------------------------------------------------------
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from celery_redlock import ConfigurationError, Lease, QuorumUnavailable, ResourceHeld
-from celery_redlock.locking import acquisition
-from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.names import base_of, slots
-from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.stores.redis.requests import encode
+from celery_redlock.locking import acquisition, leases
+from celery_redlock.protocol.names import Limits, base_of, slots, takeable
+from celery_redlock.protocol.round import Round
+from celery_redlock.runtime.blocking import blocking
 from tests.support.fake_lock import FakeRedlock
 
 SLOTS = ["r", "r#slot2", "r#slot3"]
@@ -131,9 +132,7 @@ def test_a_limit_is_a_number_from_1_to_100(redlock: FakeRedlock, limit: object) 
             ask("r", limit=limit)  # type: ignore[operator]
 
 
-def test_a_limit_is_of_one_resource_and_without_fencing(redlock: FakeRedlock) -> None:
-    with pytest.raises(ConfigurationError, match="a limit is of one resource"):
-        redlock.lock(["a", "b"], limit=2)
+def test_a_limit_is_without_fencing(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="fencing=False"):
         redlock.acquire("r", limit=2, fencing=True)
     assert redlock.lock(["a", "a"], limit=2)
@@ -155,13 +154,154 @@ def test_other_names_are_the_users(redlock: FakeRedlock, name: str) -> None:
     assert redlock.release(lease)
 
 
-def test_the_release_of_a_slot_is_announced_under_the_name_of_the_resource() -> None:
-    def request(name: str) -> bytes:
-        return encode(Round(Verb.RELEASE, [Claim(name, "t", 1.0, 1)], 0.0, 0.0), "p:")
+# -- Several names, each with its limit
 
-    assert b"$9\r\np:r#slot2\r\n" in request("r#slot2")
-    assert request("r#slot2").endswith(b"$1\r\nt\r\n$3\r\np:r\r\n")
-    assert request("r").endswith(b"$1\r\nt\r\n")
+PAIR: Any = {"resource": ["tenant", "all"], "limit": [2, 3]}
+
+
+def test_each_of_several_names_has_its_limit(redlock: FakeRedlock) -> None:
+    leases = [redlock.acquire(**PAIR) for _ in range(2)]
+    assert {lease.resource for lease in leases} == {"all + tenant"}
+    with pytest.raises(
+        ResourceHeld, match=r"^all \+ tenant: tenant is held by as many as may, 2 at a time; one is"
+    ) as refusal:
+        redlock.acquire(**PAIR)
+    assert refusal.value.conflicting == ("tenant",)
+    other = redlock.acquire(["other", "all"], limit=[2, 3])
+    with pytest.raises(
+        ResourceHeld, match=r"^all \+ other: all is held by as many as may, 3"
+    ) as no:
+        redlock.acquire(["other", "all"], limit=[2, 3])
+    assert no.value.conflicting == ("all",)
+    redlock.release(other)
+    redlock.release(leases[0])
+    assert redlock.try_acquire(**PAIR) is not None
+
+
+def test_all_of_them_or_none_in_one_request(
+    redlock: FakeRedlock, first: Callable[[int], None]
+) -> None:
+    first(0)
+    redlock.acquire(**PAIR)
+    assert redlock.driver.rounds == ["acquire"]
+    full = [redlock.acquire("all", limit=3) for _ in range(2)]
+    redlock.driver.rounds.clear()
+    first(1)
+    assert redlock.try_acquire(**PAIR) is None
+    assert redlock.driver.rounds == ["acquire", "peek"]
+    assert redlock.free("tenant#slot2")
+    redlock.release(full[0])
+    redlock.driver.rounds.clear()
+    first(0)  # of both: taken
+    assert redlock.try_acquire(**PAIR) is not None
+    assert redlock.driver.rounds == ["release", "acquire", "peek", "acquire"][1:]
+
+
+def test_one_that_is_taken_meanwhile_costs_no_other_name_its_free_slot(
+    redlock: FakeRedlock, first: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two of the free slots of `all` are taken between our look and our request."""
+    first(0)
+    redlock.acquire("tenant", limit=2)
+    peek, taken = redlock.client.peek, ("all", "all#slot2")
+
+    async def look(*args: object) -> Round:
+        ballot = await peek(*args)  # type: ignore[arg-type]
+        for node in redlock.fakes:
+            node.held |= dict.fromkeys(taken, ("|other|7||0||0|x", redlock.clock() + 3.0))
+        return ballot
+
+    monkeypatch.setattr(redlock.client, "peek", look)
+    for _ in range(6):
+        lease = redlock.acquire(**PAIR)
+        assert lease.resources == ("all#slot3", "tenant#slot2")
+        redlock.release(lease)
+        for node in redlock.fakes:
+            for name in taken:
+                node.held.pop(name)
+
+
+def test_one_number_is_of_each_name_and_the_smaller_of_two_of_one_name_counts(
+    redlock: FakeRedlock,
+) -> None:
+    leases = [redlock.acquire(["a", "b"], limit=2) for _ in range(2)]
+    assert redlock.try_acquire("a", limit=2) is redlock.try_acquire("b", limit=2) is None
+    for lease in leases:
+        redlock.release(lease)
+    assert redlock.client.request(["a", "b", "a"], limit=[3, 5, 2]).limits == {"a": 2, "b": 5}
+    assert redlock.client.request(["a", "b"], limit=[1, 1]).limit == 1
+    assert redlock.client.request("a", limit=[3]).limit == 3
+
+
+@pytest.mark.parametrize(
+    ("resource", "limit", "wrong"),
+    [
+        (["a", "b"], [2], "a \\+ b: 1 limits are given.*a list of 2 keys and as many limits"),
+        ({"a", "b"}, [2, 3], "a \\+ b: 2 limits are given"),
+        (["a", "b"], [2, 0], "whole number from 1 to 100"),
+        (["a", "b"], [], "a list of such, one for each key"),
+        (["a", "b"], lambda: 3, "limit must be a number, or one for each name"),
+    ],
+)
+def test_limits_that_do_not_fit_the_names_are_refused(
+    redlock: FakeRedlock, resource: Any, limit: Any, wrong: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=wrong):
+        redlock.acquire(resource, limit=limit)
+
+
+# -- Several limits of one name
+
+
+def test_never_more_hold_it_than_the_largest_limit_says(redlock: FakeRedlock) -> None:
+    """One with a smaller limit takes one of its own slots, and those above do not count for it."""
+    five = [redlock.acquire("r", limit=5) for _ in range(5)]
+    assert redlock.try_acquire("r", limit=5) is redlock.try_acquire("r", limit=3) is None
+    by_slot = sorted(five, key=lambda one: one.resources)
+    redlock.release(by_slot[4])
+    assert redlock.try_acquire("r", limit=3) is None
+    redlock.release(by_slot[2])
+    assert redlock.acquire("r", limit=3).resources == by_slot[2].resources
+
+
+def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:
+    """As a task does whose limit was lowered by an operator."""
+    request = replace(redlock.client.request(name), limit=Limits((limit,), (wide,)))
+    try:
+        return blocking(leases.acquire(redlock.client, request))
+    except ResourceHeld as refusal:
+        assert f"is held by as many as may, {limit} at a time" in str(refusal)
+        return None
+
+
+def test_where_a_limit_was_lowered_the_next_waits_until_fewer_than_that_hold_it(
+    redlock: FakeRedlock,
+) -> None:
+    """In whichever slots these are."""
+    five = sorted([redlock.acquire("r", limit=5) for _ in range(5)], key=lambda one: one.resources)
+    for lease in five[:2]:  # slots that one with a limit of three could take
+        redlock.release(lease)
+        assert ask(redlock, "r", 3, 5) is None
+    redlock.release(five[2])
+    assert ask(redlock, "r", 3, 5) is not None
+    assert ask(redlock, "r", 3, 5) is None and ask(redlock, "r", 4, 5) is not None
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "slots_left"),
+    [
+        (3, {}, ["r", "r#slot2", "r#slot3"]),
+        (Limits((3,), (6,)), {4, 5}, ["r"]),
+        (Limits((3,), (6,)), {1, 5}, ["r#slot2"]),
+        (Limits((3,), (6,)), {4, 5, 6}, []),
+        (Limits((1,), (6,)), {6}, []),
+        (2, {1, 2}, []),
+    ],
+)
+def test_what_may_be_taken(limit: Any, held: set[int], slots_left: list[str]) -> None:
+    count = 6 if isinstance(limit, Limits) else limit
+    free = [number not in held for number in range(1, count + 1)]
+    assert takeable(["r"], limit, free) == [slots_left]
 
 
 # -- Nested
@@ -178,6 +318,12 @@ def test_a_stricter_block_inside_a_laxer_one_is_refused(redlock: FakeRedlock) ->
     """It would keep others out for which the outer one has made room."""
     with redlock.lock("r", limit=2) as outer:
         for lock in (redlock.lock("r"), redlock.lock(["q", "r"])):
-            with pytest.raises(ConfigurationError, match="limit=1 is asked for inside"), lock:
+            with (
+                pytest.raises(
+                    ConfigurationError,
+                    match=r"limit=1 is asked for inside a lock .*, r, with limit=2",
+                ),
+                lock,
+            ):
                 pass
         assert not outer.lost and redlock.free("q")

@@ -268,6 +268,19 @@ def crowd(self: Task, key: str, seconds: float = 0.2) -> str:
     return current_lease().resource
 
 
+@app.task(base=SingletonTask, bind=True, lock_key=("tenant:{key}-{tenant}", "crowd:{key}"),
+          lock_limit=lambda tenant, many, **_: (many, 2),
+          lock_retry_backoff=0.2, lock_retry_backoff_max=0.4)  # fmt: skip
+def tenants(self: Task, key: str, tenant: str, many: int = 1, seconds: float = 0.1) -> str:
+    """So many at a time of a tenant, as a function says, and two of all of them."""
+    for name in (key, f"{key}-{tenant}"):
+        note("in", name, self.request.id)
+    time.sleep(seconds)
+    for name in (key, f"{key}-{tenant}"):
+        note("out", name, self.request.id)
+    return current_lease().resource
+
+
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def stubborn(self: Task, key: str, seconds: float, after: float) -> None:
     """Goes on for `after` seconds when it is told to exit."""

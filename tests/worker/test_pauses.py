@@ -156,6 +156,47 @@ def test_what_is_in_the_pool_s_own_queue_does_not_begin(place: tuple[Cluster, Wo
     cluster.settled()
 
 
+def at_work(cluster: Cluster, key: str) -> int:
+    """How many bodies of a key with a limit are at work."""
+    return len(cluster.lines("in", key)) - len(cluster.lines("out", key))
+
+
+@pytest.mark.parametrize("place", ["prefork", "unparked", "postgresql"], indirect=True)
+def test_a_limit_that_is_changed_while_all_runs(place: tuple[Cluster, Worker]) -> None:
+    """Lowered from two to one: the second waits until none is left, and one at a time goes on."""
+    cluster, _worker = place
+    key = f"limit{next(numbers)}"
+    begun = time.monotonic()
+    pauses.begin(cluster.redlock, f"crowd:{key}", 60.0, WHO, "slow", 1)
+    wait_until(lambda: time.monotonic() > begun + KNOWN_S, 10.0, "every worker must know")
+    sent = [cluster.send("crowd", key, 0.6) for _ in range(3)]
+    for number in range(1, 3):
+        wait_until(lambda n=number: len(cluster.lines("in", key)) >= n, 20.0, "it begins")
+        assert at_work(cluster, key) == 1
+    pauses.resume(cluster.redlock, f"crowd:{key}")
+    assert {cluster.state(one, 20.0) for one in sent} == {"SUCCESS"}
+    more = [cluster.send("crowd", key, 3.0) for _ in range(2)]
+    wait_until(lambda: at_work(cluster, key) == 2, 20.0, "two are at work again")
+    assert {cluster.state(one, 20.0) for one in more} == {"SUCCESS"}
+    cluster.settled()
+
+
+@pytest.mark.parametrize("place", ["prefork"], indirect=True)
+def test_a_limit_that_is_raised_lets_more_begin_at_once(place: tuple[Cluster, Worker]) -> None:
+    """Of what is parked; the third of three has waited for one of two."""
+    cluster, _worker = place
+    key = f"raised{next(numbers)}"
+    with cluster.worker("-c", "3", queue="raised") as _other:
+        sent = [cluster.send("crowd", key, 8.0, queue="raised") for _ in range(3)]
+        wait_until(lambda: at_work(cluster, key) == 2, 20.0, "two are at work")
+        raised = time.monotonic()
+        pauses.begin(cluster.redlock, f"crowd:{key}", 60.0, WHO, "", 3)
+        wait_until(lambda: at_work(cluster, key) == 3, 7.0, "the third begins before they end")
+        in_time(raised, time.monotonic(), KNOWN_S + 2.0, "from the new limit to the third")
+        pauses.resume(cluster.redlock, f"crowd:{key}")
+        assert {cluster.state(one, 20.0) for one in sent} == {"SUCCESS"}
+
+
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
 def test_a_pause_ends_by_itself(place: tuple[Cluster, Worker]) -> None:
     cluster, _worker = place

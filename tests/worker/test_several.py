@@ -10,7 +10,8 @@ import socket
 import pytest
 
 from tests.support.cluster import TASKS, Cluster
-from tests.support.wait import died
+from tests.support.machine import in_time
+from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
@@ -55,11 +56,55 @@ def test_random_pairs_in_any_order_all_come_to_their_end(
         assert cluster.result(result, 30.0) == f"k:{key}-{one} + k:{key}-{other}"
 
 
-def test_a_limit_of_two_lets_two_in(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = [cluster.send("crowd", key) for _ in range(8)]
-    assert {cluster.result(result, 30.0) for result in sent} == {f"crowd:{key}"}
+def most_inside(cluster: Cluster, key: str) -> int:
+    """How many bodies of a key were at work at a time, at most; none is any more."""
     inside, most = 0, 0
     for line in sorted(cluster.lines(resource=key), key=lambda line: line.at):
         inside += {"in": 1, "out": -1}[line.kind]
         most = max(most, inside)
-    assert (most, inside) == (2, 0)  # of three children
+    assert inside == 0
+    return most
+
+
+def test_a_limit_of_two_lets_two_in(cluster: Cluster, worker: Worker, key: str) -> None:
+    sent = [cluster.send("crowd", key) for _ in range(8)]
+    assert {cluster.result(result, 30.0) for result in sent} == {f"crowd:{key}"}
+    assert most_inside(cluster, key) == 2  # of three children
+
+
+def test_a_limit_of_each_tenant_and_one_of_all_of_them(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """One of a tenant, as a function of the arguments says, and two of all; both are used."""
+    sent = {
+        tenant: [cluster.send("tenants", key, tenant) for _ in range(4)] for tenant in ("a", "b")
+    }
+    sent["c"] = [cluster.send("tenants", key, "c", 2) for _ in range(4)]
+    for tenant, results in sent.items():
+        for result in results:
+            assert cluster.result(result, 30.0).startswith(f"crowd:{key} + tenant:")
+        assert most_inside(cluster, f"{key}-{tenant}") <= (2 if tenant == "c" else 1)
+    assert most_inside(cluster, key) == 2
+
+
+def test_a_child_that_is_killed_leaves_the_slots_of_all_its_keys(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    killed = cluster.send("tenants", key, "a", 1, 60.0)
+    pid = wait_until(lambda: cluster.accepted_by(killed), 10.0, "its body has begun")
+    wait_until(lambda: cluster.lines("in", f"{key}-a"), 10.0, "its body has begun")
+    waits = cluster.send("tenants", key, "a")
+    os.kill(pid, signal.SIGKILL)
+    since = died(pid)
+    wait_until(lambda: len(cluster.lines("in", f"{key}-a")) == 2, 20.0, "the next has begun")
+    in_time(since, cluster.lines("in", f"{key}-a")[-1].at, 1.0, "from its death to the next")
+    assert cluster.state(waits) == "SUCCESS"
+
+
+def test_a_limit_that_cannot_be_fails_its_task_and_says_why(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("tenants", key, "a", 0)
+    with pytest.raises(Exception, match=r"the limit of .*tenants, which .*lambda.* makes, must be"):
+        cluster.result(sent)
+    assert cluster.lines("in", f"{key}-a") == []

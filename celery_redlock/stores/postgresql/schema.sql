@@ -203,10 +203,10 @@ BEGIN
     END LOOP;
 END $$;
 
--- 1 if all were held, and 2 more if a waiter was called; `queue` is whose, if not each name's own.
+-- 1 if all were held, and 2 more if a waiter was called. All slots of a resource share one queue.
 -- The mark, of a delivery that is done, is there as soon as the lock is seen to be free.
 CREATE OR REPLACE FUNCTION redlock_release(
-    names text[], mine text, queue text, mark text, life float8
+    names text[], mine text, mark text, life float8
 ) RETURNS int LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
     held boolean;
@@ -221,7 +221,7 @@ BEGIN
             token = excluded.token, until = excluded.until, changed = excluded.changed;
     END IF;
     FOREACH one IN ARRAY names LOOP
-        called := redlock_call(coalesce(queue, one)) OR called;
+        called := redlock_call(regexp_replace(one, '#slot[0-9]+$', '')) OR called;
     END LOOP;
     RETURN held::int + 2 * called::int;
 END $$;

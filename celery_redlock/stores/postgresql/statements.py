@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...protocol.names import QUEUE_LIFE_S, SLOT_SUFFIX, base_of
+from ...protocol.names import QUEUE_LIFE_S
 from ...protocol.replies import MAX_TTL_S
 from ...protocol.round import Round, Verb
 
@@ -112,12 +112,10 @@ def _extend(claims: Sequence[Any], prefix: str) -> Values:
 
 def _release(claims: Sequence[Any], prefix: str) -> Values:
     (claim,) = claims
-    first = claim.resources[0]
-    queue = to_text(prefix + base_of(first)) if SLOT_SUFFIX in first else None
     mark: Values = (None, None)
     if claim.mark is not None:
         mark = to_text(prefix + claim.mark[0]), b"%f" % claim.mark[1]
-    return _names(claims, prefix), to_text(claim.token), queue, *mark
+    return _names(claims, prefix), to_text(claim.token), *mark
 
 
 def _undo(claims: Sequence[Any], prefix: str) -> Values:
@@ -157,9 +155,7 @@ _STATEMENTS = {
     ),
     Verb.EXTEND: Statement(_EXTEND % b"true", _extend, _votes),
     Verb.RENEW: Statement(_EXTEND % b"false", _extend, _votes),
-    Verb.RELEASE: Statement(
-        b"SELECT redlock_release($1::text[], $2, $3, $4, $5)", _release, _number
-    ),
+    Verb.RELEASE: Statement(b"SELECT redlock_release($1::text[], $2, $3, $4)", _release, _number),
     Verb.UNDO: Statement(
         b"SELECT (redlock_free($1::text[], $2) = cardinality($1::text[]))::int", _undo, _number
     ),

@@ -10,14 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...protocol.names import (
-    FENCE_LIFE_S,
-    FENCE_SUFFIX,
-    LINE_SUFFIX,
-    QUEUE_LIFE_S,
-    SLOT_SUFFIX,
-    base_of,
-)
+from ...protocol.names import FENCE_LIFE_S, FENCE_SUFFIX, LINE_SUFFIX, QUEUE_LIFE_S
 from ...protocol.round import Verb
 from . import scripts
 
@@ -90,9 +83,6 @@ def _extension(script: bytes, claims: Sequence[Any], prefix: str, _plain: bool) 
 def _release(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
     (claim,), keys = claims, _keys(claims, prefix)
     values = [_bytes(claim.token)]
-    slot = SLOT_SUFFIX in claim.resources[0]
-    if slot or claim.mark is not None:
-        values.append(_bytes(prefix + base_of(claim.resources[0])) if slot else b"")
     if claim.mark is not None:
         name, life = claim.mark
         keys.append(_bytes(prefix + name))

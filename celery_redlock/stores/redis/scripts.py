@@ -89,18 +89,17 @@ end
 """
 
 # A release wakes the next waiter, whoever held the key here. All slots of a resource share a queue
-# under its name, given as ARGV[2]. With ARGV[3], the last key is a mark that lives for so long. It
-# is set first, in one atomic step: where this node is seen to be free, the mark is seen as well. A
-# node that has no room for a mark is freed all the same.
+# under its name. With ARGV[2], the last key is a mark that lives for so long. It is set first, in
+# one atomic step: where this node is seen to be free, the mark is seen as well. A node that has no
+# room for a mark is freed all the same.
 RELEASE = _DELETE % (
     _CALL
     + b"""\
-if ARGV[3] then redis.pcall('SET', table.remove(KEYS), '%b', 'PX', ARGV[3]) end
-local base = ARGV[2] ~= '' and ARGV[2]
+if ARGV[2] then redis.pcall('SET', table.remove(KEYS), '%b', 'PX', ARGV[2]) end
 """
     % DONE.encode(),
     b"""\
-  called = call(base or key) or called
+  called = call(string.match(key, '^(.*)#slot%d+$') or key) or called
 """,
 )
 RELEASE_DIGEST = hashlib.sha1(RELEASE).hexdigest().encode()

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...protocol.names import Limit, least
+
 __all__ = ["AdmissionQueue", "Parked", "Resources"]
 
 Resources = tuple[str, ...]
@@ -37,7 +39,7 @@ class Parked:
     Attributes:
         request: Celery's, unacknowledged.
         resources: What it waits for.
-        limit: How many may hold that at a time.
+        limit: How many may hold each of that at a time.
         since: Since when its task waits; seconds since 1970.
         until: When it goes even though its resource is held; seconds.
         rank: Its place among those of its resource: urgency, since, order of arrival.
@@ -45,7 +47,7 @@ class Parked:
 
     request: Any
     resources: Resources
-    limit: int
+    limit: Limit
     since: float
     until: float
     rank: tuple[float, float, int]
@@ -67,10 +69,14 @@ class AdmissionQueue:
 
     Args:
         most: How many deliveries are parked at most.
+        now: Returns what their limit is for the time being.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(
+        self, most: int, now: Callable[[Resources, Limit], Limit] = lambda _of, limit: limit
+    ) -> None:
         self.most = most
+        self._now = now
         self._known: dict[Resources, _Known] = {}
         self._paused: dict[Parked, None] = {}
         self._count = 0
@@ -90,7 +96,7 @@ class AdmissionQueue:
         until: float,
         urgency: float = 0.0,
         again: bool = False,
-        limit: int = 1,
+        limit: Limit = 1,
     ) -> bool:
         """Decide whether a delivery goes to the pool at once; else it is parked.
 
@@ -102,11 +108,11 @@ class AdmissionQueue:
             until: When it goes in any case.
             urgency: Smaller goes first.
             again: Whether it has met a held lock before.
-            limit: How many may hold what it locks at a time.
+            limit: How many may hold each of what it locks at a time.
         """
         with self._lock:
             known = self._known.setdefault(resources, _Known())
-            is_first = not known.parked and len(known.running) < limit
+            is_first = not known.parked and len(known.running) < least(self._now(resources, limit))
             if (is_first and not again) or self._count >= self.most:
                 known.running[id(request)] = (request, now)
                 return True
@@ -190,7 +196,7 @@ class AdmissionQueue:
             if known is None or not known.parked or not (known.called or free):
                 return None
             parked = known.parked[0]
-            if len(_at_work(known, now)) >= parked.limit:
+            if len(_at_work(known, now)) >= least(self._now(resources, parked.limit)):
                 return None
             known.called = False
             return self._go(parked, now)
@@ -225,11 +231,13 @@ class AdmissionQueue:
             known = self._known.get(resources)
             return (len(known.parked), len(known.running)) if known is not None else (0, 0)
 
-    def limit(self, resources: Resources) -> int:
-        """Return how many may hold them at a time, by the task of the one that goes next."""
+    def limit(self, resources: Resources) -> Limit:
+        """Return how many may hold each at a time, by the task of the one that goes next."""
         with self._lock:
             known = self._known.get(resources)
-            return known.parked[0].limit if known is not None and known.parked else 1
+            if known is None or not known.parked:
+                return 1
+            return self._now(resources, known.parked[0].limit)
 
     def parked(self) -> list[Parked]:
         """Return all that are parked."""

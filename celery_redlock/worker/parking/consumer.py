@@ -31,7 +31,7 @@ from celery.worker import state
 from ...config.options import TaskOptions
 from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
-from ...locking.pauses import Pause, covering
+from ...locking.pauses import Pause, covering, limited
 from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
 from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, receive, said
@@ -96,7 +96,7 @@ class Parking(bootsteps.StartStopStep):
         self._wire: tuple[int, int] | None = None
         self._pauses: tuple[Pause, ...] = ()
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.admission = AdmissionQueue(MAX_PARKED)
+        self.admission = AdmissionQueue(MAX_PARKED, lambda *call: limited(self._pauses, *call))
         self._notices = Notices(self.admission, events=read_settings(app).events)
         self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
@@ -153,10 +153,10 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            resources = resources_of(request.task, request.args, request.kwargs)
+            call = request.task, request.task.run, request.args, request.kwargs
+            resources, limit = lock.resources(*call), lock.limit(options, *call)
         except Exception:
             return False  # the body's process says what is wrong
-        limit = options.limit
         if (pace := options.pace) is not None:
             if len(resources) > 1:
                 return False

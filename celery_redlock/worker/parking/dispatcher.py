@@ -29,7 +29,7 @@ from dataclasses import replace
 from ...locking.redlock import Redlock
 from ...locking.wait_queue import FEW_CALLED_S, Waiter
 from ...protocol import outcome, quorum
-from ...protocol.names import START_SUFFIX, plain, slots
+from ...protocol.names import START_SUFFIX, Limit, grouped, plain, slots_of, takeable
 from ...protocol.round import Round, Verb
 from ...protocol.texts import printable, shown
 from ...protocol.values import Query, QueueEntry
@@ -249,7 +249,7 @@ class ParkingDispatcher:
 
     def _queue_for_next(self, watched: _Watched, now: float) -> None:
         self._queue(watched, now)
-        if self._admission.limit(watched.resources) > 1:
+        if self._admission.limit(watched.resources) != 1:
             self._look_soon(watched, now)  # one call may have been for two places that were freed
 
     def _stand(self, watched: _Watched, now: float) -> None:
@@ -257,8 +257,9 @@ class ParkingDispatcher:
         watched.queued = now
         self._leave(watched, Verb.ENQUEUE)
 
-    def _leave(self, watched: _Watched, verb: Verb) -> None:
-        self._redlock.client.driver.run(lambda now: quorum.leave(watched.entry, now, verb))
+    def _leave(self, watched: _Watched, verb: Verb, names: Resources | None = None) -> None:
+        entry = replace(watched.entry, resources=names or watched.entry.resources)
+        self._redlock.client.driver.run(lambda now: quorum.leave(entry, now, verb))
 
     def _unwatch(self, watched: _Watched) -> None:
         self._watched.pop(watched.resources, None)
@@ -321,75 +322,73 @@ class ParkingDispatcher:
         watched.called = False
         self._leave(watched, Verb.HAND_ON)
 
-    def _names(self, watched: _Watched) -> Sequence[str]:
-        """The names on the nodes that are looked at: all that is locked, or the places of one."""
-        if not watched.is_one:
-            return watched.resources
-        return slots(watched.resources[0], self._admission.limit(watched.resources))
-
-    def _batches(self, looks: Sequence[_Watched]) -> Iterator[list[tuple[_Watched, Sequence[str]]]]:
+    def _batches(self, looks: Sequence[_Watched]) -> Iterator[list[tuple[_Watched, Limit]]]:
         """Divide what is looked at into requests, each of about `BATCH` names."""
-        batch: list[tuple[_Watched, Sequence[str]]] = []
+        batch: list[tuple[_Watched, Limit]] = []
         size = 0
         for watched in looks:
-            names = self._names(watched)
-            batch.append((watched, names))
-            size += len(names)
+            limit = self._admission.limit(watched.resources)
+            batch.append((watched, limit))
+            size += sum(map(len, slots_of(watched.resources, limit)))
             if size >= BATCH:
                 yield batch
                 batch, size = [], 0
         if batch:
             yield batch
 
-    def _look(self, looks: Sequence[tuple[_Watched, Sequence[str]]]) -> None:
+    def _look(self, looks: Sequence[tuple[_Watched, Limit]]) -> None:
         """Ask who holds what, and let those go that nobody is in the way of."""
         redlock = self._redlock
-        asked = [Query((name,), len(redlock.nodes)) for _, names in looks for name in names]
+        every = [slots_of(watched.resources, limit) for watched, limit in looks]
+        names = [slot for each in every for slots in each for slot in slots]
+        asked = [Query((name,), len(redlock.nodes)) for name in names]
         patience = redlock.node_timeout
         ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
         now = monotonic()
         at = 0
-        for watched, names in looks:
+        for (watched, limit), each in zip(looks, every, strict=True):
             watched.due = now + JITTER.uniform(*LOOK_S)
-            left = [] if ballot.yes < ballot.quorum else _left(ballot, at, len(names))
+            count = sum(map(len, each))
+            left = [] if ballot.yes < ballot.quorum else _left(ballot, at, count)
             if watched.is_start and left and min(left) > 0:
                 watched.next_at = now + min(left)
-                if outcome.settled(ballot, range(at, at + len(names))):
+                if outcome.settled(ballot, range(at, at + count)):
                     # Nobody gives one back, so nothing changes until then.
                     soon = watched.next_at + JITTER.uniform(0.002, TOGETHER_S)
                     watched.due = min(soon, now + RENEW_S)
-            at += len(names)
-            for _ in range(self._may_go(watched, names, left, now)):
+            at += count
+            for _ in range(self._may_go(watched, limit, left, now)):
                 queue_up = watched.no_slot is not None and now - watched.no_slot >= QUEUE_UP_S
                 self._proceed(watched.resources, True, queue_up)
                 watched.no_slot = None
 
-    def _may_go(
-        self, watched: _Watched, names: Sequence[str], left: Sequence[float], now: float
-    ) -> int:
+    def _may_go(self, watched: _Watched, limit: Limit, left: Sequence[float], now: float) -> int:
         """Return how many deliveries may go.
 
         Args:
             watched: What they are parked for.
-            names: What the nodes were asked about.
-            left: For how long each is held yet; nothing if no quorum has answered; seconds.
+            limit: How many may hold each of that.
+            left: For how long each slot is held yet; nothing if no quorum has answered; seconds.
             now: Seconds.
         """
         if not left:
             watched.no_quorum = now if watched.no_quorum is None else watched.no_quorum
             return int(now - watched.no_quorum >= NO_QUORUM_S)
         watched.no_quorum = None
-        held = tuple(name for name, seconds in zip(names, left, strict=True) if seconds > 0)
-        free = len(names) - len(held) if watched.is_one else not held
-        if free:
-            return int(free)
-        # Its holder may have died without a word.
-        free_in = min(left) if watched.is_one else max(left)
-        if not watched.is_start:
+        names = watched.resources
+        free = takeable(names, limit, [seconds <= 0 for seconds in left])
+        if count := min(map(len, free)):
+            return count
+        if not watched.is_start:  # its holder may have died without a word
+            free_in = max(map(min, grouped(left, slots_of(names, limit))))
             watched.due = min(watched.due, now + free_in + 0.002)
-        if not watched.is_one and (watched.called or held != watched.entry.resources):
+        full = tuple(name for name, slots in zip(names, free, strict=True) if not slots)
+        if not watched.is_one and (watched.called or full != watched.entry.resources):
+            room = tuple(name for name in watched.entry.resources if name not in full)
+            if room and limit != 1:  # HAND_ON sees one slot only; from outside the queue it calls
+                self._leave(watched, Verb.DEQUEUE, room)
             self._hand_on(watched)
-            watched.entry = replace(watched.entry, resources=held)
+            watched.entry = replace(watched.entry, resources=full)
             self._stand(watched, now)
         return 0
 

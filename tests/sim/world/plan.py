@@ -67,7 +67,8 @@ class Knobs:
         keeper: Whether each process has another that extends for it.
         guard: Whether a node that has forgotten has no vote for a while.
         several: Keys that a claim takes at once, at most.
-        limit: How many may hold a key at a time.
+        limit: How many may hold a key at a time; of several keys, every second one.
+        varies: Whether each claim draws a limit of its own, up to that one.
     """
 
     nodes: int = 3
@@ -97,6 +98,11 @@ class Knobs:
     guard: bool = False
     several: int = 1
     limit: int = 1
+    varies: bool = False
+
+    def limit_of(self, name: str) -> int:
+        """How many may hold a key at a time."""
+        return self.limit if self.several == 1 or int(name[1:]) % 2 == 0 else 1
 
     @property
     def patience(self) -> float:

@@ -66,10 +66,16 @@ class Worker:
         """What it wants this time; of what several may hold, any slot."""
         knobs = self.process.world.knobs
         first = self._resource()
-        if knobs.limit > 1:
-            return [slots(first, knobs.limit)[int(self._draw() * knobs.limit)]]
         others = int(self._draw() * knobs.several) if knobs.several > 1 else 0
-        return [first, *(self._resource() for _ in range(others))]
+        names = [first, *(self._resource() for _ in range(others))]
+        return [self._slot(name) for name in dict.fromkeys(names)]
+
+    def _slot(self, name: str) -> str:
+        knobs = self.process.world.knobs
+        limit = knobs.limit_of(name)
+        if knobs.varies:
+            limit = 1 + int(self._draw() * limit)
+        return slots(name, limit)[int(self._draw() * limit)] if limit > 1 else name
 
     def _resource(self) -> str:
         keys = self.process.world.knobs.keys

@@ -1,0 +1,46 @@
+"""`redlock limit`: change for a while how many bodies of some keys are at work at a time."""
+
+from __future__ import annotations
+
+import click
+
+from ..locking.pauses import begin
+from ..protocol.names import MAX_SLOTS
+from ..protocol.texts import printable
+from .context import REFUSED, Site, on_site
+from .pause import Duration, operator
+
+__all__ = ["command"]
+
+
+@click.command("limit")
+@click.argument("pattern")
+@click.argument("limit", type=click.IntRange(1, MAX_SLOTS))
+@click.option(
+    "--for", "seconds", type=Duration(), required=True, help="How long: 90s, 30m, 1h30m; 7d most."
+)
+@click.option("--reason", default="", help="Why; it is shown wherever the limit is.")
+@on_site
+def command(site: Site, pattern: str, limit: int, *, seconds: float, reason: str) -> int:
+    """Let LIMIT bodies at a time hold each key that fits PATTERN, a glob: 'tenant:acme'.
+
+    Instead of as many as their tasks declare, more or fewer. Bodies that run go on; where they are
+    more than LIMIT, the next begins when fewer are left. Keys that one body at a time may hold stay
+    exclusive. Every worker knows of it within two seconds; it ends by itself, or with resume. Of a
+    pattern that is limited already, the limit, the time and the reason are replaced.
+
+    Exit code 2: the pattern or the time cannot be; 3: too few nodes answered, nothing has changed;
+    4: there are as many pauses and limits as there can be.
+    """
+    from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError
+
+    redlock = site.redlock
+    pattern = pattern.removeprefix(redlock.prefix)
+    try:
+        made = begin(redlock, pattern, seconds, operator(redlock), reason, limit)
+    except (ConfigurationError, NotAcquired):
+        raise
+    except RedlockError as error:
+        return site.fail(str(error), REFUSED)
+    site.say(made.data(), printable(f"{made}; every worker knows within 2 s"))
+    return 0
