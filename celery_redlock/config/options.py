@@ -220,25 +220,22 @@ class TaskOptions(_Shared):
     key: Key = _option(
         None,
         checks.key,
-        "What is exclusive: a template over the task's arguments, such as `order:{order_id}`; a"
-        " list of templates, for all or none of several; a list of arguments' names; or a function"
-        " that is called with the arguments. `None`: the task's name and all its arguments.",
-        "Set it if less than all arguments decide what must not overlap, or if several tasks"
-        " share a key. See [Keys and limits](keys.md).",
+        "What is exclusive: a template, such as `order:{order_id}`; a list of templates, for all or"
+        " none of several; a list of arguments' names; or a function that is called with the"
+        " arguments. `None`: the task's name and all its arguments.",
+        "Set it if fewer arguments decide, or if several tasks share a key: [keys](keys.md).",
     )
     scope_name: str | None = _option(
         None,
         checks.or_none(checks.text),
-        "What the key begins with, in place of the task's name. `None`: the task's name where"
-        " there is no template, else nothing.",
+        "What the key begins with. `None`: the task's name, or nothing where there is a template.",
         "Give two tasks the same one if they should exclude each other.",
     )
     limit: LimitOption = _option(
         1,
         checks.limit,
-        "How many bodies may run at a time per key. Of several keys: one number for each of them,"
-        " or a list with a number for each; or a function that returns such, and is called with the"
-        " task's arguments by their names.",
+        "How many bodies may run at a time per key: a number; of several keys, also one for each;"
+        " or a function of the task's arguments that returns such.",
         "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
     )
     rate: str | None = _option(
@@ -257,8 +254,8 @@ class TaskOptions(_Shared):
     scope: Scope = _option(
         "while_executing",
         checks.one_of(Scope),
-        "From when to when a key is taken: while the body runs, or from the task's publication"
-        " on, by a reservation. See [the scopes](uniqueness.md#scopes).",
+        "When a key is taken: while the body runs, or from the task's publication on, by a"
+        " reservation. See [the scopes](uniqueness.md#scopes).",
         "Choose one that begins with `until` to keep copies of a task out of the queue.",
     )
     reserve_ttl: float | None = _option(
@@ -302,8 +299,8 @@ class TaskOptions(_Shared):
     on_deadline: OnDeadline = _option(
         "raise",
         checks.one_of(OnDeadline),
-        "What a task does when `retry_deadline` is over, or the wait of the policies `wait` and"
-        " `replace`. See [Policies](#policies). Refused where there is no such time.",
+        "What a task does when `retry_deadline` is over, or the wait of `wait` and `replace`. See"
+        " [Policies](#policies). Refused where there is no such time.",
         "Set it to `skip` or `reject` if waiting in vain is no failure.",
     )
     on_unavailable: OnUnavailable = _option(
