@@ -22,7 +22,9 @@ __all__ = ["command"]
 @click.option("--reason", default="", help="Why; it is shown wherever the limit is.")
 @on_site
 def command(site: Site, pattern: str, limit: int, *, seconds: float, reason: str) -> int:
-    """Let LIMIT bodies at a time hold each key that fits PATTERN, a glob: 'tenant:acme'.
+    """Let LIMIT bodies at a time hold each key that fits PATTERN.
+
+    PATTERN is a glob: 'tenant:acme', 'tenant:*'.
 
     Instead of as many as their tasks declare, more or fewer. Bodies that run go on; where they are
     more than LIMIT, the next begins when fewer are left. Keys that one body at a time may hold stay

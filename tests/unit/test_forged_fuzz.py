@@ -185,7 +185,9 @@ def test_of_a_marker(result: Any) -> None:
 @given(state=junk | st.sampled_from(sorted(states.READY_STATES)))
 def test_of_a_result(state: Any) -> None:
     backend = SimpleNamespace(as_uri=lambda: "redis://", get_state=lambda _task_id: state)
-    assert end_of(SimpleNamespace(backend=backend), "id", "until_executed") in (
+    assert end_of(
+        SimpleNamespace(backend=backend, ignore_result=False), "id", "until_executed"
+    ) in (
         None,
         *states.READY_STATES,
     )

@@ -155,7 +155,7 @@ def test_a_release_while_there_is_no_connection_is_owed_until_the_ttl_has_done_i
     release = undo(mine, NOW + 1.0)
     assert not channel.ask(release, NOW + 1.0)
     assert release.votes == [Vote.SILENT]
-    assert channel.unfreed(NOW + later) is owed
+    assert bool(channel.unfreed(NOW + later)) is owed
     assert channel.connected(NOW + later) == [release] * owed
 
 
