@@ -66,7 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before marks choose
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if item.nodeid.startswith(lanes.MORE):
+        if lanes.is_more(item.nodeid):
             item.add_marker("more")
     if hasattr(config, "workerinput"):  # one of several lanes
         items.sort(key=lambda item: lanes.place(item.nodeid))

@@ -33,6 +33,7 @@ COMPUTING = (
 RABBITMQ = (
     "tests/canvas/",
     "tests/worker/test_brokers.py",
+    "tests/worker/test_purge.py",
     "tests/examples/test_recipes_rabbitmq.py",
 )
 """The same, for the files that share one: it takes seconds to start, and two cores are its own."""
@@ -57,25 +58,27 @@ SPLIT = ("tests/worker/test_shutdown.py",)
 
 MORE = (
     "tests/faults/test_campaign.py::test_nor_over",
-    "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over",
-    "tests/canvas/test_cells.py::test_a_canvas_comes_to_its_end[classic",
-    "tests/canvas/test_cells.py::test_then_nothing_is_left_and_nothing_has_run_twice[classic",
+    "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over", "tests/beat/test_ticks.py",
     "tests/canvas/test_cells_stores.py", "tests/worker/test_operator_postgresql.py",
-    "tests/contract/test_postgresql_failover.py", "tests/contract/test_postgresql_load.py",
+    "tests/canvas/test_cells.py::test_its_rabbitmq", "tests/worker/test_brokers.py",
+    "tests/contract/test_postgresql_failover.py", "tests/contract/test_postgresql_listen.py",
+    "tests/contract/test_postgresql_load.py", "tests/contract/test_postgresql_names.py",
+    "tests/contract/test_postgresql_pooler.py", "tests/contract/test_postgresql_sweep.py",
     "tests/cli/test_doctor_postgresql.py", "tests/cli/test_django_migration.py",
     "tests/cli/test_doctor_tls.py", "tests/contract/test_hostile_tls.py",
-    "tests/cli/test_hostile_observers.py",
-    "tests/web/test_browser.py", "tests/web/test_docs_pages.py", "tests/web/test_mounts.py",
-    "tests/examples/test_postgresql", "tests/examples/test_recipes",
+    "tests/cli/test_hostile_observers.py", "tests/web/",
+    "tests/examples/test_postgresql", "tests/examples/test_recipes", "tests/examples/test_demo.py",
     "tests/examples/test_examples.py", "tests/examples/test_beat_example.py",
     "tests/examples/test_start_page.py", "tests/examples/test_testing_page.py",
-    "tests/peers/", "tests/packaging/", "benchmarks/",
+    "tests/compat/", "tests/peers/", "tests/packaging/", "tests/spin/", "benchmarks/",
 )  # fmt: skip
 """How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
 
 What locks promise is tested by both. This is the same over a second store or broker, what an
 operator sees there, the code in docs/ and examples/, pages in a browser, other libraries.
 """
+ON_RABBITMQ = ("[rabbitmq", "[classic")
+"""What is in the names of tests that bear it as well."""
 
 FIRST = "gw0"
 """The lane that is the first to read all tests."""
@@ -91,6 +94,11 @@ def lane_of(nodeid: str) -> str:
         return "browser"
     pool = re.search(r"\[(\w+)", nodeid) if nodeid.startswith(SPLIT) else None
     return nodeid.split("::")[0] + (f" {pool[1]}" if pool else "")
+
+
+def is_more(nodeid: str) -> bool:
+    """Whether `make test` leaves it to `make test-more`."""
+    return nodeid.startswith(MORE) or any(part in nodeid for part in ON_RABBITMQ)
 
 
 def place(nodeid: str) -> int:
