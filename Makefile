@@ -8,7 +8,7 @@ SEED ?= 1
 BROKER ?= redis
 STORE ?= redis
 # For two cores, as most tests wait most of the time; what is side by side: tests/support/lanes.py.
-PYTEST_ARGS ?= -n 5 --dist loadfile
+PYTEST_ARGS ?= -n 6 --dist loadfile
 # A hundred processes that tests start would each compile all anew, where the environment says so.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 

@@ -12,6 +12,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,14 @@ def pytest_configure(config: pytest.Config) -> None:
     watcher = machine.watch(os.path.join(path, "stalls"))
     config.add_cleanup(watcher.wait)
     config.add_cleanup(watcher.kill)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not read a file that `make test` leaves to `make test-more`: each lane would."""
+    path = (
+        f"{collection_path.relative_to(config.rootpath).as_posix()}{'/' * collection_path.is_dir()}"
+    )
+    return True if "not more" in config.option.markexpr and lanes.is_more(path) else None
 
 
 @pytest.hookimpl(tryfirst=True)  # before marks choose

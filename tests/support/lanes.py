@@ -59,25 +59,27 @@ SPLIT = ("tests/worker/test_shutdown.py",)
 MORE = (
     "tests/faults/test_campaign.py::test_nor_over",
     "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over", "tests/beat/test_ticks.py",
-    "tests/canvas/test_cells_stores.py", "tests/worker/test_operator_postgresql.py",
-    "tests/canvas/test_cells.py::test_its_rabbitmq", "tests/worker/test_brokers.py",
-    "tests/contract/test_postgresql_failover.py", "tests/contract/test_postgresql_listen.py",
-    "tests/contract/test_postgresql_load.py", "tests/contract/test_postgresql_names.py",
-    "tests/contract/test_postgresql_pooler.py", "tests/contract/test_postgresql_sweep.py",
-    "tests/cli/test_doctor_postgresql.py", "tests/cli/test_django_migration.py",
-    "tests/cli/test_doctor_tls.py", "tests/contract/test_hostile_tls.py",
+    "tests/canvas/test_cells_stores.py", "tests/canvas/test_cells.py::test_its_rabbitmq",
+    "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
+    "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
+    "tests/contract/test_amnesia.py",
+    "tests/cli/test_doctor_postgresql.py", "tests/cli/test_doctor_tls.py", "tests/cli/test_etcd.py",
+    "tests/cli/test_django_migration.py", "tests/cli/test_migrate.py",
     "tests/cli/test_hostile_observers.py", "tests/web/",
     "tests/examples/test_postgresql", "tests/examples/test_recipes", "tests/examples/test_demo.py",
     "tests/examples/test_examples.py", "tests/examples/test_beat_example.py",
     "tests/examples/test_start_page.py", "tests/examples/test_testing_page.py",
+    "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
+    "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",
+    "tests/worker/test_start.py",
     "tests/compat/", "tests/peers/", "tests/packaging/", "tests/spin/", "benchmarks/",
 )  # fmt: skip
 """How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
 
-What locks promise is tested by both. This is the same over a second store or broker, what an
-operator sees there, the code in docs/ and examples/, pages in a browser, other libraries.
+What locks promise is tested by both: here over Redis. There follow the other stores and brokers,
+what operators see, the code in docs/ and examples/, pages in a browser, other libraries.
 """
-ON_RABBITMQ = ("[rabbitmq", "[classic")
+ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd")
 """What is in the names of tests that bear it as well."""
 
 FIRST = "gw0"
@@ -98,7 +100,7 @@ def lane_of(nodeid: str) -> str:
 
 def is_more(nodeid: str) -> bool:
     """Whether `make test` leaves it to `make test-more`."""
-    return nodeid.startswith(MORE) or any(part in nodeid for part in ON_RABBITMQ)
+    return nodeid.startswith(MORE) or any(part in nodeid for part in ELSEWHERE)
 
 
 def place(nodeid: str) -> int:
