@@ -7,7 +7,6 @@ are stopped or busy, and frees it when they die: see `supervisor.py`.
 from __future__ import annotations
 
 import logging
-import shlex
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -28,7 +27,6 @@ from ..messages.publication import publish
 from ..messages.run import run
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError
-from ..protocol.names import RESERVED_SUFFIX
 from ..protocol.values import quorum_of
 from . import remote_control
 
@@ -192,7 +190,8 @@ def connect(**_signal: Any) -> None:
     if _takes_locks(app):
         redlock = Redlock.from_app(app)
         redlock.client.registry.accept()
-        redlock.client.registry.in_pool_child = current_process().daemon  # solo says so as well
+        # Not so in a solo worker, whose main process calls this as well.
+        redlock.client.registry.in_pool_child = current_process().daemon
         redlock.connect(timeout=0)
 
 
@@ -203,9 +202,10 @@ def disconnect(**_signal: Any) -> None:
     """
     app = _state.get_current_app()
     if _takes_locks(app):
-        for claim in _left_behind(Redlock.from_app(app)):
+        redlock = Redlock.from_app(app)
+        for claim in _left_behind(redlock):
             # Its nodes are away. This process will not be there when they are back: its parent is.
-            Redlock.from_app(app).client.registry.register(claim)
+            redlock.client.registry.register(claim)
 
 
 def leave(sender: Any = None, **_signal: Any) -> None:
@@ -213,12 +213,10 @@ def leave(sender: Any = None, **_signal: Any) -> None:
     if not _takes_locks(sender.app):
         return
     for claim in _left_behind(Redlock.from_app(sender.app)):
-        key = claim.resource.removesuffix(RESERVED_SUFFIX)
-        what = "" if key == claim.resource else "--reservation "
         logger.warning(
             "this worker ends before enough nodes have heard that %s is free: it stays taken for"
-            " up to %.0f s. When they are back: celery redlock release %s%s",
-            *(claim.resource, claim.ttl, what, shlex.quote(key)),
+            " up to %.0f s, or until `celery redlock release` when they are back",
+            *(claim.resource, claim.ttl),
         )
 
 

@@ -80,7 +80,7 @@ def test_a_worker_that_ends_says_what_it_leaves(
         begun_without_node(cluster, reservations, node, worker, key)
         worker.terminate()
         worker.ended()
-        said = {"prefork": "cannot free", "threads": "celery redlock release --reservation"}
+        said = {"prefork": "cannot free", "threads": "`celery redlock release`"}
         assert f"k:{key}#reserved" in worker.text
         assert said[pool] in worker.text
         node.start()
