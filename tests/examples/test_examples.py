@@ -24,10 +24,13 @@ SHOP = EXAMPLES / "django_shop"
 def run(
     example: str, environment: dict[str, str], *arguments: str, directory: Path = EXAMPLES
 ) -> list[str]:
-    """Run an example's own `python <example>.py`; the lines that it printed, and no error."""
+    """Run an example's own `python <example>.py`; the lines that it printed, and no error.
+
+    Without what the library says of nodes: on a busy machine they may be late.
+    """
     code, said = forked.run(f"{example}.py", *arguments, cwd=directory, env=environment)
     assert code == 0, said
-    return said.splitlines()
+    return [line for line in said.splitlines() if not line.startswith("node 127.0.0.1:")]
 
 
 def test_orders_loses_no_payment(environment: dict[str, str], tmp_path: Path) -> None:
@@ -120,10 +123,7 @@ OVERTAKEN = """\
 
 
 def fencing(environment: dict[str, str], place: Path = EXAMPLES) -> str:
-    said = "\n".join(run("fencing", environment, directory=place)) + "\n"
-    # Its ttl is short, and so is its patience: a busy machine may keep it waiting.
-    late = r"^node \S+ (does not \w+: no answer within .*|can \w+ again)\n"
-    return re.sub(late, "", said, flags=re.M)
+    return "\n".join(run("fencing", environment, directory=place)) + "\n"
 
 
 @pytest.fixture
