@@ -160,6 +160,9 @@ def campaign(
         calls = 0
         traces = read(stage.bodies / "trace")
         died = {p: at for p, at in sentry.alive.items() if p in sentry.dead}
+        # A child may end with its first task, and the sentry never have seen it.
+        unseen = {p: e[-1].at for p, e in traces.items() if e and p not in sentry.alive}
+        died = {**unseen, **died}
         guard = stage.conf.get("redlock_restart_guard") != "off"
         breaches = check(
             traces, len(stage.nodes), faults, died, guard=guard, follows_up=store == "etcd"
