@@ -52,10 +52,10 @@ def stored_end(task: Any, task_id: str) -> str | None:
 
     One that stores no results is not asked: a server that hangs would keep its caller for minutes.
     """
-    if task.ignore_result and not task.store_errors_even_if_ignored:
-        return None
     try:
+        if task.ignore_result and not task.store_errors_even_if_ignored:
+            return None
         state = state_of(task, task_id)
     except Exception:
-        return None  # there is none, or it is away
+        return None  # there is none, or it is away; or no such task is known here
     return state if isinstance(state, str) and state in states.READY_STATES else None

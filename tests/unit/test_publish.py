@@ -27,6 +27,7 @@ from celery_redlock import (
 from celery_redlock.messages.headers import MAX_ID_CHARS, RESERVATION
 from celery_redlock.messages.publish import wrap
 from celery_redlock.messages.reservation import MONTH, UNSENT_TTL_S, Reservation
+from celery_redlock.messages.results import stored_end
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner
@@ -310,6 +311,11 @@ def test_no_result_is_asked_for_of_what_stores_none(
     take(redlock, "first")
     assert task.delay(1).id == "first"
     assert asked == ["first"] * bool(stored)
+
+
+def test_of_a_task_that_is_not_known_here_no_end_is(charge: Any) -> None:
+    """As in a queue that `purge` looks through."""
+    assert stored_end(charge.app.tasks.get("shop.unknown"), "first") is None
 
 
 def test_where_no_quorum_agrees_it_is_published(
