@@ -16,6 +16,7 @@ import signal
 import subprocess
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,7 +32,7 @@ __all__ = ["GuardedProcess"]
 GUARD = 'read -r pid; read -r _ || { kill -9 "$pid"; rm -rf -- "$1"; }'
 
 
-class GuardedProcess:
+class GuardedProcess(ABC):
     """One server's process and its directory, both of which end with the process that started it.
 
     It is a context manager: entering starts it, leaving stops it.
@@ -80,9 +81,9 @@ class GuardedProcess:
             return (self._dir / "server.log").read_text(errors="replace") if self._dir else ""
         return ""
 
+    @abstractmethod
     def start(self) -> GuardedProcess:
         """Start the server, wait until it serves, and return it."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """End the server, paused or not, and remove its directory. Never fails, idempotent."""

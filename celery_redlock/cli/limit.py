@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import click
 
-from ..locking.pauses import begin
 from ..protocol.names import MAX_SLOTS
-from ..protocol.texts import printable
-from .context import REFUSED, Site, on_site
-from .pause import Duration, operator
+from .context import Site, on_site
+from .pause import Duration, started
 
 __all__ = ["command"]
 
@@ -34,15 +32,4 @@ def command(site: Site, pattern: str, limit: int, *, seconds: float, reason: str
     Exit code 2: the pattern or the time cannot be; 3: too few nodes answered, nothing has changed;
     4: there are as many pauses and limits as there can be.
     """
-    from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError
-
-    redlock = site.redlock
-    pattern = pattern.removeprefix(redlock.prefix)
-    try:
-        made = begin(redlock, pattern, seconds, operator(redlock), reason, limit)
-    except (ConfigurationError, NotAcquired):
-        raise
-    except RedlockError as error:
-        return site.fail(str(error), REFUSED)
-    site.say(made.data(), printable(f"{made}; every worker knows within 2 s"))
-    return 0
+    return started(site, pattern, seconds, reason, limit)

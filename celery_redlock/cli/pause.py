@@ -12,7 +12,7 @@ from ..locking.pauses import begin
 from ..protocol.texts import printable
 from .context import REFUSED, Site, on_site
 
-__all__ = ["command", "operator"]
+__all__ = ["Duration", "command", "operator", "started"]
 
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -40,6 +40,22 @@ def operator(redlock: Any) -> str:
     return f"{user}@{redlock.client.owner.host}"
 
 
+def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 0) -> int:
+    """Begin a pause, or a limit, and say so; return the exit code."""
+    from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError
+
+    redlock = site.redlock
+    pattern = pattern.removeprefix(redlock.prefix)
+    try:
+        pause = begin(redlock, pattern, seconds, operator(redlock), reason, limit)
+    except (ConfigurationError, NotAcquired):
+        raise
+    except RedlockError as error:
+        return site.fail(str(error), REFUSED)
+    site.say(pause.data(), printable(f"{pause}; every worker knows within 2 s"))
+    return 0
+
+
 @click.command("pause")
 @click.argument("pattern")
 @click.option(
@@ -62,15 +78,4 @@ def command(site: Site, pattern: str, *, seconds: float, reason: str) -> int:
     Exit code 2: the pattern or the time cannot be; 3: too few nodes answered, nothing is paused;
     4: there are as many pauses as there can be.
     """
-    from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError
-
-    redlock = site.redlock
-    pattern = pattern.removeprefix(redlock.prefix)
-    try:
-        pause = begin(redlock, pattern, seconds, operator(redlock), reason)
-    except (ConfigurationError, NotAcquired):
-        raise
-    except RedlockError as error:
-        return site.fail(str(error), REFUSED)
-    site.say(pause.data(), printable(f"{pause}; every worker knows within 2 s"))
-    return 0
+    return started(site, pattern, seconds, reason)

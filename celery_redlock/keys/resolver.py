@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -68,7 +69,7 @@ def keys_of(
     return _FromArguments(task_name, signature, function, templates)
 
 
-class Keys:
+class Keys(ABC):
     """What makes the names of the resources that a call locks; see `keys_of`.
 
     Attributes:
@@ -84,9 +85,9 @@ class Keys:
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
         return names_of(self.in_order(args, kwargs))
 
+    @abstractmethod
     def in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
         """Return the names as they are declared: one may be there twice."""
-        raise NotImplementedError
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return the arguments of a call by their names, defaults included."""
