@@ -245,6 +245,7 @@ def test_what_is_held_back_is_revoked_or_goes_to_another_worker(
         assert cluster.state(revoked) == "REVOKED"
         first.terminate()
         first.ended()
+        assert f"work[{revoked.id}]\n" in first.text.split("Discarding revoked task")[1]
         with cluster.worker("-c", "1", queue="stops") as second:
             second.said(f"work[{kept.id}] waits", 20.0)
             none_ran(cluster, [kept])

@@ -124,6 +124,7 @@ class Parking(bootsteps.StartStopStep):
         """The consumer stops, or has lost its connection."""
         if consumer.blueprint.state != RUN:
             self.dispatcher.close()
+            self._discard_revoked()  # another worker may not have heard of it, and would run it
         self._prefetch.stop([parked.request for parked in self.admission.take_back(0)])
 
     # -- Deliveries ------------------------------------------------------------------------------
@@ -366,15 +367,8 @@ class Parking(bootsteps.StartStopStep):
         """Look after the revoked, the expired, the overdue, and how full the pool is."""
         now = monotonic()
         has_slot = self._has_slot()
-        if has_slot:
-            self._full_since = None
-        elif self._full_since is None:
-            self._full_since = now
-        for parked in self.admission.parked():
-            request = parked.request
-            due = request.expires or request.id in state.revoked
-            if due and request.revoked():
-                self.admission.withdraw(parked)
+        self._full_since = None if has_slot else self._full_since or now
+        self._discard_revoked()
         if has_slot and (overdue := self.admission.take_overdue(now)) is not None:
             self._unpark(overdue)
         for request, resources in self.admission.running():
@@ -386,11 +380,17 @@ class Parking(bootsteps.StartStopStep):
             held = [not request.acknowledged for request in tuple(state.reserved_requests)]
             beyond = sum(held) - self._consumer.qos.value
             surplus = self.admission.take_back(max(0, len(self.admission) - beyond))
-            if surplus:
-                self._prefetch.give_back([parked.request for parked in surplus])
+            self._prefetch.give_back([parked.request for parked in surplus])
         requests = [parked.request for parked in self.admission.parked()]
         some_are_new, self._some_are_new = self._some_are_new, False
         self._prefetch.renew(requests, now, some_are_new=some_are_new)
+
+    def _discard_revoked(self) -> None:
+        """Have Celery discard what is parked and was revoked, or has expired."""
+        for parked in self.admission.parked():
+            due = parked.request.expires or parked.request.id in state.revoked
+            if due and parked.request.revoked():
+                self.admission.withdraw(parked)
 
 
 def _taken(row: deque[Any]) -> Iterator[Any]:
