@@ -19,7 +19,7 @@ help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict;"
 	@echo "              STORE=postgresql or etcd: with its locks there, as all that can be given a STORE"
 	@echo "make test     the tests, in five minutes; PYTEST_ARGS='-k name' to choose"
-	@echo "make test-more  what they leave out: second stores and brokers, examples, pages in a browser"
+	@echo "make test-more  what they leave out: second stores and brokers, the commands, examples, pages"
 	@echo "make test-all both, on every pool of Celery, and what takes long"
 	@echo "make lint     ruff, check and format"
 	@echo "make types    mypy, strict"

@@ -63,12 +63,7 @@ MORE = (
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
     "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
     "tests/contract/test_amnesia.py",
-    "tests/cli/test_doctor_postgresql.py", "tests/cli/test_doctor_tls.py", "tests/cli/test_etcd.py",
-    "tests/cli/test_django_migration.py", "tests/cli/test_migrate.py",
-    "tests/cli/test_hostile_observers.py", "tests/web/",
-    "tests/examples/test_postgresql", "tests/examples/test_recipes", "tests/examples/test_demo.py",
-    "tests/examples/test_examples.py", "tests/examples/test_beat_example.py",
-    "tests/examples/test_start_page.py", "tests/examples/test_testing_page.py",
+    "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",
     "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
     "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",
     "tests/worker/test_start.py",
@@ -77,7 +72,7 @@ MORE = (
 """How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
 
 What locks promise is tested by both: here over Redis. There follow the other stores and brokers,
-what operators see, the code in docs/ and examples/, pages in a browser, other libraries.
+the commands and what else operators see, the code in docs/ and examples/, other libraries.
 """
 ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd")
 """What is in the names of tests that bear it as well."""
