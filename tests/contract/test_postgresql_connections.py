@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+import pytest
+
 from celery_redlock import Redlock
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.values import Query
@@ -54,3 +56,25 @@ assert node.connection is connection  # the fork has not ended it
         query = "SELECT FROM pg_stat_activity WHERE application_name = 'celery_redlock'"
         wait_until(lambda: not postgres.sql(server, query), 5.0, "its connection has ended")
     assert run.stderr == ""
+
+
+def test_gevent_survives_that_a_connection_is_closed_as_another_greenlet_waits_for_it() -> None:
+    """libev aborts the process where it watches a descriptor that was closed behind its back."""
+    pytest.importorskip("gevent")
+    program = """
+from gevent import monkey
+monkey.patch_all()
+import sys, gevent
+from celery_redlock import Redlock
+redlock = Redlock([sys.argv[1]], ttl=5.0, restart_guard="off")
+for _ in range(5):
+    assert redlock.release(redlock.acquire("r", wait=5.0))
+    (node,) = redlock.client.driver.nodes
+    asking = gevent.spawn(redlock.try_acquire, "q")
+    closing = gevent.spawn(node.close)  # both before the loop turns
+    gevent.joinall([asking, closing], timeout=10.0)
+"""
+    with postgres.start_postgres() as server:
+        command = [sys.executable, "-c", program, server.url]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60.0)
+    assert (run.returncode, "Assertion" in run.stderr) == (0, False), run.stderr

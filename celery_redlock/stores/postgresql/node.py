@@ -7,6 +7,8 @@ this order; a release that follows the request that it undoes can never be overt
 
 from __future__ import annotations
 
+import os
+import socket
 from collections import deque
 from typing import Any, ClassVar
 
@@ -59,7 +61,7 @@ class PostgresNode(Node):
 
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket."""
-        return int(self.connection.pgconn.socket)
+        return int(self.connection.fd)
 
     def encode(self, round_: Round) -> tuple[bytes, Values]:
         """Return a round's statement and its parameters."""
@@ -157,9 +159,16 @@ class _Connection:
     """A connection of psycopg, with the name that all kinds have for its end."""
 
     def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.pgconn, self.disconnect = connection.pgconn, connection.pgconn.finish
+        self.pgconn = connection.pgconn
+        # Of its own, to be watched: where gevent watches one that libpq closes, libev aborts the
+        # process. It knows of those that Python's sockets close.
+        self.fd = os.dup(self.pgconn.socket)
         # psycopg would warn of one that was not closed: in each fork, and where its owner ends.
         del connection.pgconn
+
+    def disconnect(self) -> None:
+        self.pgconn.finish()
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=self.fd).close()
 
 
 def _ends(pgconn: Any, result: Any) -> bool:
