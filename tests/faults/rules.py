@@ -178,9 +178,10 @@ class _Checker:
         self._released.add((process, event.node, digest))
         token.undone.add(event.node)
         token.over = min(token.over, event.at)
-        owner = token.asked_by
+        # A release may be asked again much later: whose it is is known by then.
+        token.asked_by = owner = token.asked_by or self._killed_as_it_asked(process, event.at)
         what = f"{token.resource} token {digest} on node {event.node}"
-        if owner is None and not self._killed_as_it_asked(process, event.at):
+        if owner is None:
             self._breach(7, event, process, f"{what}: nobody had asked for it")
         elif owner not in (None, process) and not token.resource.endswith(RESERVED):
             alive = self._died.get(owner, math.inf) > event.at + KEPT
@@ -234,12 +235,12 @@ class _Checker:
             return -math.inf
         return expiries[self._quorum - 1] - (DRIFT_RATE * token.ttl + DRIFT_FLOOR)
 
-    def _killed_as_it_asked(self, main: Process, at: float) -> bool:
-        """Whether a child had just died, perhaps before it could write what it asked."""
-        return any(
-            child.worker == main.worker and at - FREED < died < at
-            for child, died in self._died.items()
-        )
+    def _killed_as_it_asked(self, main: Process, at: float) -> Process | None:
+        """Return a child that had just died, perhaps before it could write what it asked."""
+        for child, died in self._died.items():
+            if child.worker == main.worker and at - FREED < died < at:
+                return child
+        return None
 
     # -- what was concluded
 

@@ -189,6 +189,8 @@ def test_what_is_no_breach() -> None:
     unwritten = asked(MAIN, "release", "t", 1.5)  # of a child that was killed as it asked
     assert broken(unwritten, END, died={A: 1.4}) == []
     assert broken(unwritten, END, died={A: 0.4}) == [7]
+    again = asked(MAIN, "release", "t", 9.0)  # its node was away
+    assert broken([*unwritten, *again], END, died={A: 1.4}) == []
     apart = [*lease(A, "t", 1.0), *lease(B, "u", 1.0 + TTL)]
     assert broken(apart, END) == []
     flushed = [Fault("FLUSHALL", 1.3, 1.3, nodes=(0,))]
