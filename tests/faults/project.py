@@ -152,6 +152,8 @@ def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
     account.note("enter")
     try:
         live(account, seconds, manner)
+        if manner == "retry" and task.request.retries < 2:
+            raise task.retry(countdown=PAUSE)  # the body waits for the broker
     except LeaseLost:
         account.note("told")
         raise
@@ -168,8 +170,6 @@ def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
         account.close()
     if manner == "raise":
         raise ValueError("as asked")
-    if manner == "retry" and task.request.retries < 2:
-        raise task.retry(countdown=PAUSE)
     return task.request.retries
 
 
