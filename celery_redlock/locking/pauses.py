@@ -137,18 +137,18 @@ def covering(pauses: Sequence[Pause], names: Sequence[str]) -> Pause | None:
 def limited(pauses: Sequence[Pause], names: Sequence[str], limit: Limit) -> Limit:
     """Return how many may hold each of some names while these are in force, of two the least.
 
-    Where that is fewer than were declared, those who began before count wherever they are: the
-    next waits until fewer than that are left.
+    Those who began before count wherever they are, also under a larger limit that is over: the next
+    waits until fewer are left than may be.
     """
     said = [pause for pause in pauses if pause.limit]
     if not said or limit == 1:
         return limit
-    now, before = [], of_each(names, limit)
-    for name, many in zip(names, before, strict=True):
-        of = [pause.limit for pause in said if pause.fits(name)]
-        now.append(min(of) if of and many > 1 else many)  # what is exclusive stays so
-    wide = tuple(map(max, now, before))
-    return Limits(tuple(now), () if wide == tuple(now) else wide)
+    now, wide = [], []
+    for name, many in zip(names, of_each(names, limit), strict=True):
+        of = [pause.limit for pause in said if pause.fits(name)] if many > 1 else []
+        now.append(min(of, default=many))  # what is exclusive stays so
+        wide.append(MAX_SLOTS if of else many)
+    return limit if wide == now else Limits(tuple(now), tuple(wide))
 
 
 def in_force(redlock: Redlock, patience: float | None = None) -> tuple[tuple[Pause, ...], bool]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from ..locking.pauses import Pause, in_force
 from ..locking.redlock import Redlock
+from ..protocol.texts import printable
 
 __all__ = ["PauseWatch"]
 
@@ -59,12 +60,23 @@ class PauseWatch:
                 logger.exception("could not look for pauses; trying again in a second")
             pause = JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S))
 
+    def _tell_of_limits(self, before: tuple[Pause, ...], now: tuple[Pause, ...]) -> None:
+        """Log what has begun and what is over; of a pause, what waits for it tells."""
+        for limit in now:
+            if limit.limit and limit.token not in {one.token for one in before}:
+                logger.warning("%s; tasks beyond that wait", limit)
+        there = {one.pattern for one in now if one.limit}
+        for limit in before:
+            if limit.limit and limit.pattern not in there:
+                logger.info("%s is limited no more but by its tasks", printable(limit.pattern))
+
     def _look(self) -> None:
         before, (found, sure) = self._known, in_force(self._redlock)
         if not sure:  # what nobody has ended lasts for as long as it was to last
             there = {pause.token for pause in found}
             found += tuple(p for p in before if p.token not in there and p.ends_in > 0)
         self._known = found
+        self._tell_of_limits(before, found)
         if (table := self._redlock.client.registry.table) is not None:
             table.paused = bool(found)
         if found or before:

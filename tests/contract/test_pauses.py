@@ -91,13 +91,13 @@ def test_a_limit_stands_beside_a_pause_of_the_same_pattern_and_in_place_of_anoth
 @pytest.mark.parametrize(
     ("names", "limit", "becomes"),
     [
-        (["order:1"], 3, Limits((2,), (3,))),
+        (["order:1"], 3, Limits((2,), (100,))),
         (["order:1"], 1, 1),
-        (["other"], 9, Limits((9,))),
-        (["mail:1"], 3, Limits((9,))),
-        (["mail:1", "order:1"], Limits((3, 5)), Limits((9, 2), (9, 5))),
-        (["mail:1", "order:1"], Limits((1, 5)), Limits((1, 2), (1, 5))),
-        (["order:7"], 8, Limits((1,), (8,))),
+        (["other"], 9, 9),
+        (["mail:1"], 3, Limits((9,), (100,))),
+        (["mail:1", "order:1"], Limits((3, 5)), Limits((9, 2), (100, 100))),
+        (["mail:1", "order:1"], Limits((1, 5)), Limits((1, 2), (1, 100))),
+        (["order:7"], 8, Limits((1,), (100,))),
     ],
 )
 def test_a_limit_changes_what_is_declared_and_no_exclusive_key(

@@ -50,6 +50,13 @@ def test_a_lock_of_several_is_on_all_nodes_and_off_again(
     wait_until(lambda: not keys(admins), 1.0, "all keys are gone")
 
 
+def test_as_many_as_may_be_with_as_large_limits_as_may_be(make: Locks) -> None:
+    """A hundred times a hundred slots are looked at for the second: a reply of 200 000 bytes."""
+    names = [f"account-{number}" for number in range(100)]
+    first, second = (make().acquire(names, limit=100, ttl=9.0) for _ in range(2))
+    assert not set(first.resources) & set(second.resources)
+
+
 def in_queue(admins: list[redis.Redis], name: str) -> list[int]:
     """How many stand in the wait queue of a resource, per node."""
     return [admin.zcard(f"redlock:{name}#line") for admin in admins]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from celery_redlock.protocol.names import Limits
 from celery_redlock.worker.parking.admission import PRESUMED_DEAD_S, AdmissionQueue, Parked
 
 LATE = 60.0
@@ -206,6 +207,17 @@ def test_as_many_go_as_the_limit_says(places: Deliveries) -> None:
     assert places.take() == "a", "the call was kept"
     assert places.call() == ""
     assert places.queue.limit(("r",)) == 3
+
+
+@pytest.mark.parametrize("last", [{}, {"again": True, "limit": 3}])
+def test_a_larger_limit_counts_for_all_that_are_parked(
+    places: Deliveries, last: dict[str, Any]
+) -> None:
+    """A function may answer more than it did when they came: their locks ask it again."""
+    assert not places.arrive("new", limit=5)
+    assert not last or not places.arrive("newer", **last)
+    assert places.queue.limit(("r",)) == Limits((5,))
+    assert [places.take(free=True) for _ in range(3)] == ["a", "b", ""]
 
 
 def test_none_overtakes_those_that_wait_for_a_place(places: Deliveries) -> None:

@@ -164,16 +164,18 @@ def at_work(cluster: Cluster, key: str) -> int:
 @pytest.mark.parametrize("place", ["prefork", "unparked", "postgresql"], indirect=True)
 def test_a_limit_that_is_changed_while_all_runs(place: tuple[Cluster, Worker]) -> None:
     """Lowered from two to one: the second waits until none is left, and one at a time goes on."""
-    cluster, _worker = place
+    cluster, worker = place
     key = f"limit{next(numbers)}"
     begun = time.monotonic()
     pauses.begin(cluster.redlock, f"crowd:{key}", 60.0, WHO, "slow", 1)
+    worker.said(f"crowd:{key} is limited to 1 at a time by {WHO} until")
     wait_until(lambda: time.monotonic() > begun + KNOWN_S, 10.0, "every worker must know")
     sent = [cluster.send("crowd", key, 0.6) for _ in range(3)]
     for number in range(1, 3):
         wait_until(lambda n=number: len(cluster.lines("in", key)) >= n, 20.0, "it begins")
         assert at_work(cluster, key) == 1
     pauses.resume(cluster.redlock, f"crowd:{key}")
+    worker.said(f"crowd:{key} is limited no more but by its tasks")
     assert {cluster.state(one, 20.0) for one in sent} == {"SUCCESS"}
     more = [cluster.send("crowd", key, 3.0) for _ in range(2)]
     wait_until(lambda: at_work(cluster, key) == 2, 20.0, "two are at work again")

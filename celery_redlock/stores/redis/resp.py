@@ -22,10 +22,10 @@ from ...protocol.errors import NodeError
 from ...protocol.texts import printable
 from ...runtime.polling import SIZE
 
-__all__ = ["MAX_REPLY_BYTES", "REPLY_S", "Parser", "Replies", "reason"]
+__all__ = ["REPLY_S", "Parser", "Replies", "reason"]
 
-MAX_REPLY_BYTES = 65536
-"""The longest reply to a lock or a handshake. None of theirs is as long."""
+MAX_REPLY_BYTES = 4 * 2**20
+"""The longest reply: to a look at 10 000 slots, which are a hundred keys with the largest limit."""
 MAX_DEPTH = 2
 """Arrays in one another: SCAN is answered with two."""
 REPLY_S = 2.0

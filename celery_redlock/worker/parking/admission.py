@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...protocol.names import Limit, least
+from ...protocol.names import Limit, Limits, least, of_each
 
 __all__ = ["AdmissionQueue", "Parked", "Resources"]
 
@@ -195,11 +195,10 @@ class AdmissionQueue:
             known = self._known.get(resources)
             if known is None or not known.parked or not (known.called or free):
                 return None
-            parked = known.parked[0]
-            if len(_at_work(known, now)) >= least(self._now(resources, parked.limit)):
+            if len(_at_work(known, now)) >= least(self._limit(resources, known)):
                 return None
             known.called = False
-            return self._go(parked, now)
+            return self._go(known.parked[0], now)
 
     def take_overdue(self, now: float) -> Parked | None:
         """Return one that goes whatever the nodes say: it must not stay unacknowledged longer."""
@@ -232,12 +231,10 @@ class AdmissionQueue:
             return (len(known.parked), len(known.running)) if known is not None else (0, 0)
 
     def limit(self, resources: Resources) -> Limit:
-        """Return how many may hold each at a time, by the task of the one that goes next."""
+        """Return how many may hold each at a time, by the tasks of those that are parked."""
         with self._lock:
             known = self._known.get(resources)
-            if known is None or not known.parked:
-                return 1
-            return self._now(resources, known.parked[0].limit)
+            return 1 if known is None or not known.parked else self._limit(resources, known)
 
     def parked(self) -> list[Parked]:
         """Return all that are parked."""
@@ -249,6 +246,17 @@ class AdmissionQueue:
         with self._lock:
             everything = self._known.items()
             return [(one, of) for of, known in everything for one, _ in known.running.values()]
+
+    def _limit(self, resources: Resources, known: _Known) -> Limit:
+        """Return the largest of their limits: a function may answer another task, or later, more.
+
+        One that goes too early is refused by its lock, which asks its own function again.
+        """
+        limits = {parked.limit for parked in known.parked}
+        limit = limits.pop()
+        if limits:
+            limit = Limits(tuple(map(max, *(of_each(resources, one) for one in (limit, *limits)))))
+        return self._now(resources, limit)
 
     def _everything(self) -> list[Parked]:
         parked = [parked for known in self._known.values() for parked in known.parked]
