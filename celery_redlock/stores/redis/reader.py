@@ -31,6 +31,8 @@ SCAN_COUNT = 1000
 """Keys that a node looks at per step of a SCAN: well below a millisecond of its time."""
 BATCH_KEYS = 500
 """Keys that are asked for at a time, so that a node's other clients are served in between."""
+MAX_REPLY_BYTES = 4 * 2**20
+"""The longest reply; a batch of the longest values is half of it."""
 MAX_NODE_BYTES = 64 * 2**20
 """Bytes that are read of one node, counted as in `resp.Replies`: about 150 000 locks, which take up
 to twice as much memory."""
@@ -56,6 +58,7 @@ return found"""
 class _Parser(Parser):
     """Reads what a node tells of all its keys."""
 
+    largest = MAX_REPLY_BYTES
     budget = MAX_NODE_BYTES
     longest = MAX_TIMEOUTS
 

@@ -24,8 +24,9 @@ from ...runtime.polling import SIZE
 
 __all__ = ["REPLY_S", "Parser", "Replies", "reason"]
 
-MAX_REPLY_BYTES = 4 * 2**20
-"""The longest reply: to a look at 10 000 slots, which are a hundred keys with the largest limit."""
+MAX_REPLY_BYTES = 2**20
+"""The longest reply to a lock or a handshake: a look at the slots of a hundred keys with the largest
+limit is answered in a fifth of it, unless thousands hold them."""
 MAX_DEPTH = 2
 """Arrays in one another: SCAN is answered with two."""
 REPLY_S = 2.0
