@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..keys.resolver import Keys, keys_of
+from ..keys.resolver import Keys, is_failure, keys_of
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable, shown
 from .checks import count
@@ -208,7 +208,9 @@ def _asked(
     what = f"the limit of {name}, which {_name_of(limit)} makes,"
     try:
         made = limit(**arguments)
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise ConfigurationError(
             f"{what} raised {type(error).__name__}; it is called with the arguments of the task by"
             " their names, and returns a whole number"

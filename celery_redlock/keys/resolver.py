@@ -9,6 +9,7 @@ arguments, and nothing, go with the task's name, or with what stands in its plac
 from __future__ import annotations
 
 import inspect
+import traceback
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -220,7 +221,9 @@ class _FromFunction(Keys):
         self.signature.bind(*args, **kwargs)  # what the task would not take is not the key's fault
         try:
             made = self._key(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise ConfigurationError(
                 f"{self}: raised {type(error).__name__}; it is called with the arguments of the"
                 f" task, and returns a str, {EXAMPLE.replace('{order_id}', '17')}, or several"
@@ -236,6 +239,23 @@ class _FromFunction(Keys):
         if isinstance(texts, (set, frozenset)):
             texts = sorted(texts)
         return tuple([shortened(escape(self._head + text, RAW_LITERAL)) for text in texts])
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a user's function has failed; else it was interrupted, and the error is to go on.
+
+    To call `sys.exit()` is a failure: it would end the main process of a worker, and then, as the
+    message comes back, that of the next. But Celery's own orders to end (`WorkerShutdown`,
+    `WorkerTerminate`) are subclasses of SystemExit, and handlers of signals, such as that of a pool
+    child, raise SystemExit itself: whatever function they interrupt has no part in it.
+    """
+    if type(error) is not SystemExit:
+        return isinstance(error, Exception)
+    for frame, _line in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if types.FrameType in map(type, value if isinstance(value, tuple) else (value,)):
+                return False  # only handlers of signals are given a frame
+    return True
 
 
 def _signature(task_name: str, function: Callable[..., object], bound: bool) -> inspect.Signature:

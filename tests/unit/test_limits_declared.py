@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
 from typing import Any
 
 import pytest
@@ -90,9 +91,15 @@ def test_what_a_function_raises_is_said_with_the_task(app: Celery) -> None:
     ) as no:
         limit_of(task, "nobody")
     assert isinstance(no.value.__cause__, KeyError)
+    with pytest.raises(ConfigurationError, match="which leave makes, raised SystemExit"):
+        limit_of(made(app, "t:<tenant>", limit=leave), "acme")
     too_many = made(app, "t:<tenant>", limit=lambda **_: (1, 2))
     with pytest.raises(ConfigurationError, match="t:acme: 2 limits are given"):
         limit_of(too_many, "acme")
+
+
+def leave(**_: object) -> int:
+    sys.exit(3)
 
 
 async def later(tenant: str, page: int) -> int:
