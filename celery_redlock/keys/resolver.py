@@ -57,7 +57,7 @@ def keys_of(
     if callable(key):
         return _FromFunction(task_name, signature, key, head)
     parameters = signature.parameters
-    if key is None or _are_names(key):
+    if key is None or is_own(key):
         pieces = arguments_of(parameters if key is None else _known(key, parameters))
         templates = [Template(pieces, escape(task_name if scope is None else scope, "/:@ "))]
     else:
@@ -288,8 +288,8 @@ def _model_of(parameter: inspect.Parameter, names: dict[str, object]) -> Any:
     return hint if is_model(hint) else None
 
 
-def _are_names(key: Sequence[str]) -> bool:
-    """Whether a key holds the names of arguments, and no templates.
+def is_own(key: Sequence[str]) -> bool:
+    """Whether a key is of its task alone: it holds the names of arguments, and no templates.
 
     Raises:
         ConfigurationError: It is an empty list, or holds some of each.
