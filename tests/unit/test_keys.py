@@ -211,6 +211,8 @@ def test_a_function_is_checked_at_declaration() -> None:
 
     with pytest.raises(ConfigurationError, match=r"made by .*later: is async"):
         made(later)
+    with pytest.raises(ConfigurationError, match="is async, or a generator"):
+        made(lambda src, dst: (yield "k"))
     with pytest.raises(ConfigurationError, match="write @staticmethod over it"):
 
         class Task(SingletonTask):
