@@ -12,11 +12,10 @@ import click
 from ..config.settings import read_settings
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
-from ..protocol.texts import of_nodes
+from ..protocol.texts import counted, of_nodes
 from ..protocol.values import quorum_of
 from ..survey.snapshot import survey
 from .context import NO_QUORUM, SECONDS, Site, on_site, table
-from .formatting import counted
 
 __all__ = ["command"]
 

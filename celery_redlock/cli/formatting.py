@@ -19,7 +19,6 @@ from ..survey.waiting import MAX_WAITED_S
 
 __all__ = [
     "agree",
-    "counted",
     "described",
     "lines",
     "name_of",
@@ -145,11 +144,6 @@ def without_quorum(error: QuorumUnavailable) -> list[str]:
         answer = "was not waited for" if vote.detail == NOT_WAITED_FOR else answer
         said.append(f"node {vote.node} {answer}")
     return said
-
-
-def counted(count: int, noun: str) -> str:
-    """Return `1 lock`, `2 locks`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def lines(*parts: str) -> str:

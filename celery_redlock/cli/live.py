@@ -10,9 +10,8 @@ from rich.console import Console, ConsoleDimensions, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from ..protocol.texts import printable
+from ..protocol.texts import counted, printable
 from ..survey.models import Survey
-from .formatting import counted
 from .lock_table import lock_table
 
 __all__ = ["screen"]

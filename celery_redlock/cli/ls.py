@@ -13,11 +13,11 @@ from typing import Any
 import click
 
 from ..config.options import GLOBAL
-from ..protocol.texts import printable
+from ..protocol.texts import counted, printable
 from ..survey.models import KINDS, Entry, Survey
 from ..survey.waiting import at_once
 from .context import Site, choosing, on_site
-from .formatting import counted, say_away
+from .formatting import say_away
 from .lock_table import lock_table
 
 __all__ = ["command"]

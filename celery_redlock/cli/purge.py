@@ -5,9 +5,8 @@ from __future__ import annotations
 import click
 
 from ..protocol.errors import QuorumUnavailable
-from ..protocol.texts import printable
+from ..protocol.texts import counted, printable
 from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site
-from .formatting import counted
 
 __all__ = ["command"]
 

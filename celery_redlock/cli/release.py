@@ -12,12 +12,12 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import RESERVED_SUFFIX, checked_glob
-from ..protocol.texts import printable
+from ..protocol.texts import counted, printable
 from ..survey.force_release import SETTLED_S, Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of, survey
 from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site, timeout_option
-from .formatting import counted, described, lines, name_of, say_away
+from .formatting import described, lines, name_of, say_away
 
 __all__ = ["command"]
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import click
 
 from ..locking.pauses import in_force, resume
+from ..protocol.errors import QuorumUnavailable
 from .context import PROBLEM, Site, on_site
 from .formatting import lines
+from .pause import of_pattern
 
 __all__ = ["command"]
 
@@ -15,16 +17,19 @@ __all__ = ["command"]
 @click.argument("pattern")
 @on_site
 def command(site: Site, pattern: str) -> int:
-    """End the pause, or the limit, of PATTERN.
+    """End the pause of PATTERN, and its limit: both, if it has both.
 
     That is of the very pattern that was paused, as ls shows it. What waits goes on within a
     second, unless another pause covers its key.
 
-    Exit code 1: it is not paused; 3: too few nodes answered, it may go on.
+    Exit code 1: it is neither paused nor limited; 3: too few nodes answered, it may go on.
     """
     redlock = site.redlock
     pattern = pattern.removeprefix(redlock.prefix)
-    ended, silent = resume(redlock, pattern)
+    try:
+        ended, silent = resume(redlock, pattern)
+    except QuorumUnavailable as error:
+        raise of_pattern(error, pattern, "it may go on") from None
     others, _sure = in_force(redlock)
     done = {True: "no longer limited; limited by", False: "resumed; paused by"}
     said = [f"{one.pattern}: {done[one.limit > 0]} {one.who}" for one in ended]

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import click
 
-from ..protocol.texts import printable
+from ..protocol.texts import counted, printable
 from ..survey.durations import span
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import survey
 from .context import USUAL_KINDS, Site, on_site, table, timeout_option
-from .formatting import counted, say_away
+from .formatting import say_away
 
 __all__ = ["command"]
 

@@ -12,9 +12,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..keys.resolver import Keys, keys_of
+from ..keys.resolver import Keys, is_failure, is_plain, keys_of
 from ..protocol.errors import ConfigurationError
-from ..protocol.texts import printable, shown
+from ..protocol.texts import counted, printable, shown
 from .checks import count
 from .options import TASK, Settings, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
@@ -107,13 +107,16 @@ class TaskLock:
         p, of = self._prefix, f"{name}: {self._prefix}limit"
         if isinstance(limit, tuple) and keys.count not in (None, len(limit)):
             raise ConfigurationError(
-                f"{of} is {list(limit)}, {len(limit)} numbers, and the task has {keys.count} keys:"
-                f" give one number for each key, in their order, or {p}limit=3 for 3 of each"
+                f"{of} is {list(limit)}, {counted(len(limit), 'number')}, and the task has"
+                f" {counted(keys.count or 0, 'key')}: give one number for each key, in"
+                f" their order, or {p}limit=3 for 3 of each"
             )
         if not callable(limit):
             return
-        if inspect.iscoroutinefunction(limit):
-            raise ConfigurationError(f"{of}, {_name_of(limit)}, is async; give a plain function")
+        if not is_plain(limit):
+            raise ConfigurationError(
+                f"{of}, {_name_of(limit)}, is async, or a generator; give a plain function"
+            )
         parameters = keys.signature.parameters.values()
         wanted = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         wanted = [name for name in wanted if name != "self"]  # it may yet be bound
@@ -208,7 +211,9 @@ def _asked(
     what = f"the limit of {name}, which {_name_of(limit)} makes,"
     try:
         made = limit(**arguments)
-    except Exception as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise ConfigurationError(
             f"{what} raised {type(error).__name__}; it is called with the arguments of the task by"
             " their names, and returns a whole number"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -16,6 +18,7 @@ from ..config.declared import given_to_all, refuse_unread
 from ..config.options import TaskOptions
 from ..config.settings import enabled, read_settings
 from ..config.task_lock import lock_of
+from ..keys.resolver import is_own
 from ..messages.broker import unacknowledged_for
 from ..messages.policy import check_rejecting, parkable
 from ..protocol.errors import ConfigurationError
@@ -25,6 +28,9 @@ __all__ = ["examine_tasks", "ttls_of"]
 
 REDIS_VISIBILITY_S = 3600.0
 """For which a Redis broker lets a worker keep a message, where nothing else is set (kombu)."""
+
+
+_ARGUMENT = re.compile(r"\{[^{}<>]*\}|<[^{}<>]*>")
 
 
 class _Broker(NamedTuple):
@@ -114,25 +120,44 @@ def _stranded(app: Any, broker: _Broker) -> Iterator[Finding]:
 
 def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
     """Find tasks that share a template and do not agree how many may run at a time."""
-    shared: dict[Any, dict[int, str]] = {}
+    shared: dict[Any, dict[Any, str]] = {}
+    shown: dict[Any, str] = {}
     for name, options in locked.items():
         key, limit = options.key, options.limit
-        if callable(limit) or not isinstance(key, (str, tuple)):
+        if key is None or callable(key) or is_own(key):
             continue
-        keys = [key] if isinstance(key, str) else [one for one in key if not one.isidentifier()]
-        each = [limit] * len(keys) if isinstance(limit, int) else limit
+        keys = (key,) if isinstance(key, str) else key
+        each = limit if isinstance(limit, tuple) else (limit,) * len(keys)
         for one, many in zip(keys, each, strict=False):
-            tasks = shared.setdefault((one, options.scope_name), {})
-            tasks.setdefault(many, name)
-    for (key, _scope), tasks in shared.items():
-        if len(tasks) > 1:
-            limits = ", ".join(f"{limit} ({name})" for limit, name in sorted(tasks.items()))
+            same = _ARGUMENT.sub("<>", one), options.scope_name
+            shown.setdefault(same, one)
+            shared.setdefault(same, {}).setdefault(many, name)
+    for same, tasks in shared.items():
+        if len(tasks) == 1:
+            continue
+        limits = ", ".join(
+            f"{'a function' if callable(limit) else limit} ({name})"
+            for limit, name in sorted(tasks.items(), key=_functions_last)
+        )
+        where, key = ", ".join(tasks.values()), shown[same]
+        if any(map(callable, tasks)):
+            yield unchecked(
+                f"the key {key} has several limits, and what a function returns is not known here:"
+                f" {limits}",
+                "make sure that they agree: else as many bodies run at a time as the largest says",
+                where,
+            )
+        else:
             yield warning(
                 f"the key {key} has several limits: {limits}. As many bodies run at a time as the"
                 " largest of them says, those of the other tasks included",
                 "give these tasks the same limit, or keys of their own",
-                ", ".join(tasks.values()),
+                where,
             )
+
+
+def _functions_last(item: tuple[Any, str]) -> float:
+    return math.inf if callable(item[0]) else item[0]
 
 
 def _schedule(app: Any, locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:

@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 from ..protocol.claim import Claim
 from ..protocol.lease import NEVER
+from ..protocol.names import base_of
 from ..protocol.texts import shown
 
 __all__ = ["MAX_NODES", "LeaseRecord", "SharedLeaseTable"]
@@ -107,8 +108,8 @@ class LeaseRecord(NamedTuple):
 
     @property
     def resource(self) -> str:
-        """The names of what is held, as one text for people."""
-        return shown(self.resources)
+        """What is held, as one text for people: the keys whose slots they are."""
+        return shown([base_of(name) for name in self.resources])
 
 
 class _Place:

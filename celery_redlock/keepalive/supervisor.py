@@ -91,6 +91,8 @@ class LeaseSupervisor:
         if client is not None:
             self._poll.register(client, select.POLLIN)
         self._pause = 0.0
+        self._looked = math.inf
+        self._spares = 0.0  # until when nobody is killed
 
     def run(self) -> None:
         """Supervise until the client is gone; then free what its processes leave as they die."""
@@ -156,7 +158,13 @@ class LeaseSupervisor:
 
     def _look(self, ready: set[int]) -> None:
         """Look through the whole table for dead holders and late leases."""
-        now = monotonic()
+        now, here = monotonic(), time.monotonic()
+        away = here - self._looked - self._pause
+        if away > MAX_PAUSE_S:
+            # The whole worker was stopped, most likely, and wakes up one by one: bodies that could
+            # not report meanwhile get the time that they have lost.
+            self._spares = here + away
+        self._looked = here
         seen: dict[Name, Claim] = {}
         late: list[tuple[LeaseRecord, Claim]] = []
         shortest = MAX_PAUSE_S / LOOK_EVERY
@@ -165,7 +173,7 @@ class LeaseSupervisor:
                 shortest = min(shortest, record.ttl)
                 if not record.held:
                     continue
-                if record.patience <= time.monotonic() and pid not in self._killed:
+                if max(record.patience, self._spares) <= here and pid not in self._killed:
                     self._kill(record, pid, self._watched[block])
                 claim = seen[record.name] = self._claim(record, now)
                 if not claim.held(now):

@@ -9,6 +9,7 @@ arguments, and nothing, go with the task's name, or with what stands in its plac
 from __future__ import annotations
 
 import inspect
+import traceback
 import types
 import typing
 from abc import ABC, abstractmethod
@@ -56,25 +57,29 @@ def keys_of(
     if callable(key):
         return _FromFunction(task_name, signature, key, head)
     parameters = signature.parameters
-    if key is None or _are_names(key):
+    several = False
+    if key is None or is_own(key):
         pieces = arguments_of(parameters if key is None else _known(key, parameters))
         templates = [Template(pieces, escape(task_name if scope is None else scope, "/:@ "))]
     else:
         head = escape(head, RAW_LITERAL)
-        given = dict.fromkeys((key,) if isinstance(key, str) else key)
+        given = (key,) if isinstance(key, str) else key
+        several = len(set(given)) > 1
+        if several:
+            _check_number(task_name, len(set(given)))
         try:
             templates = [Template(parse(template, parameters), head) for template in given]
         except ConfigurationError as error:
             raise ConfigurationError(f"{task_name}: {error}") from None
-    return _FromArguments(task_name, signature, function, templates)
+    return _FromArguments(task_name, signature, function, templates, several)
 
 
 class Keys(ABC):
     """What makes the names of the resources that a call locks; see `keys_of`.
 
     Attributes:
-        count: How many it makes; None if that is not known before the call.
-        several: Whether that is more than one, as far as is known.
+        count: How many are declared; None if that is not known before the call.
+        several: Whether these are more than one, as far as is known; the same twice is one.
         signature: That of the task, without the task itself.
     """
 
@@ -109,9 +114,10 @@ class _FromArguments(Keys):
         signature: inspect.Signature,
         function: Callable[..., object],
         templates: Sequence[Template],
+        several: bool,
     ) -> None:
         self.count = len(templates)
-        self.several = self.count > 1
+        self.several = several
         self._task_name = task_name
         self.signature = signature
         self._globals = getattr(inspect.unwrap(function), "__globals__", {})
@@ -142,7 +148,7 @@ class _FromArguments(Keys):
             value = values[name]
             scalar = SCALARS.get(type(value))
             texts[name] = self._text(name, value) if scalar is None else scalar(value, 0)
-        if not self.several:
+        if self.count == 1:
             return (self._templates[0](texts),)
         return tuple([template(texts) for template in self._templates])
 
@@ -200,8 +206,10 @@ class _FromFunction(Keys):
         self.signature = signature
         self._key = key
         self._head = head
-        if inspect.iscoroutinefunction(key) or inspect.isasyncgenfunction(key):
-            raise ConfigurationError(f"{self}: is async; give one that returns a str")
+        if not is_plain(key):
+            raise ConfigurationError(
+                f"{self}: is async, or a generator; give one that returns a str"
+            )
         try:
             first = next(iter(inspect.signature(key).parameters), "")
         except (TypeError, ValueError):  # some that are written in C tell nothing of themselves
@@ -220,7 +228,9 @@ class _FromFunction(Keys):
         self.signature.bind(*args, **kwargs)  # what the task would not take is not the key's fault
         try:
             made = self._key(*args, **kwargs)
-        except Exception as error:
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             raise ConfigurationError(
                 f"{self}: raised {type(error).__name__}; it is called with the arguments of the"
                 f" task, and returns a str, {EXAMPLE.replace('{order_id}', '17')}, or several"
@@ -236,6 +246,40 @@ class _FromFunction(Keys):
         if isinstance(texts, (set, frozenset)):
             texts = sorted(texts)
         return tuple([shortened(escape(self._head + text, RAW_LITERAL)) for text in texts])
+
+
+def is_plain(function: Callable[..., object]) -> bool:
+    """Whether a call runs its body, and returns what that returns."""
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
+    called: Any = getattr(function, "__call__", None)  # noqa: B004
+    return not any(kind(function) or kind(called) for kind in kinds)
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a user's function has failed; else it was interrupted, and the error is to go on.
+
+    To call `sys.exit()` is a failure: it would end the main process of a worker, and then, as the
+    message comes back, that of the next. But Celery's own orders to end (`WorkerShutdown`,
+    `WorkerTerminate`) are subclasses of SystemExit, and handlers of signals, such as that of a pool
+    child, raise SystemExit itself: whatever function they interrupt has no part in it.
+    """
+    if type(error) is not SystemExit:
+        return isinstance(error, Exception)
+    for frame, _line in traceback.walk_tb(error.__traceback__):
+        for value in frame.f_locals.values():
+            if types.FrameType in map(type, value if isinstance(value, tuple) else (value,)):
+                return False  # only handlers of signals are given a frame
+    return True
+
+
+def _check_number(task_name: str, number: int) -> None:
+    from ..protocol.names import MAX_NAMES  # most tasks have one key
+
+    if number > MAX_NAMES:
+        raise ConfigurationError(
+            f"{task_name} has {number} keys, and one lock holds at most {MAX_NAMES}: give what they"
+            " have in common a key, and lock that"
+        )
 
 
 def _signature(task_name: str, function: Callable[..., object], bound: bool) -> inspect.Signature:
@@ -268,8 +312,8 @@ def _model_of(parameter: inspect.Parameter, names: dict[str, object]) -> Any:
     return hint if is_model(hint) else None
 
 
-def _are_names(key: Sequence[str]) -> bool:
-    """Whether a key holds the names of arguments, and no templates.
+def is_own(key: Sequence[str]) -> bool:
+    """Whether a key is of its task alone: it holds the names of arguments, and no templates.
 
     Raises:
         ConfigurationError: It is an empty list, or holds some of each.

@@ -76,6 +76,11 @@ async def holders(
 ) -> list[Holder]:
     """Ask the nodes who holds a resource; one holder for each slot in use."""
     check_option("limit", limit)
+    if not isinstance(resource, str) or not isinstance(limit, int):
+        raise ConfigurationError(
+            f"holders() tells of one resource with one limit, not of {resource!r} with {limit!r}:"
+            " ask for each of several, holders('a', limit=2)"
+        )
     try:
         ballot = await client.peek(checked_names(resource), limit, timeout)
     except QuorumUnavailable as error:

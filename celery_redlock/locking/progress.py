@@ -24,6 +24,10 @@ __all__ = ["Progress"]
 
 logger = logging.getLogger("celery_redlock")
 
+AWAY_S = 0.5
+"""A look that comes later than this, and by more than half of the timeout, finds that the watchdog
+itself could not run: all of its process was stopped (`docker pause`), and the body as well."""
+
 T = TypeVar("T")
 
 
@@ -42,6 +46,8 @@ class Progress:
         self._block = Interruptible(self._stall) if on_lost == "raise" else None
         # Of a clock that stands still, unlike that of leases, while the machine is suspended.
         self._since = math.inf
+        self._due = math.inf  # the next look
+        self._spared = -math.inf  # until when the watchdog was away
         self._silent = 0.0
 
     def run(self, body: Callable[[], T]) -> T:
@@ -61,19 +67,32 @@ class Progress:
     def _report(self) -> None:
         self._since = time.monotonic()
         self._held.stalled = False
+        self._may_be_killed(self._since + 2 * self._timeout)
+
+    def _may_be_killed(self, after: float) -> None:
         if self._block is not None:
-            until = self._since + 2 * self._timeout
-            self._held.redlock.client.registry.patience(self._held._held(), until)
+            self._held.redlock.client.registry.patience(self._held._held(), after)
 
     def _look(self) -> float:
         """Tell of a silence that is too long, once; return when to look again, in seconds."""
-        silent = time.monotonic() - self._since
-        if silent < self._timeout:
-            return self._timeout - silent
-        if not self._held.stalled:
+        now = time.monotonic()
+        if now - self._due > max(self._timeout / 2, AWAY_S):
+            self._spare(now)
+        silent = now - max(self._since, self._spared)
+        again = self._timeout - silent if silent < self._timeout else self._timeout
+        self._due = now + again
+        if silent >= self._timeout and not self._held.stalled:
             self._silent, self._held.stalled = silent, True
             self._tell(self._stall())
-        return self._timeout
+        return again
+
+    def _spare(self, now: float) -> None:
+        """Count its silence from now on; once, until it reports: a C call may keep the GIL, too."""
+        if self._spared < self._since < math.inf:
+            self._spared = now
+            self._may_be_killed(now + 2 * self._timeout)
+            if self._since == math.inf:  # it has just ended
+                self._may_be_killed(math.inf)
 
     def _tell(self, loss: LeaseLost) -> None:
         goes_on = self._block is None

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import TypeVar
 
 from .errors import ConfigurationError
-from .texts import names_of, shown
+from .texts import counted, names_of, shown
 from .values import Owner
 
 __all__ = [
@@ -292,10 +292,18 @@ def paired(names: Sequence[str], limits: Sequence[int]) -> tuple[tuple[str, ...]
     Raises:
         ConfigurationError: There is not one limit for each name, or the names have no order.
     """
-    if len(limits) != len(names) or not isinstance(names, (list, tuple)):
+    if not isinstance(names, (list, tuple)):
         raise ConfigurationError(
-            f"{shown(sorted(names))}: {len(limits)} limits are given, and a limit is of one key:"
-            f" give a list of {len(names)} keys and as many limits, or one number for each of them"
+            f"the keys {shown(sorted(names))} are given in a {type(names).__name__}, which has no"
+            " order, and each limit is of one of them: give a list of keys, or one limit for all"
+        )
+    if len(limits) != len(names):
+        keys = (
+            f"key {names[0]} has" if len(names) == 1 else f"{len(names)} keys {shown(names)} have"
+        )
+        raise ConfigurationError(
+            f"the {keys} {counted(len(limits), 'limit')}, {list(limits)}: give one for each key, in"
+            " their order, or one number, which is the limit of each"
         )
     of: dict[str, int] = {}
     for name, limit in zip(names, limits, strict=True):

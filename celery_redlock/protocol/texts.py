@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["are_needed", "names_of", "of_nodes", "printable", "shown"]
+__all__ = ["are_needed", "counted", "names_of", "of_nodes", "printable", "shown"]
 
 
 def are_needed(count: int) -> str:
@@ -14,7 +14,12 @@ def are_needed(count: int) -> str:
 
 def of_nodes(count: int, total: int) -> str:
     """`0 of 1 node`, `2 of 3 nodes`."""
-    return f"{count} of {total} node{'' if total == 1 else 's'}"
+    return f"{count} of {counted(total, 'node')}"
+
+
+def counted(count: int, what: str) -> str:
+    """`1 key`, `2 keys`."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def names_of(resource: str | Iterable[str]) -> tuple[str, ...]:

@@ -58,6 +58,7 @@ class Interruptible:
         )
         self._inside = self._left = False
         self._interrupted = self._told = False
+        self._sent: type[LeaseLost] | None = None
 
     def interrupt(self) -> None:
         """Raise in the body, if it has not ended; instead of it, if it has not begun."""
@@ -71,7 +72,8 @@ class Interruptible:
                 in_hub(self._throw)
             elif not self._main:
                 self._told = True
-                _raise_in(self._thread, LeaseLost)
+                self._sent = _as_class(self._error())
+                _raise_in(self._thread, self._sent)
             else:
                 name = "celery_redlock interrupt"
                 threading.Thread(target=self._signal, name=name, daemon=True).start()
@@ -88,8 +90,7 @@ class Interruptible:
                 raise self._error()
             return result
         except LeaseLost as error:
-            if self._interrupted and error.resource is None:
-                # A thread can only be sent a class; this is the instance that says what was lost.
+            if type(error) is self._sent:
                 raise self._error() from None
             raise
 
@@ -142,6 +143,13 @@ def _deliver(signum: int, frame: FrameType | None) -> None:
         if block._interrupted and block._inside:
             block._inside, block._told = False, True  # once
             raise block._error()
+
+
+def _as_class(error: LeaseLost) -> type[LeaseLost]:
+    """Return a class whose instances say what `error` does: a thread can only be sent a class."""
+    said = {"__module__": LeaseLost.__module__, **vars(error)}
+    said |= {"__str__": error.__str__, "__reduce__": error.__reduce__}
+    return type(LeaseLost.__name__, (LeaseLost,), said)
 
 
 def _raise_in(thread: int, kind: type[BaseException]) -> None:

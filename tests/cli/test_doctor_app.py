@@ -89,6 +89,33 @@ def test_tasks_that_share_a_key_and_not_its_limit(limit: int, name: str | None) 
     assert not found or f"1 (one), {limit} (other)" in found[0].what
 
 
+def test_limits_are_compared_key_by_key_and_that_of_a_function_is_said_not_to_be() -> None:
+    app = site()
+
+    def made(name: str, *keys: Any, limit: Any) -> None:
+        @app.task(name=name, shared=False)
+        @locked(*keys, limit=limit)
+        def body(t: int, u: int = 0) -> None: ...
+
+    def nine(**_: object) -> int:
+        return 9
+
+    made("one", "tenant:<t>", "all", limit=(2, 3))
+    made("two", "all", limit=7)
+    made("three", "all", "region:<t>", limit=(7, 5))
+    made("four", "region:{u}", limit=5)
+    made("five", ["t", "u"], limit=4)  # names of arguments: keys of its own
+    made("six", "sup:<t>", limit=nine)
+    made("seven", "sup:<t>", limit=nine)
+    assert [one.where for one in examine_tasks(app) if one.check == "limits"] == ["one, three"]
+    made("eight", "sup:<u>", limit=3)
+    sup, all_ = (one for one in examine_tasks(app) if one.check == "limits")
+    assert (all_.level, all_.where) == ("warning", "one, three")
+    assert "the key all has several limits: 3 (one), 7 (three). As many" in all_.what
+    assert (sup.level, sup.where) == ("unchecked", "eight, seven")
+    assert sup.what.endswith("not known here: 3 (eight), a function (seven)")
+
+
 def test_what_is_wrong_with_an_app_without_its_tasks() -> None:
     kinds = {"fast": "topic", "slow": "direct"}
     queues = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -256,6 +257,20 @@ def test_a_pool_child_that_is_deaf_is_killed_and_what_it_held_is_freed(
     assert tokens(servers, "s") >= 3
     kill(patient)
     until_free(keeper, servers, "s")
+
+
+def test_the_time_in_which_the_keeper_was_stopped_itself_is_no_silence_of_a_child(
+    keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, caplog: Log
+) -> None:
+    child = child_that_holds(redlock, "r", patience=0.1)
+    keeper._spares = math.inf  # until it has seen it
+    keeper.run_once()
+    keeper._spares = 0.0
+    time.sleep(0.5)
+    keeper.run_once()
+    assert "killing" not in caplog.text
+    until_free(keeper, servers)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
 def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(

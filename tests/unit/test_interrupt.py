@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import pickle
 import signal
 import sys
 import threading
@@ -103,6 +104,23 @@ def test_a_body_is_struck() -> None:
     assert "the one that says" in str(raised.value)
 
 
+@both
+def test_the_body_itself_can_read_why() -> None:
+    block = Interruptible(loss)
+
+    def body() -> str:
+        try:
+            strike(block)
+            spin()
+        except LeaseLost as error:
+            assert (error.resource, error.reason) == ("r", "refused")
+            assert type(pickle.loads(pickle.dumps(error))) is LeaseLost
+            return str(error)
+        return ""
+
+    assert "the one that says" in block.run(body)
+
+
 def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -128,7 +146,7 @@ def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: pytest.Mo
 
     def late(thread: int, kind: type[BaseException]) -> None:
         sent.append(kind)
-        if kind is not LeaseLost:
+        if kind is interrupt._Nothing:
             send(thread, kind)
 
     def work() -> None:
@@ -137,7 +155,7 @@ def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(interrupt, "_raise_in", late)
     in_thread(work)
-    assert sent == [LeaseLost, interrupt._Nothing]
+    assert issubclass(sent[0], LeaseLost) and sent[1:] == [interrupt._Nothing]
 
 
 @both

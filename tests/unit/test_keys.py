@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import signal
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from celery import Celery
+from celery.exceptions import WorkerShutdown
 
 from celery_redlock import ConfigurationError, SingletonTask, locked
 from celery_redlock.config.task_lock import TaskLock, lock_of, resource_of, resources_of
@@ -168,12 +172,47 @@ def test_a_function_that_fails_is_told_with_the_task_and_its_own_error() -> None
         made(lambda *args: "k", (1, 2, 3, 4))
 
 
+def test_a_function_that_exits_has_failed_and_one_that_is_told_to_end_has_not() -> None:
+    def made_by(key: Callable[[int], object]) -> Any:
+        return keys_of("t", lambda src: None, key)((1,), {})
+
+    with pytest.raises(ConfigurationError, match="raised SystemExit"):
+        made_by(sys.exit)
+
+    def interrupted_by(handler: Callable[..., None]) -> Callable[[int], object]:
+        def key(src: int) -> str:
+            signal.signal(signal.SIGUSR1, handler)
+            signal.raise_signal(signal.SIGUSR1)
+            return "k"
+
+        return key
+
+    def of_billiard(signum: int, frame: object) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        sys.exit(-(256 - signum))
+
+    def of_celery(signum: int, frame: object) -> None:
+        raise WorkerShutdown(0)
+
+    before = signal.getsignal(signal.SIGUSR1)
+    try:
+        for handler in (of_billiard, of_celery, lambda *_: sys.exit(0)):
+            with pytest.raises(SystemExit):
+                made_by(interrupted_by(handler))
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    with pytest.raises(KeyboardInterrupt):
+        made_by(lambda src: signal.raise_signal(signal.SIGINT))
+
+
 def test_a_function_is_checked_at_declaration() -> None:
     async def later(src: int, dst: int) -> str:
         return "k"
 
     with pytest.raises(ConfigurationError, match=r"made by .*later: is async"):
         made(later)
+    with pytest.raises(ConfigurationError, match="is async, or a generator"):
+        made(lambda src, dst: (yield "k"))
     with pytest.raises(ConfigurationError, match="write @staticmethod over it"):
 
         class Task(SingletonTask):

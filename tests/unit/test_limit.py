@@ -236,8 +236,12 @@ def test_one_number_is_of_each_name_and_the_smaller_of_two_of_one_name_counts(
 @pytest.mark.parametrize(
     ("resource", "limit", "wrong"),
     [
-        (["a", "b"], [2], "a \\+ b: 1 limits are given.*a list of 2 keys and as many limits"),
-        ({"a", "b"}, [2, 3], "a \\+ b: 2 limits are given"),
+        (
+            ["a", "b"],
+            [2],
+            r"^the 2 keys a \+ b have 1 limit, \[2\]: give one for",
+        ),
+        ({"a", "b"}, [2, 3], r"the keys a \+ b are given in a set, which has no order"),
         (["a", "b"], [2, 0], "whole number from 1 to 100"),
         (["a", "b"], [], "a list of such, one for each key"),
         (["a", "b"], lambda: 3, "limit must be a number, or one for each name"),
@@ -248,6 +252,11 @@ def test_limits_that_do_not_fit_the_names_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         redlock.acquire(resource, limit=limit)
+
+
+def test_holders_are_asked_for_one_resource_at_a_time(redlock: FakeRedlock) -> None:
+    with pytest.raises(ConfigurationError, match=r"of one resource.*holders\('a', limit=2\)"):
+        redlock.holders(["a", "b"], limit=(2, 3))  # type: ignore[arg-type]
 
 
 # -- Several limits of one name

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -47,8 +49,11 @@ def test_a_number_for_each_key_in_the_order_of_the_keys(app: Celery) -> None:
     assert limit_of(task, "acme") == Limits((20, 3))
     task = made(app, "p:<page>", "t:<tenant>", limit=[2, 9])
     assert limit_of(task, "acme", 7) == Limits((2, 9))
-    same = made(app, "<tenant>", "<page>", limit=[2, 9])
-    assert limit_of(same, "x", "x") == 2  # one key, and the smaller of its limits
+    for keys in (("<tenant>", "<page>"), ("<tenant>", "<tenant>")):
+        same = made(app, *keys, limit=[9, 2])
+        assert resources_of(same, ("x", "x"), {}) == ("x",)
+        assert limit_of(same, "x", "x") == 2  # one key, and the smaller of its limits
+    made(app, "<tenant>", "<tenant>", limit=1, fencing=True)  # nor are these several
 
 
 def test_a_function_is_called_with_the_arguments_by_their_names(app: Celery) -> None:
@@ -90,13 +95,28 @@ def test_what_a_function_raises_is_said_with_the_task(app: Celery) -> None:
     ) as no:
         limit_of(task, "nobody")
     assert isinstance(no.value.__cause__, KeyError)
+    with pytest.raises(ConfigurationError, match="which leave makes, raised SystemExit"):
+        limit_of(made(app, "t:<tenant>", limit=leave), "acme")
     too_many = made(app, "t:<tenant>", limit=lambda **_: (1, 2))
-    with pytest.raises(ConfigurationError, match="t:acme: 2 limits are given"):
+    with pytest.raises(ConfigurationError, match=r"the key t:acme has 2 limits, \[1, 2\]: give"):
         limit_of(too_many, "acme")
+
+
+def leave(**_: object) -> int:
+    sys.exit(3)
 
 
 async def later(tenant: str, page: int) -> int:
     return 3
+
+
+def yielding(tenant: str, page: int) -> Iterator[int]:
+    yield 3
+
+
+class Later:
+    async def __call__(self, tenant: str, page: int) -> int:
+        return 3
 
 
 @pytest.mark.parametrize(
@@ -105,14 +125,17 @@ async def later(tenant: str, page: int) -> int:
         (
             ["t:<tenant>", "all"],
             {"limit": (3,)},
-            r"limit is \[3\], 1 numbers, and the task has 2 keys",
+            r"limit is \[3\], 1 number, and the task has 2 keys",
         ),
-        (["t:<tenant>"], {"limit": (3, 20)}, "2 numbers, and the task has 1 keys"),
+        (["t:<tenant>"], {"limit": (3, 20)}, "2 numbers, and the task has 1 key: give"),
         (["t:<tenant>"], {"limit": ()}, "a list of such, one for each key"),
         (["t:<tenant>", "all"], {"limit": (3, 0)}, "whole number from 1 to 100"),
         (["t:<tenant>"], {"limit": lambda tenant: 3}, r"by their names \(tenant, page\): .*'page'"),
         (["t:<tenant>"], {"limit": lambda tenant, page, x: 3}, "missing a required argument: 'x'"),
         (["t:<tenant>"], {"limit": later}, "later, is async"),
+        (["t:<tenant>"], {"limit": Later()}, "is async"),
+        (["t:<tenant>"], {"limit": yielding}, "yielding, is async, or a generator"),
+        ([f"t{n}:<tenant>" for n in range(101)], {"limit": 1}, "101 keys, and one lock holds"),
         (["t:<tenant>"], {"limit": plan, "fencing": True}, "a fencing token would refuse"),
         (["t:<tenant>"], {"limit": plan, "on_conflict": "replace"}, "limit=a function it could"),
         (

@@ -118,6 +118,31 @@ def test_a_body_is_told_by_an_exception_and_may_be_killed_after_as_long_again(
     assert watch.after(5 * TIMEOUT) == math.inf  # one that has ended is not silent
 
 
+def test_time_in_which_the_watchdog_was_stopped_as_well_is_no_silence_but_only_once(
+    redlock: FakeRedlock, monkeypatch: Patch, heard: list[LeaseLost]
+) -> None:
+    watch = Watch(redlock, monkeypatch, "raise")
+
+    def body() -> None:
+        for _ in range(2):
+            assert watch.after(3 * TIMEOUT) == TIMEOUT  # all of the worker was stopped
+            assert watch.patience[-1] == watch.clock() + 2 * TIMEOUT
+            watch.clock.advance(0.5)
+            current_lease().progress()
+            assert watch.after(TIMEOUT - 1.0) == 1.0
+        assert watch.after(1.0 + 0.6 * TIMEOUT) == TIMEOUT
+        patience = watch.patience[-1]
+        assert not heard
+        watch.after(1.7 * TIMEOUT)  # a C call keeps the GIL, again and again
+        assert watch.patience[-1] == patience
+        threading.Event().wait(20.0)
+
+    with pytest.raises(LeaseLost, match=r"no progress was reported for 17.0 s"):
+        watch.run(body)
+    assert watch.patience[-1] == math.inf
+    assert watch.after(5 * TIMEOUT) == watch.patience[-1] == math.inf
+
+
 def test_a_report_counts_from_inside_of_other_locks_and_from_another_thread(
     redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:

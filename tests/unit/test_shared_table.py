@@ -62,6 +62,8 @@ def test_a_note_stands_from_before_the_first_request_until_it_is_struck_off(
     assert (note.resource, note.token, note.ttl, note.held) == ("order:1", "t|1", 10.0, False)
     table.unregister(claim)
     assert notes(table) == []
+    posted(table, "order:2#slot3")
+    assert notes(table)[0].resource == "order:2"  # as its holder says, whatever slot that has
 
 
 def test_a_granted_note_says_until_when_each_node_holds_it(table: SharedLeaseTable) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import redis
 
@@ -13,6 +15,7 @@ from celery_redlock import LeaseLost
 from tests.support.cluster import TASKS, Cluster, steal
 from tests.support.machine import brief, in_time
 from tests.support.nodes import hung
+from tests.support.program import stopped
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, often
 
@@ -253,6 +256,21 @@ def test_a_body_that_reports_progress_is_left_alone_and_so_is_one_that_is_only_w
         assert cluster.lines("loss", f"k:{key}-{task}")[0].detail[-2] == "stalled"
     (told,) = cluster.lines("silent", f"k:{key}-silence_told")
     assert told.detail == [True, False]
+
+
+def test_a_body_that_reports_survives_that_its_whole_worker_was_stopped_for_long(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """As by `docker pause`: for more than twice the time that it may be silent for."""
+    sent = cluster.send("reporting", key, 6.0)
+    cluster.entered(key)
+    with contextlib.ExitStack() as stops:
+        main = psutil.Process(worker.process.pid)
+        for process in [main, *main.children(recursive=True)]:
+            stops.enter_context(stopped(process.pid))
+        time.sleep(4.5)
+    assert cluster.result(sent) is False  # never silent
+    assert cluster.lines("loss", f"k:{key}") == []
 
 
 def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> None:
