@@ -238,6 +238,13 @@ class TaskOptions(_Shared):
         " or a function of the task's arguments that returns such.",
         "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
     )
+    shared: bool = _option(
+        False,
+        checks.flag,
+        "Whether the task only reads what its key names: bodies of tasks with `shared` run side by"
+        " side, and never beside one without. See [readers and writers](shared.md). Redis only.",
+        "Set it for the tasks that read, where others with the same key write.",
+    )
     rate: str | None = _option(
         None,
         checks.or_none(checks.rate),
@@ -359,6 +366,7 @@ class LockOptions(TypedDict, total=False):
     fencing: bool
     scope_name: str | None
     limit: LimitOption
+    shared: bool
     rate: str | None
     burst: int | None
     scope: Scope

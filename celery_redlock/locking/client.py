@@ -34,7 +34,7 @@ from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
 from ..stores.driver import Driver
-from ..stores.kinds import Address
+from ..stores.kinds import Address, refuse_readers
 from .acquisition import Acquisition
 from .pubsub import ReleaseSubscriber
 from .request import LockRequest
@@ -141,6 +141,7 @@ class LockClient:
         owner: Owner | None = None,
         fencing: bool | None = None,
         limit: int | Sequence[int] = 1,
+        shared: bool = False,
     ) -> LockRequest:
         """Check what a call asks for, and put this client's defaults where it says nothing.
 
@@ -162,9 +163,23 @@ class LockClient:
                 f"{shown(names)}: with a limit there are several holders at a time, and a fencing"
                 " token would refuse the writes of all but the last; give fencing=False"
             )
+        if check_option("shared", shared):
+            refuse_readers(self.addresses[0].store)
+            if fencing or checked != 1 or len(names) > 1:
+                raise ConfigurationError(
+                    f"{shown(names)}: a shared lock is of one resource, without a limit and without"
+                    " a fencing token, which would refuse the writes of all readers but the last:"
+                    " give one name, limit=1 and fencing=False"
+                )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
         return LockRequest(
-            names=names, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=checked
+            names=names,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            fencing=fencing,
+            limit=checked,
+            shared=shared,
         )
 
     async def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:

@@ -141,6 +141,11 @@ class HeldLease:
                 f"{self.resource}: fencing is asked for inside a lock of the same resource that has"
                 " no fencing token; ask for it where the lock is taken, in the outer one"
             )
+        if outer.shared and not mine.shared:
+            raise ConfigurationError(
+                f"{self.resource}: it is asked for alone inside a shared lock of the same resource:"
+                " two who did so would wait for each other; ask for it alone in the outer one"
+            )
         theirs = outer.limits
         for name, limit in mine.limits.items():
             if theirs.get(name, limit) > limit:

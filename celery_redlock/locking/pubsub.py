@@ -42,9 +42,9 @@ class ReleaseSubscriber:
         self._started = False
 
     @contextmanager
-    def waiter(self) -> Iterator[Waiter]:
-        """Make a waiter that can be called as long as the block runs."""
-        waiter = Waiter(self._quorum, self._listening, self._process)
+    def waiter(self, mark: str = "") -> Iterator[Waiter]:
+        """Make a waiter that can be called as long as the block runs; a `mark` ends its name."""
+        waiter = Waiter(self._quorum, self._listening, self._process, mark)
         name = waiter.name.encode()
         with self._lock:
             if not self._started:

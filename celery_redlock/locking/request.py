@@ -27,6 +27,7 @@ class LockRequest:
         fencing: Whether the lease gets a fencing token.
         limit: How many may hold each of the names at a time.
         declared: What the limit was before an operator changed it; None if nobody has.
+        shared: Whether others may hold it at the same time who ask for it so.
         rate: Whose starts the names are of; None for a lock.
     """
 
@@ -38,6 +39,7 @@ class LockRequest:
     fencing: bool = False
     limit: Limit = 1
     declared: Limit | None = None
+    shared: bool = False
     rate: Rate | None = None
 
     @property

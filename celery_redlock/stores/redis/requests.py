@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.names import FENCE_LIFE_S, FENCE_SUFFIX, LINE_SUFFIX, QUEUE_LIFE_S
 from ...protocol.round import Verb
+from ...protocol.values import is_shared
 from . import scripts
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def _acquire(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
         keys += _keys(claims, prefix, FENCE_SUFFIX)
         numbers = (b"%d" % claim.proposal, FENCE_LIFE_MS, b"%d" % claim.ceiling)
         return _eval(scripts.ACQUIRE_FENCED, keys, *values, *numbers)
+    if is_shared(claim.token):
+        return _eval(scripts.ACQUIRE_SHARED, keys, *values)
     if plain or len(keys) > 1:
         return _eval(scripts.ACQUIRE, keys, *values)
     return request(b"SET", keys[0], values[0], b"NX", b"GET", b"PX", values[1])

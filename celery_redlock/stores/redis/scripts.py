@@ -10,17 +10,56 @@ from __future__ import annotations
 import hashlib
 
 from ...protocol.replies import DONE, FOREIGN
+from ...protocol.values import SHARED
+
+BARRIER, BARRIER_MS = b"~", 1000
+"""For how long new readers let a writer that the last reader called pass, at most; and what the
+entry in its queue that says so begins with."""
+
+# A writer is a string under its key. Readers are a sorted set there, of their tokens and when each
+# ends by the node's own clock: so a writer's SET is refused, and need not know of them. A set whose
+# members do not end in a reader's mark is not ours. `whose` is as the one with `token` sees it: a
+# reader is in no other's way.
+_READERS = b"""\
+local function shared(token) return string.sub(token, -%d) == '%b' end
+local function clock()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local function whose(key, token)
+  local held = redis.pcall('GET', key)
+  if type(held) ~= 'table' or not string.find(held.err, 'WRONGTYPE') then return held end
+  local first = redis.pcall('ZRANGE', key, 0, 0)[1]
+  if not (first and shared(first)) then return held end
+  redis.call('ZREMRANGEBYSCORE', key, '-inf', clock())
+  if redis.call('ZSCORE', key, token) then return token end
+  return not shared(token) and redis.call('ZRANGE', key, 0, 0)[1] or false
+end
+local function end_with_last(key)
+  local ends = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]
+  if ends then redis.call('PEXPIREAT', key, ends) end
+  return true
+end
+local function put(key, token, ttl)
+  if not shared(token) then return redis.pcall('SET', key, token, 'PX', ttl).ok end
+  local done = redis.pcall('ZADD', key, clock() + ttl, token)
+  return type(done) == 'number' and end_with_last(key)
+end
+local function renew(key, token, ttl)
+  return shared(token) and put(key, token, ttl) or redis.call('PEXPIRE', key, ttl)
+end
+""" % (len(SHARED), SHARED.encode())
 
 # A key of another type is not ours. Any other error is no answer at all, and least of all a no.
 _GET = b"""\
-  local held = redis.pcall('GET', key)
+  local held = whose(key, token)
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
 """
 
 # A claim may be of several keys: all of them or none. They stand side by side, the first with its
 # token, the others with nothing. A key of another type does not fail the other claims.
 _TOGETHER = b"""\
-local votes, last = {}, 0
+%blocal votes, last = {}, 0
 while last < #KEYS do
   local first, vote = last + 1, '1'
   local token, ttl = ARGV[2 * first - 1], ARGV[2 * first]
@@ -32,7 +71,7 @@ while last < #KEYS do
 %%b
   votes[#votes + 1] = vote
 end
-return table.concat(votes)""" % _GET.replace(b"%", b"%%")
+return table.concat(votes)""" % (_READERS, _GET.replace(b"%", b"%%"))
 
 EXTEND = _TOGETHER % (
     b"""\
@@ -43,10 +82,10 @@ EXTEND = _TOGETHER % (
     end""",
     b"""\
   if vote == '1' then
-    for i = first, last do redis.call('PEXPIRE', KEYS[i], ttl) end
+    for i = first, last do renew(KEYS[i], token, ttl) end
   elseif vote == '2' then
     for i = first, last do
-      if not redis.pcall('SET', KEYS[i], token, 'PX', ttl).ok then vote = '0' end
+      if not put(KEYS[i], token, ttl) then vote = '0' end
     end
   end""",
 )
@@ -58,35 +97,54 @@ RENEW = _TOGETHER % (
     b"""\
   local lasts, below = string.match(ttl, '^(%d+)<?(%d*)$')
   for i = first, vote == '1' and last or 0 do
-    local left = redis.call('PTTL', KEYS[i])
-    if left < tonumber(lasts) and left <= (tonumber(below) or left) then
-      redis.call('PEXPIRE', KEYS[i], lasts)
-    end
+    local key = KEYS[i]
+    local left = shared(token) and redis.call('ZSCORE', key, token) - clock()
+    left = left or redis.call('PTTL', key)
+    if left < tonumber(lasts) and left <= (tonumber(below) or left) then renew(key, token, lasts) end
   end""",
 )
 
 # Answers 2 more if a waiter was called.
 _DELETE = b"""\
-%%blocal freed, called = 0, false
+%b%%blocal freed, called, token = 0, false, ARGV[1]
 for _, key in ipairs(KEYS) do
-%b  if held == ARGV[1] then freed = freed + redis.call('DEL', key) end
+%b  if held == token and shared(token) then
+    freed = freed + redis.call('ZREM', key, token)
+    end_with_last(key)
+  elseif held == token then
+    freed = freed + redis.call('DEL', key)
+  end
 %%bend
-return (freed == #KEYS and 1 or 0) + (called and 2 or 0)""" % _GET.replace(b"%", b"%%")
+return (freed == #KEYS and 1 or 0) + (called and 2 or 0)""" % (_READERS, _GET.replace(b"%", b"%%"))
 
 UNDO = _DELETE % (b"", b"")
 
 # Wakes the first waiter whose process listens, and takes it from the queue; whether there is one.
+# With a reader it wakes those right behind it. A reader that calls a writer leaves a barrier for
+# new readers, at the head of the queue, until the writer has come: the next call takes it away.
 _CALL = b"""\
-local function call(name)
-  while true do
-    local first = redis.pcall('ZPOPMIN', name .. '#line')[1]
-    if not first then return false end
+local function call(name, by)
+  local line, called, behind = name .. '#line', false
+  repeat
+    local first = redis.pcall('ZPOPMIN', line)[1]
+    if not first then return called end
     local process, waiter = string.match(first, '^(.*):([^:]*)$')
     local heard = process and redis.pcall('PUBLISH', process, waiter)
-    if type(heard) == 'number' and heard > 0 then return true end
-  end
+    if type(heard) == 'number' and heard > 0 then
+      called = true
+      if not shared(first) then
+        if by and shared(by) then
+          redis.call('ZADD', line, 0, '%b' .. clock() + %d .. '|' .. by)
+          if redis.call('PTTL', line) < 0 then redis.call('PEXPIRE', line, %d) end
+        end
+        return true
+      end
+    end
+    behind = called and redis.pcall('ZRANGE', line, 0, 0)[1]
+  until called and not (behind and shared(behind))
+  return true
 end
-"""
+""" % (BARRIER, BARRIER_MS, BARRIER_MS)
 
 # A release wakes the next waiter, whoever held the key here. All slots of a resource share a queue
 # under its name. With ARGV[2], the last key is a mark that lives for so long. It is set first, in
@@ -99,7 +157,9 @@ if ARGV[2] then redis.pcall('SET', table.remove(KEYS), '%b', 'PX', ARGV[2]) end
 """
     % DONE.encode(),
     b"""\
-  called = call(string.match(key, '^(.*)#slot%d+$') or key) or called
+  if not (shared(token) and redis.pcall('GET', key)) then  -- the last reader
+    called = call(string.match(key, '^(.*)#slot%d+$') or key, token) or called
+  end
 """,
 )
 RELEASE_DIGEST = hashlib.sha1(RELEASE).hexdigest().encode()
@@ -119,7 +179,8 @@ return stood == #KEYS and 1 or 0"""
 # A waiter that is not in the queue any more has been called, and does not come: wake the next one.
 # Wake it as well where nobody holds the key: a waiter may have been called, and have queued again.
 HAND_ON = (
-    _CALL
+    _READERS
+    + _CALL
     + b"""\
 local stood = 0
 for _, key in ipairs(KEYS) do
@@ -131,12 +192,27 @@ return stood == #KEYS and 1 or 0"""
 )
 
 PEEK = b"""\
-local seen = {}
+%blocal seen, token = {}, ''
 for _, key in ipairs(KEYS) do
 %b  seen[#seen + 1] = type(held) == 'table' and '%b' or held
   seen[#seen + 1] = redis.call('PTTL', key)
 end
-return seen""" % (_GET, FOREIGN.encode())
+return seen""" % (_READERS, _GET, FOREIGN.encode())
+
+# For a reader. It is told a reader's token where a writer that lives waits for those who read, or
+# was called by the last of them.
+ACQUIRE_SHARED = b"""\
+%blocal key, token, line = KEYS[1], ARGV[1], KEYS[1] .. '#line'
+%bif held then return held end
+local reader = redis.pcall('ZRANGE', key, 0, 0)[1]
+for _, waiter in ipairs(redis.pcall('ZRANGE', line, 0, -1)) do
+  local ends, by = string.match(waiter, '^%b(%%d+)|(.*)$')
+  if ends and tonumber(ends) > clock() then return by end
+  local process = reader and not shared(waiter) and string.match(waiter, '^(.*):')
+  if process and redis.pcall('PUBSUB', 'NUMSUB', process)[2] ~= 0 then return reader end
+end
+if not put(key, token, ARGV[2]) then return redis.error_reply('OOM a reader has no room') end
+return false""" % (_READERS, _GET, BARRIER)
 
 # For several keys: answers whose token is in the way, and under which of them. And for one, where a
 # server does not know SET with NX and GET together (Redis 6.2): our own token is here if an earlier
@@ -173,13 +249,13 @@ return tonumber(fence)"""
 
 FENCE = (
     b"""\
-  local key = KEYS[1]
-%bif held ~= ARGV[1] then return 0 end
+%b  local key, token = KEYS[1], ARGV[1]
+%bif held ~= token then return 0 end
 if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[2]) then
   redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 end
 return 1"""
-    % _GET
+    % (_READERS, _GET)
 )
 
 # Without a ttl: it is of the data, and stays as long as that does.

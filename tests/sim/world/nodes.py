@@ -56,18 +56,19 @@ class Server:
         """Another server is there now: empty, and up for so many seconds."""
         node = self.node
         self._swapped.append(
-            (node.held, node.lines, node.fences, self.runs, self.started, self._name)
+            (node.held, node.readers, node.lines, node.fences)
+            + (self.runs, self.started, self._name)
         )
         self._others += 1
-        node.held, node.lines, node.fences = {}, {}, {}
+        node.held, node.readers, node.lines, node.fences = {}, {}, {}, {}
         self.runs, self.started = 0, self.clock(now) - up
         self._name = f"{self.index}+{self._others}"
 
     def swap_back(self) -> None:
         """The server that was there before is there again, with all that it knew."""
         node = self.node
-        held, lines, fences, self.runs, self.started, self._name = self._swapped.pop()
-        node.held, node.lines, node.fences = held, lines, fences
+        *kept, self.runs, self.started, self._name = self._swapped.pop()
+        node.held, node.readers, node.lines, node.fences = kept
 
     def demote(self, until: float) -> None:
         """It is the replica of an empty server, until it is promoted."""
