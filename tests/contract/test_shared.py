@@ -33,7 +33,11 @@ def test_a_writer_is_refused_while_a_reader_lives_and_no_longer(redis_node: Subj
     redis_node.ask(Verb.ACQUIRE, one)
     redis_node.ask(Verb.ACQUIRE, two)
     for freed in (one, two):
-        assert redis_node.ask(Verb.ACQUIRE, claim()) in (replies.FOREIGN, "one~shared", "two~shared")
+        assert redis_node.ask(Verb.ACQUIRE, claim()) in (
+            replies.FOREIGN,
+            "one~shared",
+            "two~shared",
+        )
         assert redis_node.ask(Verb.EXTEND, claim()) == "0"
         assert redis_node.ask(Verb.RENEW, claim()) == "0"
         assert redis_node.ask(Verb.RELEASE, claim()) is False

@@ -247,16 +247,13 @@ redis.call('SET', KEYS[2], fence, 'PX', ARGV[4])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return tonumber(fence)"""
 
-FENCE = (
-    b"""\
+FENCE = b"""\
 %b  local key, token = KEYS[1], ARGV[1]
 %bif held ~= token then return 0 end
 if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[2]) then
   redis.call('SET', KEYS[2], ARGV[2], 'PX', ARGV[3])
 end
-return 1"""
-    % (_READERS, _GET)
-)
+return 1""" % (_READERS, _GET)
 
 # Without a ttl: it is of the data, and stays as long as that does.
 MARK = b"""\
