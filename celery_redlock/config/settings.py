@@ -161,6 +161,8 @@ def check_together(
             f"{p}limit lets several work at a time, and a fencing token would refuse the writes of"
             f" all but the last; with {p}limit={shown} give {p}fencing=False"
         )
+    if values.get("shared"):
+        _check_shared(values, p, several=several)
     if values.get("burst") is not None and values.get("rate") is None:
         raise ConfigurationError(
             f"{p}burst says how many of a rate may start at once, and there is no {p}rate: set it,"
@@ -216,6 +218,30 @@ def check_together(
             f" it is {p}retry_deadline (or redlock_retry_deadline), which is None. Set that to the"
             f" seconds after which to give up, or leave {p}on_deadline out"
         )
+
+
+def _check_shared(values: Mapping[str, Any], p: str, *, several: bool) -> None:
+    """Refuse what a reader cannot have."""
+    scope, why = values.get("scope", "while_executing"), ""
+    if several:
+        why = "is of one key, and this task locks several: give it one"
+    elif scope != "while_executing":
+        why = (
+            f"is not available with {p}scope {scope!r}: a reservation keeps other copies of a task"
+            " out, and readers do not: leave one of the two out"
+        )
+    elif values.get("on_conflict") == "replace":
+        why = f"is not available with {p}on_conflict 'replace': use 'retry' or 'wait'"
+    elif values.get("fencing"):
+        why = (
+            "lets readers work side by side, and a fencing token would refuse the writes of all but"
+            f" the last: give {p}fencing=False (redlock_fencing sets it for all tasks)"
+        )
+    elif values.get("limit", 1) != 1 or values.get("rate") is not None:
+        name = "limit" if values.get("limit", 1) != 1 else "rate"
+        why = f"and {p}{name} are both of how many bodies may run: leave one of the two out"
+    if why:
+        raise ConfigurationError(f"{p}shared {why}")
 
 
 def _check_rate(

@@ -204,8 +204,9 @@ class Acquisition:
             stand_back: Let the waiter that our last release called try before us.
         """
         client, wait = self._client, self._request.wait
-        with client.wakeup.waiter(SHARED if self._request.shared else "") as waiter:
-            self._entry = QueueEntry(names, len(client.addresses), waiter.member, waiter.since)
+        with client.wakeup.waiter() as waiter:
+            member = waiter.member + (SHARED if self._request.shared else "")
+            self._entry = QueueEntry(names, len(client.addresses), member, waiter.since)
             verb = Verb.HAND_ON
             try:
                 if stand_back:
@@ -258,7 +259,7 @@ class Acquisition:
             with contextlib.suppress(QuorumUnavailable):
                 # Should its holder have died without a word.
                 part = self._request.part(self._entry.resources)
-                ballot = await self._client.peek(part.names, part.limit)
+                ballot = await self._client.peek(part.names, part.limit, shared=part.shared)
                 left = outcome.room_in(ballot, slots_of(part.names, part.limit))
                 seconds = min(seconds, max(JITTER.uniform(0, POLL_S), left))
             called = await pause(waiter, min(seconds, until - time.monotonic()))

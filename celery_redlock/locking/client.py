@@ -315,15 +315,24 @@ class LockClient:
         return renewed
 
     async def peek(
-        self, names: tuple[str, ...], limit: Limit = 1, timeout: float | None = None
+        self,
+        names: tuple[str, ...],
+        limit: Limit = 1,
+        timeout: float | None = None,
+        *,
+        shared: bool = False,
     ) -> Round:
-        """Ask who holds each slot of some names, in one row (`slots_of`).
+        """Ask who holds each slot of some names, in one row (`slots_of`); or keeps readers out.
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
         nodes = len(self.addresses)
-        asked = [Query((slot,), nodes) for slots in slots_of(names, limit) for slot in slots]
+        asked = [
+            Query((slot,), nodes, shared=shared)
+            for slots in slots_of(names, limit)
+            for slot in slots
+        ]
         patience = self.node_timeout if timeout is None else timeout
         ballot = await self.ask(lambda now: quorum.peek(asked, now, patience))
         if ballot.yes < ballot.quorum:

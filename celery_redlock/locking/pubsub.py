@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..protocol.names import LINE_SUFFIX
-from ..protocol.values import quorum_of
+from ..protocol.values import SHARED, quorum_of
 from ..stores.kinds import Address, Subscription, subscribe
 from .wait_queue import JITTER, Waiter
 
@@ -42,9 +42,9 @@ class ReleaseSubscriber:
         self._started = False
 
     @contextmanager
-    def waiter(self, mark: str = "") -> Iterator[Waiter]:
-        """Make a waiter that can be called as long as the block runs; a `mark` ends its name."""
-        waiter = Waiter(self._quorum, self._listening, self._process, mark)
+    def waiter(self) -> Iterator[Waiter]:
+        """Make a waiter that can be called as long as the block runs."""
+        waiter = Waiter(self._quorum, self._listening, self._process)
         name = waiter.name.encode()
         with self._lock:
             if not self._started:
@@ -67,9 +67,9 @@ class ReleaseSubscriber:
                 waiter.news.set()
 
     def called(self, node: int, name: bytes) -> None:
-        """A node has called a waiter."""
+        """A node has called a waiter, by the name or as the reader that it stands in a queue by."""
         with self._lock:
-            waiter = self._waiters.get(name)
+            waiter = self._waiters.get(name.removesuffix(SHARED.encode()))
             if waiter is not None:
                 waiter.hear(node)
 

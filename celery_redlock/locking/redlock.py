@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config.options import check_option, guarded
+from ..config.checks import guarded
+from ..config.options import check_option
 from ..config.settings import read_settings
 from ..keepalive.registry import LeaseRegistry
 from ..protocol.errors import ConfigurationError, ResourceHeld

@@ -60,7 +60,6 @@ class Waiter:
         quorum: How many nodes must call it.
         listening: The nodes whose calls are heard.
         process: The channel of its process.
-        mark: Ends its name: what a node is to know of it.
 
     Attributes:
         news: Set when the first node has called since `forget()`, and when a quorum has.
@@ -72,9 +71,9 @@ class Waiter:
         quorum: How many nodes must call it.
     """
 
-    def __init__(self, quorum: int, listening: set[int], process: str, mark: str = "") -> None:
+    def __init__(self, quorum: int, listening: set[int], process: str) -> None:
         self.news: Any = SafeEvent()  # or what else wakes who waits
-        self.name = f"{next(_count)}{mark}"
+        self.name = str(next(_count))
         self.member = f"{process}:{self.name}"
         self.since = time.time_ns() // 1000
         self.closed = False

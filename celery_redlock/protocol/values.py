@@ -163,11 +163,13 @@ class Query:
     Attributes:
         resources: The names on the nodes.
         nodes: How many nodes there are.
+        shared: Whether it is asked who keeps a new reader out; else, who holds it.
         ended: As of a claim; a question never sets a token, so it cannot come too late.
     """
 
     resources: tuple[str, ...]
     nodes: int
+    shared: bool = field(default=False, kw_only=True)
     ended: ClassVar[bool] = False
 
 

@@ -9,7 +9,7 @@ from ..protocol.claim import Claim
 from ..protocol.names import base_of
 from ..protocol.replies import DONE
 from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
-from ..protocol.values import QueueEntry, is_shared
+from ..protocol.values import SHARED, Owner, Query, QueueEntry, is_shared
 
 BARRIER_S = 1.0
 """Seconds for which no new reader passes a writer that the last reader has called."""
@@ -48,14 +48,15 @@ class FakeNode:
         if verb.extends:
             return "".join([self._extend(verb, claim, now) for claim in claims])
         if verb is Verb.PEEK:
-            seen = [self._peek(claim, now) for claim in claims]
+            seen = [self._peek(query, now) for query in claims]
             return seen if len(seen) > 1 else seen[0]
         claim = claims[0]
         if verb is Verb.FENCE:
             return self._fence(claim, self.token(claim.resources[0], now))
         if verb is Verb.ACQUIRE:
-            turned_away = is_shared(claim.token) and self._turned_away(claim, now)
-            return turned_away or self._acquire(claim, now)
+            if is_shared(claim.token) and (other := self._in_the_way(claim, now)):
+                return other[0]
+            return self._acquire(claim, now)
         if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
             return self._line_up(verb, claim, now)
         if verb is Verb.RELEASE and claim.mark is not None and not self.full:
@@ -63,10 +64,10 @@ class FakeNode:
             self.held[name] = (DONE, now + life)
         names = claim.resources
         freed = [self._delete(claim, name, self.token(name, now, claim.token)) for name in names]
-        if verb is Verb.RELEASE and not (is_shared(claim.token) and self.token(names[0], now)):
-            if any([self._call(base_of(name), claim.token, now) for name in names]):
-                return all(freed) + 2
-        return all(freed)
+        if verb is Verb.UNDO or (is_shared(claim.token) and self.token(names[0], now)):
+            return all(freed)
+        called = [self._call(base_of(name), claim.token, now) for name in names]
+        return all(freed) + 2 if any(called) else all(freed)
 
     def forget(self) -> None:
         """Lose all memory."""
@@ -113,8 +114,12 @@ class FakeNode:
             stood.append(line.pop(place.token, None) is not None)
             if verb is Verb.ENQUEUE:
                 line[place.token] = place.since
-            elif verb is Verb.HAND_ON and not (stood[-1] and self.token(name, now)):
-                self._call(name, "", now)
+            elif verb is Verb.HAND_ON:
+                held = self.token(name, now)
+                first = min(line, key=lambda member: (line[member], member), default="")
+                behind = is_shared(held or "") and is_shared(first)
+                if behind or not (stood[-1] and held):
+                    self._call(name, "", now)
         return verb is Verb.ENQUEUE or all(stood)
 
     def _call(self, name: str, freed_by: str, now: float) -> bool:
@@ -136,17 +141,24 @@ class FakeNode:
                     break
         return called
 
-    def _turned_away(self, claim: Claim, now: float) -> str | None:
-        """Whose token keeps a new reader out because a writer waits, or has just been called."""
-        (name,) = claim.resources
-        if self.token(name, now, claim.token) is not None:
+    def _in_the_way(self, asks: Claim | Query, now: float) -> tuple[str, float] | None:
+        """Whose token keeps a new reader out where readers may be, and until when.
+
+        It works on the same message; or a writer waits, or has just been called.
+        """
+        (name,), token = asks.resources, getattr(asks, "token", SHARED)
+        if self.token(name, now, token) is not None:
             return None
-        reader = self.token(name, now)
+        readers, mine = self.readers.get(name, {}), Owner.of(token)
+        for one in readers:
+            other = Owner.of(one)
+            if mine and other and mine.task_id and _work(mine) == _work(other):
+                return one, readers[one]
         line = self.lines.get(name, {})
-        if reader and any(not is_shared(one) and self._listens(one) for one in line):
-            return reader
+        if readers and any(not is_shared(one) and self._listens(one) for one in line):
+            return next(iter(readers)), max(readers.values())
         until, freed_by = self.barriers.get(name, (now, ""))
-        return freed_by if now < until else None
+        return (freed_by, until) if now < until else None
 
     def _listens(self, member: str) -> bool:
         """Whether the process of a waiter listens."""
@@ -185,7 +197,10 @@ class FakeNode:
         self.fences[claim.resources[0]] = max(fence, self.fences.get(claim.resources[0], 0))
         return True
 
-    def _peek(self, claim: Claim, now: float) -> tuple[str, float] | None:
+    def _peek(self, claim: Claim | Query, now: float) -> tuple[str, float] | None:
+        if getattr(claim, "shared", False) and self.token(claim.resources[0], now, SHARED) is None:
+            other = self._in_the_way(claim, now)
+            return other and (other[0], other[1] - now)
         seen = [(name, self.token(name, now)) for name in claim.resources]
         held = [(name, token) for name, token in seen if token is not None]
         if not held:
@@ -227,3 +242,8 @@ class FakeNode:
         if self.witness is not None:
             self.witness(name, token, None, claim)
         return True
+
+
+def _work(owner: Owner) -> tuple[str, int, str]:
+    """What tells the deliveries of one message from those of others."""
+    return owner.task_id, owner.retries, owner.task

@@ -82,10 +82,19 @@ def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
             lease = redlock.acquire("order:1")
         redlock.release(lease)
         redlock.release(redlock.acquire("order:2", fencing=True))
+        reads = redlock.acquire("order:3", shared=True)
+        waiter = threading.Thread(target=wait_for, args=("order:3",))
+        waiter.start()
+        wait_until(
+            lambda: admin.zcard("redlock:order:3#line") > 0 or not waiter.is_alive(), 5, "it waits"
+        )
+        redlock.try_acquire("order:3", shared=True)
+        redlock.release(redlock.extend(reads))
+        waiter.join()
     finally:
         redlock.close()
         other.close()
-    return granted == [True, True]
+    return granted == [True, True, True]
 
 
 def test_the_rule_is_enough(node: LocalServer, admin: redis.Redis) -> None:

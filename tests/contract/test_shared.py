@@ -7,7 +7,7 @@ import pytest
 from celery_redlock.protocol import replies
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
-from celery_redlock.protocol.values import SHARED, QueueEntry
+from celery_redlock.protocol.values import SHARED, Owner, Query, QueueEntry
 from tests.support.subjects import LONG, PREFIX, Fake, Subject, claim
 
 
@@ -199,3 +199,48 @@ def test_a_writer_in_front_is_called_alone(redis_node: Subject) -> None:
     waits(redis_node, "1~shared", 2)
     redis_node.ask(Verb.RELEASE, claim())
     assert redis_node.calls(1) == ["p1:writer"]
+
+
+def test_a_writer_that_gives_up_lets_the_readers_behind_it_go(redis_node: Subject) -> None:
+    redis_node.listen("p1")
+    redis_node.ask(Verb.ACQUIRE, reader("one"))
+    for since, name in enumerate(["writer", "1~shared", "2~shared", "another"]):
+        waits(redis_node, name, since)
+    entry = QueueEntry(("r",), 1, f"{PREFIX}p1:writer", 0)
+    assert redis_node.ask(Verb.HAND_ON, entry) is True
+    assert redis_node.calls(2) == ["p1:1~shared", "p1:2~shared"]
+
+
+def test_a_look_tells_a_reader_what_would_keep_it_out(redis_node: Subject) -> None:
+    def look(*, shared: bool = True) -> str | None:
+        seen = redis_node.ask(Verb.PEEK, Query(("r",), 1, shared=shared))
+        return seen and str(seen[0])
+
+    redis_node.listen("p1")
+    assert look() is None
+    redis_node.ask(Verb.ACQUIRE, reader("one"))
+    assert (look(), look(shared=False)) == (None, "one~shared")
+    waits(redis_node, "writer", 1)
+    assert look() == "one~shared"
+    redis_node.ask(Verb.RELEASE, reader("one"))
+    assert (look(), look(shared=False)) == ("one~shared", None)
+    _token, left = redis_node.ask(Verb.PEEK, Query(("r",), 1, shared=True))
+    assert 0.0 < left <= 1.0
+    redis_node.ask(Verb.ACQUIRE, claim())
+    assert look() == "mine"
+
+
+def test_two_deliveries_of_one_message_do_not_read_together(redis_node: Subject) -> None:
+    def delivery(stamp: str, task_id: str, retries: int = 0) -> Claim:
+        owner = Owner("h", 1, task_id, retries, stamp, "t")
+        return claim(owner.token(f"n-{stamp}{SHARED}"))
+
+    first = delivery("s1", "a")
+    assert redis_node.ask(Verb.ACQUIRE, first) is None
+    assert redis_node.ask(Verb.ACQUIRE, delivery("s2", "a")) == first.token
+    assert redis_node.ask(Verb.ACQUIRE, delivery("s3", "a", retries=1)) is None
+    assert redis_node.ask(Verb.ACQUIRE, delivery("s4", "b")) is None
+    assert redis_node.ask(Verb.ACQUIRE, delivery("s5", "")) is None
+    assert redis_node.ask(Verb.ACQUIRE, delivery("s6", "")) is None
+    redis_node.ask(Verb.RELEASE, first)
+    assert redis_node.ask(Verb.ACQUIRE, delivery("s2", "a")) is None

@@ -188,6 +188,7 @@ class Parking(bootsteps.StartStopStep):
             urgency=self._urgency(request),
             again=again,
             limit=limit,
+            shared=options.shared,
         ):
             return False
         # Its time has begun, though it may have met no lock yet.
@@ -309,13 +310,19 @@ class Parking(bootsteps.StartStopStep):
     # -- The main thread again -------------------------------------------------------------------
 
     def _proceed(self, resources: Resources, free: bool, queue_up: bool) -> None:
-        """Give the pool the next delivery for some resources, if it may go and has a slot."""
-        if not queue_up and not self._has_slot():
-            return
-        parked = self.admission.take(resources, monotonic(), free=free)
-        if parked is not None:
+        """Give the pool the next delivery for some resources, if it may go and has a slot.
+
+        With a reader go those right behind it, as far as there are slots.
+        """
+        while queue_up or self._has_slot():
+            parked = self.admission.take(resources, monotonic(), free=free)
+            if parked is None:
+                return
             self.dispatcher.gone(resources)
             self._unpark(parked)
+            if not (parked.shared and self.admission.is_shared(resources)):
+                return
+            queue_up = False
 
     def _unpark(self, parked: Parked) -> None:
         self._prefetch.widen(self._extra)

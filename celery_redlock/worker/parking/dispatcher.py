@@ -32,7 +32,7 @@ from ...protocol import outcome, quorum
 from ...protocol.names import START_SUFFIX, Limit, grouped, plain, slots_of, takeable
 from ...protocol.round import Round, Verb
 from ...protocol.texts import printable, shown
-from ...protocol.values import Query, QueueEntry
+from ...protocol.values import SHARED, Query, QueueEntry
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
 from ...stores.driver import BATCH
@@ -253,9 +253,19 @@ class ParkingDispatcher:
             self._look_soon(watched, now)  # one call may have been for two places that were freed
 
     def _stand(self, watched: _Watched, now: float) -> None:
+        member = self._member(watched)
+        if member != watched.entry.token:
+            if watched.queued is not None:
+                self._leave(watched, Verb.DEQUEUE)
+            watched.entry = replace(watched.entry, token=member)
         watched.place.forget()
         watched.queued = now
         self._leave(watched, Verb.ENQUEUE)
+
+    def _member(self, watched: _Watched) -> str:
+        """What stands in the queue for the one that goes next: a reader waits by another name."""
+        is_shared = self._admission.is_shared(watched.resources)
+        return watched.place.member + (SHARED if is_shared else "")
 
     def _leave(self, watched: _Watched, verb: Verb, names: Resources | None = None) -> None:
         entry = replace(watched.entry, resources=names or watched.entry.resources)
@@ -313,7 +323,9 @@ class ParkingDispatcher:
             return now - watched.no_slot >= QUEUE_UP_S
         if watched.queued is None and not watched.called:
             self._queue(watched, now)
-        elif watched.queued is not None and now - watched.queued >= RENEW_S:
+        elif watched.queued is not None and (
+            now - watched.queued >= RENEW_S or watched.entry.token != self._member(watched)
+        ):
             self._stand(watched, now)
         return True
 
@@ -340,8 +352,13 @@ class ParkingDispatcher:
         """Ask who holds what, and let those go that nobody is in the way of."""
         redlock = self._redlock
         every = [slots_of(watched.resources, limit) for watched, limit in looks]
-        names = [slot for each in every for slots in each for slot in slots]
-        asked = [Query((name,), len(redlock.nodes)) for name in names]
+        readers = [self._admission.is_shared(watched.resources) for watched, _limit in looks]
+        asked = [
+            Query((slot,), len(redlock.nodes), shared=shared)
+            for each, shared in zip(every, readers, strict=True)
+            for slots in each
+            for slot in slots
+        ]
         patience = redlock.node_timeout
         ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
         now = monotonic()
