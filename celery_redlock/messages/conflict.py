@@ -172,8 +172,10 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     # Whoever receives it parks it, unless too many are parked: it has come from the pool then.
     parked = attempts.pop("parked", False) or attempts[why] == 1
     parked = parked and parks(message.options)
-    if copy and message.options.shared:
-        parked = False  # others may go in beside its first delivery, so it would come back at once
+    holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
+    if message.options.shared and holder and holder.owner:
+        # Parked, it would go at once: its key is free for all but another delivery of this message.
+        parked = parked and holder.owner.task_id != short_id(request.id)
     by_broker = broker.delayed_by_broker(app, request)
     # Else a worker holds it meanwhile.
     most = math.inf if by_broker else broker.unacknowledged_for(app) / 4

@@ -239,10 +239,7 @@ class Parking(bootsteps.StartStopStep):
         return float(-priority if amqp else priority)
 
     def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
-        """Whether its task is reserved, and it is not known to have the reservation.
-
-        Then it does not wait its turn: the body's process finds out, and skips it.
-        """
+        """Whether its task is reserved, and maybe for another: the body's process finds out."""
         note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
         if note is not None:
             return note.scope != "while_executing" and not (note.token or note.begun)
@@ -310,19 +307,15 @@ class Parking(bootsteps.StartStopStep):
     # -- The main thread again -------------------------------------------------------------------
 
     def _proceed(self, resources: Resources, free: bool, queue_up: bool) -> None:
-        """Give the pool the next delivery for some resources, if it may go and has a slot.
-
-        With a reader go those right behind it, as far as there are slots.
-        """
-        while queue_up or self._has_slot():
-            parked = self.admission.take(resources, monotonic(), free=free)
-            if parked is None:
-                return
+        """Give the pool the next delivery for some resources, if it may go and has a slot."""
+        if not queue_up and not self._has_slot():
+            return
+        parked = self.admission.take(resources, monotonic(), free=free)
+        if parked is not None:
             self.dispatcher.gone(resources)
             self._unpark(parked)
-            if not (parked.shared and self.admission.is_shared(resources)):
-                return
-            queue_up = False
+            if parked.shared and self.admission.is_shared(resources):
+                self._post(self._proceed, resources, free, False)  # with those right behind it
 
     def _unpark(self, parked: Parked) -> None:
         self._prefetch.widen(self._extra)
