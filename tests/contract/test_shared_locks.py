@@ -113,7 +113,6 @@ def test_a_writer_gets_in_while_readers_keep_coming(
         before, began = reading.grants, time.monotonic()
         with writer.lock("r", wait=30.0):
             waited = time.monotonic() - began
-            print("WAITED", waited, reading.grants - before)
             assert reading.inside == 0
             # Those that hold it end; none of their next ones came in between, but for a call lost.
             assert reading.grants - before <= 3 * len(reading.threads)

@@ -266,7 +266,7 @@ def read(self: Task, key: str, seconds: float) -> str:
 
 
 @app.task(bind=True)
-@locked("shared:<key>", shared=True, on_conflict="skip")
+@locked("shared:<key>", shared=True, on_conflict="skip", ttl=3)
 def read_or_skip(self: Task, key: str, seconds: float) -> str:
     occupy(self, f"read-{key}-{uuid.uuid4().hex[:8]}", seconds)
     return "read"

@@ -82,17 +82,15 @@ def test_a_writer_is_not_starved_while_readers_keep_coming(
     sent = [cluster.send("read", key, 0.3) for _ in range(2)]
     reading(cluster, key)
     writers = []
-    waited = []
     for _ in range(3):
         writer, since = cluster.send("write", key, 0.05), time.monotonic()
         while not finished(cluster, writer) and time.monotonic() - since < 20:
             sent.append(cluster.send("read", key, 0.3))  # faster than they end
             time.sleep(0.1)
-        waited.append(time.monotonic() - since)
+        assert time.monotonic() - since < 15  # it is 0.4 s on a free machine
         writers.append(writer)
     for one in writers:
         assert cluster.result(one, 1.0) == "wrote"
-    print("WAITED", waited)
     for one in sent:
         assert cluster.result(one, 60.0) == "read"
     alone(cluster, key)
@@ -107,9 +105,7 @@ def test_a_reader_that_is_killed_keeps_no_writer_out(
     writer = cluster.send("write", key, 0.05)
     os.kill(run.pid, signal.SIGKILL)
     died(run.pid)
-    began = time.monotonic()
     assert cluster.result(writer, 20.0) == "wrote"
-    print("FREED", time.monotonic() - began)
     assert cluster.state(sent) == "FAILURE"
     alone(cluster, key)
 
@@ -128,20 +124,16 @@ def test_a_reader_that_is_revoked_keeps_no_writer_out(
     alone(cluster, key)
 
 
-def test_a_worker_that_is_killed_keeps_others_out_for_a_ttl_and_its_message_is_read_again(
+def test_a_worker_that_is_killed_keeps_writers_out_for_a_ttl(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    with cluster.worker("-c", "1", queue="apart", broker_transport_options={
-        "visibility_timeout": 600
-    }) as mortal:  # fmt: skip
-        cluster.send("read", key, 60.0, queue="apart")
+    with cluster.worker("-c", "1", queue="apart") as mortal:
+        cluster.send("read_or_skip", key, 60.0, queue="apart")
         reading(cluster, key)
         writer = cluster.send("write", key, 0.05)
         mortal.process.kill()
         mortal.process.wait()
-    began = time.monotonic()
     assert cluster.result(writer, 30.0) == "wrote"
-    print("FREED", time.monotonic() - began)
     alone(cluster, key)
 
 
