@@ -222,26 +222,21 @@ def check_together(
 
 def _check_shared(values: Mapping[str, Any], p: str, *, several: bool) -> None:
     """Refuse what a reader cannot have."""
-    scope, why = values.get("scope", "while_executing"), ""
-    if several:
-        why = "is of one key, and this task locks several: give it one"
-    elif scope != "while_executing":
-        why = (
-            f"is not available with {p}scope {scope!r}: a reservation keeps other copies of a task"
-            " out, and readers do not: leave one of the two out"
-        )
-    elif values.get("on_conflict") == "replace":
-        why = f"is not available with {p}on_conflict 'replace': use 'retry' or 'wait'"
-    elif values.get("fencing"):
-        why = (
-            "lets readers work side by side, and a fencing token would refuse the writes of all but"
-            f" the last: give {p}fencing=False (redlock_fencing sets it for all tasks)"
-        )
-    elif values.get("limit", 1) != 1 or values.get("rate") is not None:
-        name = "limit" if values.get("limit", 1) != 1 else "rate"
-        why = f"and {p}{name} are both of how many bodies may run: leave one of the two out"
-    if why:
-        raise ConfigurationError(f"{p}shared {why}")
+    scope = values.get("scope", "while_executing")
+    refused = {
+        "several keys": several,
+        f"{p}limit": values.get("limit", 1) != 1,
+        f"{p}rate": values.get("rate") is not None,
+        f"{p}fencing, which refuses the writes of all but the last": values.get("fencing"),
+        f"{p}scope {scope!r}, which keeps other copies out": scope != "while_executing",
+        f"{p}on_conflict 'replace'": values.get("on_conflict") == "replace",
+    }
+    for what, is_so in refused.items():
+        if is_so:
+            raise ConfigurationError(
+                f"{p}shared lets any number of readers in, and is not available with {what}: leave"
+                " one of the two out"
+            )
 
 
 def _check_rate(

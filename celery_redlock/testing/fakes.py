@@ -216,6 +216,8 @@ class FakeNode:
         whole = None not in tokens.values()
         if not whole and (verb is Verb.RENEW or self.full):
             return REFUSED
+        if self.full and is_shared(claim.token):
+            return REFUSED
         for name, token in tokens.items():
             left = self.until(name, claim.token) - now if verb is Verb.RENEW else 0.0
             if left <= min(claim.ttl, claim.below):

@@ -122,6 +122,21 @@ def test_a_set_of_another_program_is_held_and_never_touched(redis_node: Subject)
     assert redis_node.admin.zrange(redis_node.key("r"), 0, -1) == [b"a job"]  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RENEW])
+def test_a_full_node_does_not_say_that_it_has_renewed_a_reader(
+    redis_node: Subject, verb: Verb
+) -> None:
+    redis_node.ask(Verb.ACQUIRE, reader("one", 5.0))
+    redis_node.ask(Verb.ACQUIRE, claim("mine", "another", 5.0))
+    redis_node.fill()  # type: ignore[union-attr]
+    both = reader("one", 50.0), claim("mine", "another", 50.0)
+    assert redis_node.ask(verb, *both) == "01"
+    assert redis_node.ask(Verb.PEEK, claim())[1] <= 5.0
+    assert redis_node.ask(Verb.PEEK, claim(resource="another"))[1] > 49.0
+    assert redis_node.ask(Verb.RELEASE, reader("one")) is True
+    redis_node.fill(full=False)  # type: ignore[union-attr]
+
+
 # -- Who goes next
 
 

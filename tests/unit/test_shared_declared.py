@@ -38,11 +38,11 @@ def test_a_task_is_a_writer_unless_it_says_that_it_reads(app: Celery) -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"limit": 2}, "shared and limit are both of how many"),
-        ({"rate": "10/m"}, "shared and rate are both of how many"),
-        ({"fencing": True}, "fencing token would refuse"),
-        ({"scope": "until_executed"}, "a reservation keeps other copies"),
-        ({"scope": "until_executing"}, "a reservation keeps other copies"),
+        ({"limit": 2}, "not available with limit"),
+        ({"rate": "10/m"}, "not available with rate"),
+        ({"fencing": True}, "not available with fencing"),
+        ({"scope": "until_executed"}, "which keeps other copies out"),
+        ({"scope": "until_executing"}, "which keeps other copies out"),
         ({"on_conflict": "replace"}, "not available with on_conflict 'replace'"),
         ({"shared": 1}, "shared"),
     ],
@@ -55,7 +55,7 @@ def test_what_cannot_be_is_refused_at_declaration_with_the_reason(
 
 
 def test_several_keys_cannot_be_shared(app: Celery) -> None:
-    with pytest.raises(ConfigurationError, match="is of one key"):
+    with pytest.raises(ConfigurationError, match="not available with several keys"):
         made(app, "a:<name>", "b:<name>", shared=True)
 
 

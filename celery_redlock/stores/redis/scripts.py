@@ -30,13 +30,13 @@ _WRITERS = (
 local function whose(key) return redis.pcall('GET', key) end
 local function put(key, token, ttl) return redis.pcall('SET', key, token, 'PX', ttl).ok end
 local function left(key) return redis.call('PTTL', key) end
-local function renew(key, _, ttl) redis.call('PEXPIRE', key, ttl) end
+local function renew(key, _, ttl) return redis.call('PEXPIRE', key, ttl) end
 local function free(key) return redis.call('DEL', key) end
 """
 )
 
 # And where there is a reader among them. Whose it is, is as it sees it: it is in no other reader's
-# way. The key ends with the last of them.
+# way. The key ends with the last of them. A node that is full renews no reader.
 _READERS = (
     _SHARED
     + b"""\
@@ -57,7 +57,7 @@ local function whose(key, token)
 end
 local function end_with_last(key)
   local ends = redis.call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
-  if ends then redis.call('PEXPIRE', key, ends - clock()) end
+  if ends then redis.call('PEXPIREAT', key, ends) end
 end
 local function put(key, token, ttl)
   if not shared(token) then return redis.pcall('SET', key, token, 'PX', ttl).ok end
@@ -70,7 +70,8 @@ local function left(key, token)
   return redis.call('ZSCORE', key, token) - clock()
 end
 local function renew(key, token, ttl)
-  if not shared(token) then redis.call('PEXPIRE', key, ttl) else put(key, token, ttl) end
+  if shared(token) then return put(key, token, ttl) end
+  return redis.call('PEXPIRE', key, ttl)
 end
 local function free(key, token)
   if not shared(token) then return redis.call('DEL', key) end
@@ -121,7 +122,9 @@ EXTEND = _both(
     end""",
         b"""\
   if vote == '1' then
-    for i = first, last do renew(KEYS[i], token, ttl) end
+    for i = first, last do
+      if not renew(KEYS[i], token, ttl) then vote = '0' end
+    end
   elseif vote == '2' then
     for i = first, last do
       if not put(KEYS[i], token, ttl) then vote = '0' end
@@ -141,7 +144,7 @@ RENEW = _both(
   for i = first, vote == '1' and last or 0 do
     local now = left(KEYS[i], token)
     if now < tonumber(lasts) and now <= (tonumber(below) or now) then
-      renew(KEYS[i], token, lasts)
+      if not renew(KEYS[i], token, lasts) then vote = '0' end
     end
   end""",
     )
