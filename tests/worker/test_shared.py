@@ -13,13 +13,26 @@ import redis
 from celery.result import AsyncResult
 
 from celery_redlock import ResourceHeld, Skipped
+from celery_redlock.server import start_servers
 from tests.support import bodies
 from tests.support.bodies import Run
 from tests.support.cluster import Cluster
+from tests.support.nodes import SHARED_RULE, refused_by, with_acl_user
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 
 pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Under the ACL rule of the docs, with what shared locks need besides."""
+    with start_servers(6, config=with_acl_user(*SHARED_RULE)) as (*nodes, broker):
+        cluster = Cluster(nodes, broker, tmp_path_factory.mktemp("worker"))
+        yield cluster
+        cluster.close()
+        for node in nodes:
+            assert refused_by(node) == set(), "the words in docs/shared.md are not enough"
 
 
 @pytest.fixture(scope="module")
