@@ -83,6 +83,7 @@ class SingletonTask(BaseTask):
     lock_fencing: bool
     lock_scope_name: str | None
     lock_limit: LimitOption
+    lock_shared: bool
     lock_rate: str | None
     lock_burst: int | None
     lock_scope: Scope

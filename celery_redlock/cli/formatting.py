@@ -35,9 +35,8 @@ AGREE_S = 1.0
 
 def name_of(entry: Entry) -> str:
     """Return a resource, and what of it this is, if that is not its plain lock."""
-    slot = f" slot {entry.slot}" if entry.slot > 1 else ""
     kind = "" if entry.kind == "lock" else f" ({entry.kind})"
-    return f"{entry.resource}{slot}{kind}"
+    return f"{entry.resource}{entry.place}{kind}"
 
 
 def state_of(entry: Entry) -> str:
@@ -58,11 +57,10 @@ def owner_text(owner: Owner | None, digest: str) -> str:
 
 def described(entry: Entry, seen: Survey) -> list[str]:
     """Return what is known of one key: who has it, and what each node says if they do not agree."""
-    slot = f" slot {entry.slot}" if entry.slot > 1 else ""
     since = "" if entry.held_for is None else f" for {span(entry.held_for)}"
     who = owner_text(entry.owner, entry.digest)
     nodes = f"{of_nodes(entry.nodes, entry.total)}{state_of(entry)}"
-    said = [f"{entry.kind}{slot}: {who},{since} on {nodes}"]
+    said = [f"{entry.kind}{entry.place}: {who},{since} on {nodes}"]
     if agree(entry.ttls) and not entry.leaked:
         said[0] += f", {_left(min(t for t in entry.ttls if t is not None))}"
     else:

@@ -27,7 +27,7 @@ __all__ = ["Verdict", "options_of", "parks", "read_by", "rule_of", "verdicts"]
 END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
 """What a policy does to the body that it ends."""
 OFF = (
-    *("key", "scope_name", "fencing", "limit", "rate", "burst"),
+    *("key", "scope_name", "fencing", "limit", "shared", "rate", "burst"),
     *("hold_for", "reserve_ttl", "retry_deadline", "progress_timeout"),
 )
 """Options that do nothing until somebody sets them."""
@@ -128,6 +128,9 @@ def _run(
         return Verdict(outcome, f"{text}: {full}")
     taken = [entry for entry in entries if entry.kind in ("lock", "foreign")]
     taken = [entry for entry in taken if _occupied(entry) > entry.total - entry.quorum]
+    readers = [entry for entry in taken if entry.owner and entry.owner.shared]
+    if how.shared and readers:
+        taken = [entry for entry in taken if entry not in readers]
     busy: list[Entry] = []
     slots: list[str] = []
     for name, limit in limits.items():
@@ -136,9 +139,14 @@ def _run(
         of = f" of {name}" if len(limits) > 1 else ""
         slots += [f"{limit - len(of_it)} of {limit} slots{of} free"] if limit > 1 else []
     if not busy:
+        if readers:
+            beside = f"beside the {len(readers)} that read; or, if a writer waits, behind that"
+            return Verdict("run", f"runs as soon as it is delivered, {beside}")
         free = f" ({', '.join(slots)})" if slots else ""
         return Verdict("run", f"runs as soon as it is delivered: the key is free{free}")
     outcome, text = _refused(how, ResourceHeld("held"), parked)
+    if outcome == "replace" and readers:
+        return Verdict("raise", "fails: readers hold the key, and it does not revoke all of them")
     forever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]
     if forever:
         text = f"another program's {forever[0]} has no ttl, and is in its way forever; it {text}"

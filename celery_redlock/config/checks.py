@@ -171,3 +171,16 @@ def too_long(ttl: float) -> str:
         f"a ttl of {ttl:g} s keeps the lock of a dead worker for {ttl / HOUR:.1f} hours. It is in"
         f" seconds: do you mean {ttl / 1000:g}? Leases are extended while bodies run"
     )
+
+
+def guarded(restart_guard: str, nodes: int, moves: bool = False) -> bool:
+    """Return whether nodes that may have forgotten locks have no vote.
+
+    `moves`: one of them has a standby that takes its place by itself, so nobody has to have
+    accepted what that forgets.
+
+    "auto" leaves one node alone: waiting after each of its starts protects from nothing but its own
+    crash, and whoever runs one has accepted that. Of two, both must grant a lock: if one forgets,
+    the other still says no. From three on, one that forgets is enough for two holders.
+    """
+    return restart_guard == "uptime" or (restart_guard == "auto" and (nodes > 2 or moves))

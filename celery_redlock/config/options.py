@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..protocol.rate import Rate
 
 __all__ = ["GLOBAL", "TASK", "LockOptions", "Option", "Settings", "TaskOptions"]
-__all__ += ["check_option", "guarded"]
+__all__ += ["check_option"]
 
 
 Key: TypeAlias = Sequence[str] | Callable[..., str | Collection[str]] | None
@@ -238,6 +238,13 @@ class TaskOptions(_Shared):
         " or a function of the task's arguments that returns such.",
         "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
     )
+    shared: bool = _option(
+        False,
+        checks.flag,
+        "Whether the task only reads what its key names: bodies of tasks with `shared` run side by"
+        " side, and never beside one without. See [readers and writers](shared.md). Redis only.",
+        "Set it for the tasks that read, where others with the same key write.",
+    )
     rate: str | None = _option(
         None,
         checks.or_none(checks.rate),
@@ -359,6 +366,7 @@ class LockOptions(TypedDict, total=False):
     fencing: bool
     scope_name: str | None
     limit: LimitOption
+    shared: bool
     rate: str | None
     burst: int | None
     scope: Scope
@@ -370,19 +378,6 @@ class LockOptions(TypedDict, total=False):
     on_unavailable: OnUnavailable
     on_lost: OnLost
     progress_timeout: float | None
-
-
-def guarded(restart_guard: str, nodes: int, moves: bool = False) -> bool:
-    """Return whether nodes that may have forgotten locks have no vote.
-
-    `moves`: one of them has a standby that takes its place by itself, so nobody has to have
-    accepted what that forgets.
-
-    "auto" leaves one node alone: waiting after each of its starts protects from nothing but its own
-    crash, and whoever runs one has accepted that. Of two, both must grant a lock: if one forgets,
-    the other still says no. From three on, one that forgets is enough for two holders.
-    """
-    return restart_guard == "uptime" or (restart_guard == "auto" and (nodes > 2 or moves))
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:

@@ -161,6 +161,8 @@ def check_together(
             f"{p}limit lets several work at a time, and a fencing token would refuse the writes of"
             f" all but the last; with {p}limit={shown} give {p}fencing=False"
         )
+    if values.get("shared"):
+        _check_shared(values, p, several=several)
     if values.get("burst") is not None and values.get("rate") is None:
         raise ConfigurationError(
             f"{p}burst says how many of a rate may start at once, and there is no {p}rate: set it,"
@@ -216,6 +218,25 @@ def check_together(
             f" it is {p}retry_deadline (or redlock_retry_deadline), which is None. Set that to the"
             f" seconds after which to give up, or leave {p}on_deadline out"
         )
+
+
+def _check_shared(values: Mapping[str, Any], p: str, *, several: bool) -> None:
+    """Refuse what a reader cannot have."""
+    scope = values.get("scope", "while_executing")
+    refused = {
+        "several keys": several,
+        f"{p}limit": values.get("limit", 1) != 1,
+        f"{p}rate": values.get("rate") is not None,
+        f"{p}fencing, which refuses the writes of all but the last": values.get("fencing"),
+        f"{p}scope {scope!r}, which keeps other copies out": scope != "while_executing",
+        f"{p}on_conflict 'replace'": values.get("on_conflict") == "replace",
+    }
+    for what, is_so in refused.items():
+        if is_so:
+            raise ConfigurationError(
+                f"{p}shared lets any number of readers in, and is not available with {what}: leave"
+                " one of the two out"
+            )
 
 
 def _check_rate(

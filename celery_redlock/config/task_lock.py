@@ -171,7 +171,12 @@ class TaskLock:
         """
         options = self._options.get(app)
         if options is None:
-            options = resolve(self.own, settings or read_settings(app))
+            settings = settings or read_settings(app)
+            options = resolve(self.own, settings)
+            if options.shared:
+                from ..stores.kinds import kind_of, refuse_readers  # most programs have none
+
+                refuse_readers(kind_of(settings.nodes[0]))
             check_together(vars(options), self._meant, self._prefix, several=self._several)
             self._options[app] = options
         return options

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..config.checks import DAY
-from ..config.options import GLOBAL, guarded
+from ..config.checks import DAY, guarded
+from ..config.options import GLOBAL
 from ..locking.redlock import Redlock
 from ..protocol.node_info import NodeInfo
 from ..protocol.restart_guard import RestartGuard
@@ -28,7 +28,7 @@ def ask(redlock: Redlock, timeout: float) -> list[NodeInfo | None]:
 def guard_of(app: Any, nodes: int, moves: bool = False) -> str | None:
     """Return what `redlock_restart_guard` means for so many nodes; None: it protects nothing.
 
-    `moves`: see `options.guarded`.
+    `moves`: see `checks.guarded`.
     """
     default = GLOBAL["restart_guard"].default
     guard: str = default if app is None else app.conf.get("redlock_restart_guard", default)
@@ -80,7 +80,7 @@ def votes_in(told: Sequence[NodeInfo | None], app: Any, moves: bool = False) -> 
     Args:
         told: What each node says of itself.
         app: Whose ttls are in use; None for the default.
-        moves: See `options.guarded`.
+        moves: See `checks.guarded`.
     """
     guard = guard_of(app, len(told), moves)
 

@@ -17,7 +17,7 @@ from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import Limits, grouped, of_each, slots_of, takeable
 from ..protocol.round import Round, Steps, Verb
-from ..protocol.values import QueueEntry, quorum_of
+from ..protocol.values import SHARED, QueueEntry, quorum_of
 from ..runtime.clock import monotonic
 from ..stores.kinds import lock_key
 from .request import LockRequest
@@ -179,6 +179,8 @@ class Acquisition:
         error = outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
             look = await client.ask(lambda now: quorum.peek([claim], now, patience))
+            if outcome.names_readers(ballot, look):
+                raise outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
             keys = [lock_key(client.addresses[0], client.prefix, name) for name in claim.resources]
             error = outcome.if_permanent(error, look, client.nodes, keys)
         raise error
@@ -188,7 +190,8 @@ class Acquisition:
         longest = ttl if rate is None else rate.longest(client.patience(ttl))
         if longest > client.guard.longest:
             client.guard.expect(longest)
-        token = (self._request.owner or client.owner).token(os.urandom(16).hex(), time.time())
+        nonce = os.urandom(16).hex() + (SHARED if self._request.shared else "")
+        token = (self._request.owner or client.owner).token(nonce, time.time())
         return Claim(names, token, ttl, len(client.addresses))
 
     # -- The wait for the next one ---------------------------------------------------------------
@@ -202,7 +205,8 @@ class Acquisition:
         """
         client, wait = self._client, self._request.wait
         with client.wakeup.waiter() as waiter:
-            self._entry = QueueEntry(names, len(client.addresses), waiter.member, waiter.since)
+            member = waiter.member + (SHARED if self._request.shared else "")
+            self._entry = QueueEntry(names, len(client.addresses), member, waiter.since)
             verb = Verb.HAND_ON
             try:
                 if stand_back:
@@ -255,7 +259,7 @@ class Acquisition:
             with contextlib.suppress(QuorumUnavailable):
                 # Should its holder have died without a word.
                 part = self._request.part(self._entry.resources)
-                ballot = await self._client.peek(part.names, part.limit)
+                ballot = await self._client.peek(part.names, part.limit, shared=part.shared)
                 left = outcome.room_in(ballot, slots_of(part.names, part.limit))
                 seconds = min(seconds, max(JITTER.uniform(0, POLL_S), left))
             called = await pause(waiter, min(seconds, until - time.monotonic()))

@@ -52,6 +52,7 @@ class Asked(TypedDict, total=False):
     owner: Owner | None
     fencing: bool | None
     limit: int | Sequence[int]
+    shared: bool
 
 
 class Patient(Asked, total=False):

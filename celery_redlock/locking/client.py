@@ -34,7 +34,7 @@ from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
 from ..stores.driver import Driver
-from ..stores.kinds import Address
+from ..stores.kinds import Address, refuse_readers
 from .acquisition import Acquisition
 from .pubsub import ReleaseSubscriber
 from .request import LockRequest
@@ -141,6 +141,7 @@ class LockClient:
         owner: Owner | None = None,
         fencing: bool | None = None,
         limit: int | Sequence[int] = 1,
+        shared: bool = False,
     ) -> LockRequest:
         """Check what a call asks for, and put this client's defaults where it says nothing.
 
@@ -162,10 +163,17 @@ class LockClient:
                 f"{shown(names)}: with a limit there are several holders at a time, and a fencing"
                 " token would refuse the writes of all but the last; give fencing=False"
             )
+        if check_option("shared", shared):
+            refuse_readers(self.addresses[0].store)
+            if fencing or checked != 1 or len(names) > 1:
+                raise ConfigurationError(
+                    f"{shown(names)}: a shared lock is of one resource, without a limit and without"
+                    " a fencing token, which would refuse the writes of all readers but the last:"
+                    " give one name, limit=1 and fencing=False"
+                )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
-        return LockRequest(
-            names=names, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=checked
-        )
+        more = {"fencing": fencing, "limit": checked, "shared": shared}
+        return LockRequest(names=names, ttl=ttl, wait=wait, owner=owner, **more)
 
     async def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:
         """Acquire a lock; see `Acquisition`."""
@@ -300,15 +308,24 @@ class LockClient:
         return renewed
 
     async def peek(
-        self, names: tuple[str, ...], limit: Limit = 1, timeout: float | None = None
+        self,
+        names: tuple[str, ...],
+        limit: Limit = 1,
+        timeout: float | None = None,
+        *,
+        shared: bool = False,
     ) -> Round:
-        """Ask who holds each slot of some names, in one row (`slots_of`).
+        """Ask who holds each slot of some names, in one row (`slots_of`); or keeps readers out.
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.
         """
         nodes = len(self.addresses)
-        asked = [Query((slot,), nodes) for slots in slots_of(names, limit) for slot in slots]
+        asked = [
+            Query((slot,), nodes, shared=shared)
+            for slots in slots_of(names, limit)
+            for slot in slots
+        ]
         patience = self.node_timeout if timeout is None else timeout
         ballot = await self.ask(lambda now: quorum.peek(asked, now, patience))
         if ballot.yes < ballot.quorum:

@@ -120,7 +120,7 @@ class HeldLease:
         outers, rest = self._enclosing()
         for outer in outers:
             outer.ensure()  # sharing a lease that is over would be running unlocked
-            self._check_shares(outer.request, outer.fencing_token)
+            self.request.check_inside(outer.request, outer.fencing_token)
         if len(outers) == 1 and not rest:
             self._shared += 1
             return outers[0]
@@ -132,23 +132,6 @@ class HeldLease:
             self.claim = None
             stack.push(self)
         return self
-
-    def _check_shares(self, outer: LockRequest, fencing_token: int | None) -> None:
-        """Refuse to share a lock that does less than this one asks for."""
-        mine = self.request
-        if mine.fencing and fencing_token is None and outer.ttl < math.inf:
-            raise ConfigurationError(
-                f"{self.resource}: fencing is asked for inside a lock of the same resource that has"
-                " no fencing token; ask for it where the lock is taken, in the outer one"
-            )
-        theirs = outer.limits
-        for name, limit in mine.limits.items():
-            if theirs.get(name, limit) > limit:
-                raise ConfigurationError(
-                    f"{self.resource}: limit={limit} is asked for inside a lock of the same"
-                    f" resource, {name}, with limit={theirs[name]}, which does not keep so many"
-                    " out; give the outer one the smaller limit"
-                )
 
     def __exit__(self, *_error: object) -> None:
         if not self._unshare():

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ..protocol.names import LINE_SUFFIX
-from ..protocol.values import quorum_of
+from ..protocol.values import SHARED, quorum_of
 from ..stores.kinds import Address, Subscription, subscribe
 from .wait_queue import JITTER, Waiter
 
@@ -67,9 +67,9 @@ class ReleaseSubscriber:
                 waiter.news.set()
 
     def called(self, node: int, name: bytes) -> None:
-        """A node has called a waiter."""
+        """A node has called a waiter, by the name or as the reader that it stands in a queue by."""
         with self._lock:
-            waiter = self._waiters.get(name)
+            waiter = self._waiters.get(name.removesuffix(SHARED.encode()))
             if waiter is not None:
                 waiter.hear(node)
 

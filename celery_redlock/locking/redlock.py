@@ -7,7 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..config.options import check_option, guarded
+from ..config.checks import guarded
+from ..config.options import check_option
 from ..config.settings import read_settings
 from ..keepalive.registry import LeaseRegistry
 from ..protocol.errors import ConfigurationError, ResourceHeld
@@ -173,6 +174,7 @@ class Redlock:
         owner: Owner | None = None,
         fencing: bool | None = None,
         limit: int | Sequence[int] = 1,
+        shared: bool = False,
     ) -> Lease | None:
         """Try once to acquire a lease; return None if another holds the resource.
 
@@ -180,7 +182,9 @@ class Redlock:
             QuorumUnavailable: Too few nodes answered to tell.
         """
         try:
-            return self.acquire(resource, ttl=ttl, owner=owner, fencing=fencing, limit=limit)
+            return self.acquire(
+                resource, ttl=ttl, owner=owner, fencing=fencing, limit=limit, shared=shared
+            )
         except ResourceHeld:
             return None
 
@@ -193,6 +197,7 @@ class Redlock:
         owner: Owner | None = None,
         fencing: bool | None = None,
         limit: int | Sequence[int] = 1,
+        shared: bool = False,
     ) -> Lease:
         """Acquire a lease. Nothing extends it; `lock()` does both.
 
@@ -203,13 +208,14 @@ class Redlock:
             owner: Who asks, for others to read; None for this host and process.
             fencing: Whether the lease gets a fencing token; None for the instance's default.
             limit: How many may hold it at a time; of several names a list, with one for each.
+            shared: Whether others may hold it at the same time who ask for it so: a reader.
 
         Raises:
             ResourceHeld: Another holds it.
             QuorumUnavailable: Too few nodes answered.
         """
         request = self.client.request(
-            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
+            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit, shared=shared
         )
         return blocking(leases.acquire(self.client, request))
 
@@ -265,6 +271,7 @@ class Redlock:
         owner: Owner | None = None,
         fencing: bool | None = None,
         limit: int | Sequence[int] = 1,
+        shared: bool = False,
     ) -> HeldLease:
         """Make a lock for a `with` block: acquired at the start, extended, released at the end.
 
@@ -274,7 +281,7 @@ class Redlock:
         holds locks, for up to `wait`.
 
         Args:
-            resource, ttl, wait, owner, fencing, limit: As of `acquire()`.
+            resource, ttl, wait, owner, fencing, limit, shared: As of `acquire()`.
             max_lifetime: Seconds after which it is no longer extended; None for never.
             on_lost: Called, in another thread, if the lease is lost.
 
@@ -289,7 +296,7 @@ class Redlock:
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
         request = self.client.request(
-            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit
+            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit, shared=shared
         )
         return HeldLease(self, request, max_lifetime=max_lifetime, on_lost=on_lost)
 

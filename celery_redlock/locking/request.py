@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..protocol.errors import ConfigurationError
 from ..protocol.names import Limit, Limits, of_each, plain
 from ..protocol.rate import Rate
 from ..protocol.texts import shown
@@ -27,6 +29,7 @@ class LockRequest:
         fencing: Whether the lease gets a fencing token.
         limit: How many may hold each of the names at a time.
         declared: What the limit was before an operator changed it; None if nobody has.
+        shared: Whether others may hold it at the same time who ask for it so.
         rate: Whose starts the names are of; None for a lock.
     """
 
@@ -38,6 +41,7 @@ class LockRequest:
     fencing: bool = False
     limit: Limit = 1
     declared: Limit | None = None
+    shared: bool = False
     rate: Rate | None = None
 
     @property
@@ -61,3 +65,32 @@ class LockRequest:
         """How many may hold each name at a time, as declared."""
         limit = self.limit if self.declared is None else self.declared
         return dict(zip(self.names, of_each(self.names, limit), strict=True))
+
+    def check_inside(self, outer: LockRequest, fencing_token: int | None) -> None:
+        """Refuse to share a lock that does less than this one asks for.
+
+        Args:
+            outer: What that was asked for.
+            fencing_token: What it has.
+
+        Raises:
+            ConfigurationError: Says what is missing.
+        """
+        if self.fencing and fencing_token is None and outer.ttl < math.inf:
+            raise ConfigurationError(
+                f"{self.resource}: fencing is asked for inside a lock of the same resource that has"
+                " no fencing token; ask for it where the lock is taken, in the outer one"
+            )
+        if outer.shared and not self.shared:
+            raise ConfigurationError(
+                f"{self.resource}: it is asked for alone inside a shared lock of the same resource:"
+                " two who did so would wait for each other; ask for it alone in the outer one"
+            )
+        theirs = outer.limits
+        for name, limit in self.limits.items():
+            if theirs.get(name, limit) > limit:
+                raise ConfigurationError(
+                    f"{self.resource}: limit={limit} is asked for inside a lock of the same"
+                    f" resource, {name}, with limit={theirs[name]}, which does not keep so many"
+                    " out; give the outer one the smaller limit"
+                )

@@ -88,6 +88,8 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
         wrong = "returned 'reject', but the message is acknowledged already: set acks_late=True"
     elif said == "replace" and lets_several(message.options.limit):
         wrong = "returned 'replace', but with a limit it may revoke all who hold it: return 'wait'"
+    elif said == "replace" and message.options.shared:
+        wrong = "returned 'replace', which a reader cannot do: return 'wait'"
     elif said == "replace" and message.options.rate is not None:
         wrong = "returned 'replace', but with a rate nobody holds anything: return 'retry'"
     else:
@@ -133,6 +135,8 @@ def _revocable(message: Message, refusal: ResourceHeld) -> str:
         why = "is no task"
     elif held_by == short_id(message.request.id):
         why = "has the id of this very task"
+    elif owner is not None and owner.shared:
+        why = "is one of any number of readers"
     elif len(held_by) > MAX_ID_CHARS:
         why = "has an id too long to be known in full"
     else:
@@ -168,6 +172,10 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     # Whoever receives it parks it, unless too many are parked: it has come from the pool then.
     parked = attempts.pop("parked", False) or attempts[why] == 1
     parked = parked and parks(message.options)
+    holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
+    if message.options.shared and holder and holder.owner:
+        # Parked, it would go at once: its key is free for all but another delivery of this message.
+        parked = parked and holder.owner.task_id != short_id(request.id)
     by_broker = broker.delayed_by_broker(app, request)
     # Else a worker holds it meanwhile.
     most = math.inf if by_broker else broker.unacknowledged_for(app) / 4

@@ -168,7 +168,7 @@ class Delivery:
             self._try()
         except ResourceHeld as refusal:
             if not rated:
-                self._first_at_work()
+                self._first_at_work(refusal)
             self._insist(refusal)
         if not rated and self._first_at_work():
             self._held.release()
@@ -220,7 +220,7 @@ class Delivery:
 
     # -- Another delivery of the message ----------------------------------------------------------
 
-    def _first_at_work(self) -> bool:
+    def _first_at_work(self, refusal: ResourceHeld | None = None) -> bool:
         """Whether another delivery of this very message is at work; this is a copy then.
 
         Raises:
@@ -237,6 +237,8 @@ class Delivery:
             done, others = False, []  # better twice than never
         if done or (self._copy and not self._held.lost and self._succeeded()):
             raise _Done
+        if refusal is not None and (holder := _other_task(refusal)) is not None:
+            others.append(holder)  # one of many readers
         at_work = any(self._same(other) for other in others)
         self._copy = self._copy or at_work
         return at_work

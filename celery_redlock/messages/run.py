@@ -19,6 +19,7 @@ from ..locking.request import LockRequest
 from ..locking.unlocked import Unlocked
 from ..protocol.errors import ConfigurationError, NotAcquired
 from ..protocol.names import checked_names
+from ..protocol.texts import shown
 from ..protocol.values import Owner
 from ..runtime.interrupt import Interruptible
 from .conflict import Message
@@ -57,6 +58,11 @@ def run(
     redlock = Redlock.from_app(app)
     if len(resources) > 1:  # one alone is of a key, which is a name, and goes with its options
         checked_names(resources, fencing=options.fencing)
+        if options.shared:
+            raise ConfigurationError(
+                f"{shown(resources)}: a shared lock is of one key; return one from the function"
+                " that makes it"
+            )
     limit = declared = lock.limit(options, task, function, body.args, body.keywords)
     if limit != 1:
         limit = limited(believed(redlock), resources, limit)
@@ -68,6 +74,7 @@ def run(
         fencing=options.fencing,
         limit=limit,
         declared=declared,
+        shared=options.shared,
     )
     held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     if options.rate is not None:

@@ -17,10 +17,11 @@ from .errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from .lease import NEVER
 from .names import grouped
 from .rate import Rate
+from .replies import FOREIGN
 from .restart_guard import Doubt
 from .round import Held, Round, Verb
 from .texts import are_needed, of_nodes
-from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, token_digest
+from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, is_shared, token_digest
 
 __all__ = [
     "all_held",
@@ -29,6 +30,7 @@ __all__ = [
     "holder",
     "if_permanent",
     "last_votes",
+    "names_readers",
     "refusal",
     "room_in",
     "seen",
@@ -89,7 +91,18 @@ def holder(
 ) -> Holder:
     """Whose token most nodes hold; `tokens` has one per node that holds any."""
     token, count = Counter(tokens).most_common(1)[0]
+    if is_shared(token):  # any of those that hold it together
+        count = sum(map(is_shared, tokens))
     return Holder(resource, Owner.of(token), count, quorum, expires_in, token_digest(token))
+
+
+def names_readers(ballot: Round, look: Round) -> bool:
+    """Put readers' tokens into a ballot, where a writer was told only that something is there."""
+    found = False
+    for node, held in enumerate(look.details):
+        if ballot.details[node] == FOREIGN and isinstance(held, tuple) and is_shared(held[0]):
+            ballot.details[node], found = held[0], True
+    return found
 
 
 def seen(ballot: Round, query: int = 0) -> list[tuple[str, float] | None]:

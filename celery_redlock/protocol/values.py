@@ -11,12 +11,14 @@ from .texts import printable
 
 __all__ = [
     "NOT_WAITED_FOR",
+    "SHARED",
     "Holder",
     "NodeVote",
     "Owner",
     "Query",
     "QueueEntry",
     "Vote",
+    "is_shared",
     "quorum_of",
     "token_digest",
 ]
@@ -25,6 +27,16 @@ __all__ = [
 def quorum_of(nodes: int) -> int:
     """How many of `nodes` masters are a quorum: more than half."""
     return nodes // 2 + 1
+
+
+SHARED = "~shared"
+"""Ends the token of a reader, and the name of a reader that waits. It travels with the token, so
+whoever extends or frees a claim knows what it is of, also where a node has forgotten it."""
+
+
+def is_shared(token: str) -> bool:
+    """Whether it is a reader's: any number of them hold a resource, or one that is none."""
+    return token.endswith(SHARED)
 
 
 class Vote(enum.Enum):
@@ -72,6 +84,7 @@ class Owner:
         task: The Celery task's name; empty outside Celery.
         since: When it asked, by its own wall clock, in seconds since 1970; 0.0 if it does not say.
             For people to read: no decision hangs on it.
+        shared: Whether it asked as a reader; likewise.
     """
 
     host: str
@@ -81,6 +94,7 @@ class Owner:
     stamp: str = ""
     task: str = ""
     since: float = field(default=0.0, compare=False)
+    shared: bool = field(default=False, compare=False)
 
     def token(self, nonce: str, now: float = 0.0) -> str:
         """The token of one attempt of this owner, made at `now`, in seconds since 1970.
@@ -98,16 +112,18 @@ class Owner:
         parts = token.split("|")
         if len(parts) != 8 or not all(_is_count(parts[i]) for i in (2, 4, 6)):
             return None
-        stamp, host, pid, task_id, retries, task, asked, _nonce = parts
+        stamp, host, pid, task_id, retries, task, asked, nonce = parts
         return cls(
             *(host, int(pid), _unescape(task_id), int(retries), stamp, _unescape(task)),
             since=int(asked) / 1e3,
+            shared=is_shared(nonce),
         )
 
     def __str__(self) -> str:
         named = f"{self.task}[{self.task_id}]" if self.task else f"task {self.task_id}"
         task = f"{named} of " if self.task_id else ""
-        return printable(f"{task}pid {self.pid} on {self.host}")
+        reader = ", a reader" if self.shared else ""
+        return printable(f"{task}pid {self.pid} on {self.host}{reader}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +163,13 @@ class Query:
     Attributes:
         resources: The names on the nodes.
         nodes: How many nodes there are.
+        shared: Whether it is asked who keeps a new reader out; else, who holds it.
         ended: As of a claim; a question never sets a token, so it cannot come too late.
     """
 
     resources: tuple[str, ...]
     nodes: int
+    shared: bool = field(default=False, kw_only=True)
     ended: ClassVar[bool] = False
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Address", "NodeSpec", "Reader", "Subscription"]
 __all__ += ["lock_key", "make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
+__all__ += ["kind_of", "refuse_readers"]
 
 KINDS = {
     ("postgresql://", "postgres://"): "PostgreSQL",
@@ -62,7 +63,7 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
             two are the same server, or they are of different kinds.
     """
     listed = not isinstance(specs, (str, bytes, Mapping)) and isinstance(specs, Sequence)
-    kinds = [_kind(spec) for spec in specs] if listed else []
+    kinds = [kind_of(spec) for spec in specs] if listed else []
     if set(kinds) <= {"Redis"}:
         return redis_address.parse_nodes(specs, setting)
     if len(set(kinds)) > 1:
@@ -89,6 +90,19 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
             " pip install 'celery-redlock[postgresql]'"
         ) from None
     return (parse(str(specs[0]), where),)
+
+
+def refuse_readers(kind: str) -> None:
+    """Refuse shared locks where a kind of store cannot keep them.
+
+    Raises:
+        ConfigurationError: It is not Redis.
+    """
+    if kind != "Redis":
+        raise ConfigurationError(
+            f"shared=True needs Redis nodes: a lock in {kind} has one holder here. Leave it out, or"
+            f" use limit= where {kind} stays; or the locks of {kind} itself"
+        )
 
 
 def whole_name(address: Address) -> str:
@@ -144,7 +158,8 @@ def open_reader(address: Address, prefix: str, timeout: float) -> Reader:
     return PostgresReader(address, prefix, timeout)
 
 
-def _kind(spec: object) -> str:
+def kind_of(spec: object) -> str:
+    """Return the kind of store that a node is of."""
     if isinstance(spec, str):
         for starts, kind in KINDS.items():
             if spec.lower().startswith(starts):

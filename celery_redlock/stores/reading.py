@@ -17,10 +17,11 @@ QUEUE = b"line"
 class KeyValue(NamedTuple):
     """What one node has under a key."""
 
-    value: bytes  # or `FOREIGN`, or `QUEUE`
+    value: bytes  # or `FOREIGN`, or `QUEUE`; of several readers the last to end
     left: float  # seconds until it expires; infinite for a key without a ttl
     waiting: int = 0  # how many wait in a queue
     first: tuple[tuple[bytes, float], ...] = ()  # their names, and since when (microseconds, 1970)
+    readers: tuple[tuple[bytes, float], ...] = ()  # their tokens, and for how long yet; seconds
 
 
 def to_bytes(text: str) -> bytes:

@@ -17,7 +17,7 @@ from ..protocol.claim import Claim
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import Owner, quorum_of, token_digest
-from ..stores.reading import to_bytes
+from ..stores.reading import KeyValue, to_bytes
 from .models import Entry, NodeLook
 from .reader import read_nodes
 
@@ -125,7 +125,13 @@ def _tokens(
     looks, found = read_nodes(
         redlock.client.addresses, redlock.prefix, lambda reader: reader.values(keys), timeout
     )
-    return looks, [_token(one[entry.key].value) if one else None for one in found]
+    return looks, [_token_of(entry, one[entry.key]) if one else None for one in found]
+
+
+def _token_of(entry: Entry, found: KeyValue) -> str:
+    """Return the token under a key; of several readers' that which the entry shows, if there."""
+    tokens = [_token(token) for token in (found.value, *(token for token, _ in found.readers))]
+    return next((token for token in tokens if token_digest(token) == entry.digest), tokens[0])
 
 
 def _token(value: bytes) -> str:

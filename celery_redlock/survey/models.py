@@ -62,7 +62,7 @@ class Entry:
         resource: The name, without prefix and suffix.
         key: The whole key.
         kind: One of `KINDS`.
-        slot: Which of several holders', or starts; 1 unless it is of a limit or a rate.
+        slot: Which of several holders', readers', or starts; 1 unless there are several.
         owner: Whose the token is that most nodes hold: task, task id, host, pid, since when.
         digest: A short name of that token, safe to show; empty where there is none.
         ttls: Per node, seconds left of it; None where it is not there, infinite without a ttl.
@@ -92,6 +92,13 @@ class Entry:
     waiting: int = 0
     waits: tuple[float, ...] = ()
     rivals: tuple[Rival, ...] = ()
+
+    @property
+    def place(self) -> str:
+        """Which of several it is, for people; empty where there is one."""
+        if self.owner is not None and self.owner.shared:
+            return f" reader {self.slot}"
+        return f" slot {self.slot}" if self.slot > 1 else ""
 
     @property
     def held(self) -> bool:
@@ -169,7 +176,7 @@ class Survey:
 
 
 def _owner_data(owner: Owner | None, digest: str, ttls: Sequence[float | None]) -> dict[str, Any]:
-    names = ("task", "task_id", "host", "pid", "since")
+    names = ("task", "task_id", "host", "pid", "since", "shared")
     return {
         **{name: getattr(owner, name, None) for name in names},
         "digest": digest,

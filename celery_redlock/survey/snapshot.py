@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -188,12 +188,39 @@ def _survey(
         raise QuorumUnavailable(said + ", ".join(map(str, votes)), votes=votes)
     nodes: list[NodeData] = [data or {} for data in told]
     names = {name for data in nodes for name in data}.difference(PAUSE_NAMES)
-    entries = [_entry(name, nodes, redlock.prefix, at) for name in names]
+    entries = [one for name in names for one in _entries(name, nodes, redlock.prefix, at)]
     entries = [entry for entry in entries if entry.kind in wanted]
     entries.sort(key=lambda entry: (entry.resource, KINDS.index(entry.kind), entry.slot))
     answers = [data for data in told if data is not None]
     there = {name: [_told(data.get(name)) for data in answers] for name in PAUSE_NAMES}
     return Survey(tuple(entries), tuple(looks), at, counted(there, quorum))
+
+
+def _entries(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Iterator[Entry]:
+    """Yield what the nodes have under one name: of readers each, by its age, like a slot."""
+    found = [data.get(name) for data in nodes]
+    tokens = {token for one in found if one is not None for token, _left in one.readers}
+
+    def since(token: bytes) -> tuple[float, bytes]:
+        owner = _owner_of(token)
+        return (owner.since if owner else 0.0), token
+
+    def view(token: bytes = b"") -> Sequence[NodeData]:
+        others: list[dict[str, KeyValue]] = [
+            {n: v for n, v in data.items() if n != name} for data in nodes
+        ]
+        for other, one in zip(others, found, strict=True):
+            left = None if one is None else dict(one.readers).get(token)
+            if one is not None and (left is not None or not (token or one.readers)):
+                other[name] = one if left is None else KeyValue(token, left)
+        return others
+
+    for slot, token in enumerate(sorted(tokens, key=since), 1):
+        yield replace(_entry(name, view(token), prefix, at), slot=slot)
+    if not tokens:
+        yield _entry(name, nodes, prefix, at)
+    elif any(one is not None and not one.readers for one in found):
+        yield _entry(name, view(), prefix, at)
 
 
 def _told(found: KeyValue | None) -> tuple[str, float] | None:

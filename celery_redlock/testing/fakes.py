@@ -9,8 +9,10 @@ from ..protocol.claim import Claim
 from ..protocol.names import base_of
 from ..protocol.replies import DONE
 from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
-from ..protocol.values import QueueEntry
+from ..protocol.values import SHARED, Owner, Query, QueueEntry, is_shared
 
+BARRIER_S = 1.0
+"""Seconds for which no new reader passes a writer that the last reader has called."""
 FOREIGN = "<not a lock>"
 """What a node answers for the token where a key of another type lies under our name."""
 
@@ -20,6 +22,7 @@ class FakeNode:
 
     Attributes:
         held: Per resource, its token and when that expires, by the clock of the caller; seconds.
+        readers: Per resource, the token of each reader and when that expires.
         fences: Per resource, the last fencing token. (A server drops it after a week.)
         lines: Per resource, who stands in line for it, and since when.
         listening: The processes that hear calls.
@@ -31,8 +34,10 @@ class FakeNode:
 
     def __init__(self) -> None:
         self.held: dict[str, tuple[str, float]] = {}
+        self.readers: dict[str, dict[str, float]] = {}
         self.fences: dict[str, int] = {}
         self.lines: dict[str, dict[str, int]] = {}
+        self.barriers: dict[str, tuple[float, str]] = {}
         self.listening: set[str] = set()
         self.called: list[str] = []
         self.full = False
@@ -43,31 +48,47 @@ class FakeNode:
         if verb.extends:
             return "".join([self._extend(verb, claim, now) for claim in claims])
         if verb is Verb.PEEK:
-            seen = [self._peek(claim, now) for claim in claims]
+            seen = [self._peek(query, now) for query in claims]
             return seen if len(seen) > 1 else seen[0]
         claim = claims[0]
         if verb is Verb.FENCE:
             return self._fence(claim, self.token(claim.resources[0], now))
         if verb is Verb.ACQUIRE:
+            if is_shared(claim.token) and (other := self._in_the_way(claim, now)):
+                return other[0]
             return self._acquire(claim, now)
         if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
             return self._line_up(verb, claim, now)
         if verb is Verb.RELEASE and claim.mark is not None and not self.full:
             name, life = claim.mark
             self.held[name] = (DONE, now + life)
-        freed = [self._delete(claim, name, self.token(name, now)) for name in claim.resources]
-        if verb is Verb.RELEASE and any([self._call(base_of(name)) for name in claim.resources]):
-            return all(freed) + 2
-        return all(freed)
+        names = claim.resources
+        freed = [self._delete(claim, name, self.token(name, now, claim.token)) for name in names]
+        if verb is Verb.UNDO or (is_shared(claim.token) and self.token(names[0], now)):
+            return all(freed)
+        called = [self._call(base_of(name), claim.token, now) for name in names]
+        return all(freed) + 2 if any(called) else all(freed)
 
     def forget(self) -> None:
         """Lose all memory."""
         self.held.clear()
+        self.readers.clear()
+        self.barriers.clear()
         self.lines.clear()
         self.fences.clear()
 
-    def token(self, resource: str, now: float) -> str | None:
-        """The token that `resource` holds, or None."""
+    def token(self, resource: str, now: float, seen_by: str = "") -> str | None:
+        """The token that `resource` holds, as the one that claims it sees it, or None.
+
+        A reader sees itself, and no other reader. Others see any one of the readers.
+        """
+        readers = self.readers.get(resource, {})
+        for reader in [reader for reader, until in readers.items() if now >= until]:
+            del readers[reader]
+        if seen_by in readers:
+            return seen_by
+        if readers and not is_shared(seen_by):
+            return next(iter(readers))
         entry = self.held.get(resource)
         if entry is None:
             return None
@@ -75,6 +96,12 @@ class FakeNode:
             del self.held[resource]
             return None
         return entry[0]
+
+    def until(self, resource: str, token: str) -> float:
+        """When what `token` holds expires."""
+        if is_shared(token):
+            return self.readers[resource][token]
+        return self.held[resource][1]
 
     def occupy(self, resource: str) -> None:
         """Put a key of another type, without an expiry, under the name of `resource`."""
@@ -87,20 +114,55 @@ class FakeNode:
             stood.append(line.pop(place.token, None) is not None)
             if verb is Verb.ENQUEUE:
                 line[place.token] = place.since
-            elif verb is Verb.HAND_ON and not (stood[-1] and self.token(name, now)):
-                self._call(name)
+            elif verb is Verb.HAND_ON:
+                held = self.token(name, now)
+                first = min(line, key=lambda member: (line[member], member), default="")
+                behind = is_shared(held or "") and is_shared(first)
+                if behind or not (stood[-1] and held):
+                    self._call(name, "", now)
         return verb is Verb.ENQUEUE or all(stood)
 
-    def _call(self, name: str) -> bool:
-        """Call the first in line whose process listens."""
+    def _call(self, name: str, freed_by: str, now: float) -> bool:
+        """Call the first in line whose process listens; and with a reader those right behind it."""
         line = self.lines.get(name, {})
+        self.barriers.pop(name, None)
+        called = False
         while line:
             first = min(line, key=lambda member: (line[member], member))
+            if called and not is_shared(first):
+                break
             del line[first]
             process, _, waiter = first.rpartition(":")
             if self._hears(process, waiter):
-                return True
-        return False
+                called = True
+                if not is_shared(first):
+                    if is_shared(freed_by):
+                        self.barriers[name] = (now + BARRIER_S, freed_by)
+                    break
+        return called
+
+    def _in_the_way(self, asks: Claim | Query, now: float) -> tuple[str, float] | None:
+        """Whose token keeps a new reader out where readers may be, and until when.
+
+        It works on the same message; or a writer waits, or has just been called.
+        """
+        (name,), token = asks.resources, getattr(asks, "token", SHARED)
+        if self.token(name, now, token) is not None:
+            return None
+        readers, mine = self.readers.get(name, {}), Owner.of(token)
+        for one in readers:
+            other = Owner.of(one)
+            if mine and other and mine.task_id and _work(mine) == _work(other):
+                return one, readers[one]
+        line = self.lines.get(name, {})
+        if readers and any(not is_shared(one) and self._listens(one) for one in line):
+            return next(iter(readers)), max(readers.values())
+        until, freed_by = self.barriers.get(name, (now, ""))
+        return (freed_by, until) if now < until else None
+
+    def _listens(self, member: str) -> bool:
+        """Whether the process of a waiter listens."""
+        return member.rpartition(":")[0] in self.listening
 
     def _hears(self, process: str, waiter: str) -> bool:
         """Call a waiter; return whether its process listens."""
@@ -109,7 +171,7 @@ class FakeNode:
         return process in self.listening
 
     def _acquire(self, claim: Claim, now: float) -> str | int | None:
-        tokens = [self.token(name, now) for name in claim.resources]
+        tokens = [self.token(name, now, claim.token) for name in claim.resources]
         for name, token in zip(claim.resources, tokens, strict=True):
             if token not in (None, claim.token):
                 return Held(str(token), name)
@@ -135,35 +197,55 @@ class FakeNode:
         self.fences[claim.resources[0]] = max(fence, self.fences.get(claim.resources[0], 0))
         return True
 
-    def _peek(self, claim: Claim, now: float) -> tuple[str, float] | None:
-        held = [name for name in claim.resources if self.token(name, now) is not None]
+    def _peek(self, claim: Claim | Query, now: float) -> tuple[str, float] | None:
+        if getattr(claim, "shared", False) and self.token(claim.resources[0], now, SHARED) is None:
+            other = self._in_the_way(claim, now)
+            return other and (other[0], other[1] - now)
+        seen = [(name, self.token(name, now)) for name in claim.resources]
+        held = [(name, token) for name, token in seen if token is not None]
         if not held:
             return None
-        return self.held[held[0]][0], max(self.held[name][1] for name in held) - now
+        untils = [u for name, _ in held for u in self.readers.get(name, {}).values()]
+        untils += [self.held[name][1] for name, _ in held if name in self.held]
+        return held[0][1], max(untils) - now
 
     def _extend(self, verb: Verb, claim: Claim, now: float) -> str:
-        tokens = {name: self.token(name, now) for name in claim.resources}
+        tokens = {name: self.token(name, now, claim.token) for name in claim.resources}
         if any(token not in (None, claim.token) for token in tokens.values()):
             return REFUSED
         whole = None not in tokens.values()
         if not whole and (verb is Verb.RENEW or self.full):
             return REFUSED
+        if self.full and is_shared(claim.token):
+            return REFUSED
         for name, token in tokens.items():
-            left = self.held[name][1] - now if verb is Verb.RENEW else 0.0
+            left = self.until(name, claim.token) - now if verb is Verb.RENEW else 0.0
             if left <= min(claim.ttl, claim.below):
                 self._set(claim, name, token, now)
         return RENEWED if whole else SET_AGAIN
 
     def _set(self, claim: Claim, name: str, before: str | None, now: float) -> None:
         # A server counts whole milliseconds, from one that has begun already.
-        self.held[name] = (claim.token, int(now * 1000) / 1000 + claim.ttl)
+        until = int(now * 1000) / 1000 + claim.ttl
+        if is_shared(claim.token):
+            self.readers.setdefault(name, {})[claim.token] = until
+        else:
+            self.held[name] = (claim.token, until)
         if self.witness is not None:
             self.witness(name, before, claim.token, claim)
 
     def _delete(self, claim: Claim, name: str, token: str | None) -> bool:
         if token != claim.token:
             return False
-        del self.held[name]
+        if is_shared(token):
+            del self.readers[name][token]
+        else:
+            del self.held[name]
         if self.witness is not None:
             self.witness(name, token, None, claim)
         return True
+
+
+def _work(owner: Owner) -> tuple[str, int, str]:
+    """What tells the deliveries of one message from those of others."""
+    return owner.task_id, owner.retries, owner.task

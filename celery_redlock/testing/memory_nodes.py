@@ -49,11 +49,17 @@ class Store(FakeNode):
         self._node = node
 
     def _hears(self, process: str, waiter: str) -> bool:
-        channel, name = process.encode("utf-8", "surrogatepass"), waiter.encode()
-        ears = [ear for ear in self._node.ears if ear.channel == channel]
+        ears = self._ears(process)
         for ear in ears:
-            ear.hear(name)
+            ear.hear(waiter.encode())
         return bool(ears)
+
+    def _listens(self, member: str) -> bool:
+        return bool(self._ears(member.rpartition(":")[0]))
+
+    def _ears(self, process: str) -> list[Ear]:
+        channel = process.encode("utf-8", "surrogatepass")
+        return [ear for ear in self._node.ears if ear.channel == channel]
 
 
 class MemoryNode:

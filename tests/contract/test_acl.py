@@ -12,7 +12,7 @@ import redis
 
 from celery_redlock import Redlock, RedlockError, ResourceHeld
 from celery_redlock.server import LocalServer
-from tests.support.nodes import ACL_RULE
+from tests.support.nodes import ACL_RULE, SHARED_RULE
 from tests.support.wait import wait_until
 
 RULE = ACL_RULE
@@ -108,6 +108,40 @@ def test_each_command_of_the_rule_is_needed(
     else:
         reasons = {entry["reason"] for entry in admin.acl_log()}
         assert reasons & {"~": {"key"}, "&": {"channel"}}.get(word[0], {"auth"})
+
+
+def read_and_write(url: str, admin: redis.Redis) -> None:
+    """All that shared locks do: a reader, one that is refused as a writer waits, that writer."""
+    redlock, other = Redlock([url], ttl=5), Redlock([url], ttl=5)
+    with suppress(RedlockError):
+        reads = redlock.acquire("order:3", shared=True)
+
+        def write() -> None:
+            with suppress(RedlockError):
+                other.release(other.acquire("order:3", wait=5.0))
+
+        waiter = threading.Thread(target=write)
+        waiter.start()
+        wait_until(
+            lambda: admin.zcard("redlock:order:3#line") > 0 or not waiter.is_alive(), 5, "it waits"
+        )
+        redlock.try_acquire("order:3", shared=True)
+        with suppress(RedlockError):
+            redlock.extend(reads)
+        redlock.release(reads)
+        waiter.join()
+    redlock.close()
+    other.close()
+
+
+@pytest.mark.parametrize("lacks", ["", *SHARED_RULE])
+def test_shared_locks_need_a_few_commands_more(
+    node: LocalServer, admin: redis.Redis, lacks: str
+) -> None:
+    more = [word for word in SHARED_RULE if word != lacks]
+    admin.execute_command("ACL", "SETUSER", "redlock", *RULE, *more)
+    read_and_write(url(node), admin)
+    assert (lacks[1:] in refused(admin)) if lacks else refused(admin) == set()
 
 
 def test_another_database_needs_select(

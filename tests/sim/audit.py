@@ -3,7 +3,7 @@ with the code it checks, and knows what the processes cannot know, the true time
 memories.
 
     I1  Claims of one resource are disjoint in true time: [grant, min(release sent, declared lost,
-        valid until)).
+        valid until)); unless all of them are readers'.
     I2  Fail closed: nobody says "held" at or after valid-until by his own clock, and whoever is
         watched is told of a loss by then.
     I3  Fencing tokens strictly increase, in the order of the grants of a resource.
@@ -28,7 +28,7 @@ from typing import Any
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.names import base_of, slots
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.protocol.values import Vote
+from celery_redlock.protocol.values import Vote, is_shared
 from tests.sim.world.nodes import Connection, Link, Server
 from tests.sim.world.plan import Audit
 from tests.sim.world.process import Process
@@ -143,7 +143,7 @@ class Auditor(Audit):
         if before is not None and before != claim.token:
             self._fail("I7", f"{claim.token} changed the key of {before} on node {server.index}")
         if after is not None:
-            expiry = server.node.held[name][1]
+            expiry = server.node.until(name, after)
             if expiry > server.clock(self.world.now) + claim.ttl + EPSILON:
                 self._fail("I4", f"{claim.token} stays longer than its ttl")
             book = self.books.get(claim.token)
@@ -240,6 +240,8 @@ class Auditor(Audit):
         for name in self._names(claim):
             holders = self._holders(name)
             most = self.knobs.limit_of(name[:-1]) if name.endswith("*") else 1
+            if all(is_shared(claim.token) for _worker, claim in holders):
+                continue
             if len(holders) > most:
                 who = " and ".join(claim.token for _worker, claim in holders)
                 self._fail("I1" if most == 1 else "I10", f"{who} hold {name}")
@@ -352,7 +354,8 @@ class Auditor(Audit):
     def _nothing_left(self, claim: Claim) -> None:
         for server in self.world.servers:
             now = server.clock(self.world.now)
-            left = any(server.node.token(name, now) == claim.token for name in claim.resources)
+            tokens = [server.node.token(name, now, claim.token) for name in claim.resources]
+            left = claim.token in tokens
             if left and (claim.token, server.index) not in self.world.adrift:
                 self._fail("I5", f"{claim.token} is left on node {server.index}")
 
@@ -367,7 +370,7 @@ def conclude(world: World) -> None:
                     "I8", f"worker {process.index}.{worker.number} never came to an end"
                 )
     for server in world.servers:
-        for resource in list(server.node.held):
+        for resource in [*server.node.held, *server.node.readers]:
             token = server.node.token(resource, server.clock(world.now))
             if token is not None:
                 raise Violation("I4", f"node {server.index} still holds {token} at {world.now:.3f}")

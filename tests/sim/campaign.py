@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, run, shrink
-from tests.sim.swarm import CHANGED, LIMITS, SEVERAL
+from tests.sim.swarm import CHANGED, LIMITS, SEVERAL, SHARED
 
 CORPUS = Path(__file__).with_name("corpus.txt")
 PATIENCE = 10_000
@@ -107,9 +107,10 @@ def campaign(count: int, first: int) -> int:
     """Run worlds and hunt for all planted bugs."""
     size = 250
     # And a quarter of that each: claims of several keys or limits; both together; servers that are
-    # swapped or change their roles.
+    # swapped or change their roles; readers beside writers.
     spans = [(first, first + count)]
-    spans += [(kind + first, kind + first + count // 4) for kind in (SEVERAL, LIMITS, CHANGED)]
+    kinds = (SHARED, CHANGED, LIMITS, SEVERAL, 0)
+    spans += [(kind + first, kind + first + count // 4) for kind in kinds[:-1]]
     parts = [
         range(i, min(i + size, last)) for begin, last in spans for i in range(begin, last, size)
     ]
@@ -130,7 +131,6 @@ def campaign(count: int, first: int) -> int:
         print(f"violations: {len(total.failed)}")
         print("planted bugs, from the first seed:")
         missed = 0
-        kinds = (CHANGED, LIMITS, SEVERAL, 0)
         firsts = [(n, next(kind for kind in kinds if m.seed >= kind)) for n, m in MUTANTS.items()]
         for name, result, seeds in pool.starmap(hunt, firsts, 1):
             if result is None:

@@ -25,8 +25,8 @@ from celery_redlock.protocol.pipeline import Pipeline
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Owner, Vote
 from celery_redlock.testing.fakes import FakeNode
-from tests.sim import actor_mutants, fence_mutants, several_mutants
-from tests.sim.swarm import CHANGED, LIMITS, SEVERAL
+from tests.sim import actor_mutants, fence_mutants, several_mutants, shared_mutants
+from tests.sim.swarm import CHANGED, LIMITS, SEVERAL, SHARED
 from tests.sim.world.plan import Fault, Knobs
 from tests.sim.world.process import Process
 
@@ -307,6 +307,14 @@ MUTANTS: dict[str, Mutant] = {
         several_mutants.limited, invariants=("I10",), seed=SEVERAL + 34),
     "any-slot": Mutant("each node chooses the slots of several keys", several_mutants.any_slot,
         several_mutants.several_limited, invariants=("I10",), seed=LIMITS + 92),
+    "reader-beside-a-writer": Mutant("a reader counts a node that a writer has",
+        shared_mutants.reader_beside_a_writer, shared_mutants.crowded, seed=SHARED),
+    "writer-beside-readers": Mutant("a writer counts a node that readers have",
+        shared_mutants.writer_beside_readers, shared_mutants.crowded, seed=SHARED),
+    "extended-beside-a-writer": Mutant("a reader is extended where a writer has come",
+        shared_mutants.extended_beside_a_writer, shared_mutants.crowded, seed=SHARED),
+    "all-readers-freed": Mutant("a reader that goes takes the others with it",
+        shared_mutants.all_readers_freed, shared_mutants.crowded, seed=SHARED),
     "guard-off": Mutant("the restart guard trusts every node", actor_mutants.guard_off, seed=107),
     "swapped-long-ago": Mutant(
         "a server that was started since we opened a connection counts as restarted then",

@@ -19,6 +19,8 @@ LIMITS = 1_500_000
 """From this seed on there are claims of several keys with limits, and limits that vary."""
 CHANGED = 2_000_000
 """From this seed on other servers come behind known addresses, or roles change."""
+SHARED = 3_000_000
+"""From this seed on some claims are readers'."""
 RESTART = 1.02
 """A node that lost its memory stays away for at least this many ttls."""
 SKEW = 0.01
@@ -31,14 +33,23 @@ KINDS = ("crash", "restart", "freeze", "pause", "death", "cut", "cut", "cut", "r
 def draw(seed: int) -> tuple[Knobs, list[Fault]]:
     """The world of a seed, and what goes wrong in it."""
     knobs, faults = plain(seed)
-    if seed >= CHANGED:
+    if CHANGED <= seed < SHARED:
         return _changed(random.Random(f"changes of {seed}"), knobs, faults)
     knobs, faults = furnish(random.Random(f"more of {seed}"), knobs, faults)
+    if seed >= SHARED:
+        return _shared(random.Random(f"readers of {seed}"), knobs), faults
     if seed >= SEVERAL:
         knobs = _several(random.Random(f"several of {seed}"), knobs)
     if seed >= LIMITS:
         knobs = _limits(random.Random(f"limits of {seed}"), knobs)
     return knobs, faults
+
+
+def _shared(rng: random.Random, knobs: Knobs) -> Knobs:
+    """Readers come beside writers; more of them, that they meet."""
+    workers, tries = max(knobs.workers, rng.choice((1, 2, 3))), knobs.tries + rng.choice((0, 3))
+    knobs = replace(knobs, fencing=False, nested=0.0, workers=workers, tries=tries)
+    return replace(knobs, keys=rng.choice((1, 1, 2)), shared=rng.choice((0.3, 0.6, 0.9)))
 
 
 def _several(rng: random.Random, knobs: Knobs) -> Knobs:

@@ -16,7 +16,7 @@ import pytest
 from tests.sim.campaign import corpus, hunt
 from tests.sim.mutants import MUTANTS, planted
 from tests.sim.runner import Result, ddmin, play, run, shrink
-from tests.sim.swarm import CHANGED, LIMITS, SEVERAL
+from tests.sim.swarm import CHANGED, LIMITS, SEVERAL, SHARED
 from tests.sim.world.plan import Fault, Knobs
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,11 @@ def test_no_world_with_several_keys_and_their_limits_violates_an_invariant() -> 
     varying = [result for result in results if result.knobs.varies]
     for kind in (several, varying):
         assert sum(result.grants for result in kind) > 80
+
+
+def test_no_world_lets_a_writer_in_beside_readers_or_a_reader_beside_a_writer() -> None:
+    results = [passes(seed) for seed in range(SHARED, SHARED + 60)]
+    assert sum(result.grants for result in results) > 400
 
 
 def test_no_world_whose_servers_are_swapped_or_change_roles_violates_an_invariant() -> None:

@@ -6,10 +6,17 @@
    ticks that are left of it, so that there are finitely many states though time never ends.
 
    The rules are those of lease.py, quorum.py and channel.py; test_model.py compares the numbers.
-   Each -D below takes a rule or a premise away, and then an assertion must fail. */
+   Each -D below takes a rule or a premise away, and then an assertion must fail. With SHARED the
+   first client is a writer, and there are two readers, each of which a node keeps by itself. */
 
 #define N 3
+#ifdef SHARED
+#define CLIENTS 3
+#define READER(c) ((c) > 0)
+#else
 #define CLIENTS 2
+#define READER(c) 0
+#endif
 #ifndef TTL
 #define TTL 3
 #endif
@@ -21,6 +28,9 @@
 #endif
 #ifndef DRIFT
 #define DRIFT 1                  /* ticks of a ttl that are never counted as held */
+#endif
+#ifndef AHEAD
+#define AHEAD 1                  /* ticks by which a node may drop a token too early */
 #endif
 #ifndef AWAY
 #define AWAY (TTL + DRIFT)       /* ticks for which a node that forgot has no vote */
@@ -67,11 +77,14 @@ typedef Link {
 typedef Node {
   byte owner;      /* the token it holds */
   byte left;       /* ticks until it drops that */
+#ifdef SHARED
+  byte reads[3];   /* ticks until it drops each reader, by client */
+#endif
   byte away        /* ticks until it votes again */
 };
 
 Client client[CLIENTS];
-Link link[6];
+Link link[CLIENTS * N];
 Node node[N];
 byte crashes = CRASHES;
 
@@ -79,6 +92,20 @@ byte crashes = CRASHES;
 #define VALID(c, i) (LINK(c, i).expiry > DRIFT)
 /* The quorum-th largest expiry, less the drift, is still to come. */
 #define IN_TIME(c) (VALID(c, 0) + VALID(c, 1) + VALID(c, 2) >= QUORUM)
+
+#ifdef SHARED
+#define READS(c, i) node[i].reads[c]
+#define OURS(c, i) (READER(c) -> READS(c, i) > 0 : node[i].owner == LINK(c, i).token)
+#ifdef READS_BESIDE
+#define FREE(c, i) (READER(c) || (node[i].owner == NOTHING && !READS(1, i) && !READS(2, i)))
+#else
+#define FREE(c, i) \
+  (node[i].owner == NOTHING && (READER(c) || (!READS(1, i) && !READS(2, i))))
+#endif
+#else
+#define OURS(c, i) (node[i].owner == LINK(c, i).token)
+#define FREE(c, i) (node[i].owner == NOTHING)
+#endif
 
 /* Answers count for nothing any more: fewer states. */
 inline past_caring(c, i) {
@@ -192,19 +219,28 @@ inline give_back(c) {
 
 inline own(c, i) {
   assert(!LINK(c, i).freed);     /* no orphan: nothing of a token behind its release */
-  node[i].owner = LINK(c, i).token;
   if
-  :: node[i].left = TTL
-  :: node[i].left = TTL - 1      /* its clock runs ahead of the others */
+#ifdef SHARED
+  :: READER(c) -> if :: READS(c, i) = TTL :: READS(c, i) = TTL - AHEAD fi
+#endif
+  :: !READER(c) ->
+     node[i].owner = LINK(c, i).token;
+     if
+     :: node[i].left = TTL
+     :: node[i].left = TTL - AHEAD   /* its clock runs ahead of the others */
+     fi
   fi
 }
 
 inline free(c, i) {
   if
+#ifdef SHARED
+  :: READER(c) -> READS(c, i) = 0
+#endif
 #ifdef BLIND_RELEASE
   :: node[i].owner != NOTHING ->
 #else
-  :: node[i].owner == LINK(c, i).token ->
+  :: !READER(c) && node[i].owner == LINK(c, i).token ->
 #endif
      assert(node[i].owner == LINK(c, i).token);   /* only the owner frees */
      node[i].owner = NOTHING;
@@ -223,17 +259,16 @@ inline carry_out(c, i) {
   :: LINK(c, i).first == RELEASE -> free(c, i)
   :: LINK(c, i).first != RELEASE ->
      if
-     :: node[i].owner == NOTHING ||
-        (LINK(c, i).first == EXTEND && node[i].owner == LINK(c, i).token) ->
+     :: FREE(c, i) || (LINK(c, i).first == EXTEND && OURS(c, i)) ->
         own(c, i);
         LINK(c, i).reply = YES
      :: else ->
         if
-        :: node[i].owner == LINK(c, i).token -> LINK(c, i).reply = YES
+        :: OURS(c, i) -> LINK(c, i).reply = YES
 #ifdef ANY_ANSWER
-        :: node[i].owner != LINK(c, i).token && LINK(c, i).first == EXTEND ->
+        :: !OURS(c, i) && LINK(c, i).first == EXTEND ->
            LINK(c, i).reply = YES
-        :: node[i].owner != LINK(c, i).token && LINK(c, i).first == SET ->
+        :: !OURS(c, i) && LINK(c, i).first == SET ->
            LINK(c, i).reply = NO
 #else
         :: else -> LINK(c, i).reply = NO
@@ -262,14 +297,24 @@ inline cut(c, i) {
 }
 
 inline drop(i) {
+#ifdef SHARED
+  READS(1, i) = 0; READS(2, i) = 0;
+#endif
   node[i].owner = NOTHING;
   node[i].left = 0
 }
 
+inline cut_all(i) {
+  cut(0, i);
+  cut(1, i)
+#ifdef SHARED
+  ; cut(2, i)
+#endif
+}
+
 inline crash(i) {
   crashes--;
-  cut(0, i);
-  cut(1, i);
+  cut_all(i);
   if
   :: true                         /* an append-only file, written at once */
   :: true ->
@@ -285,8 +330,7 @@ inline crash(i) {
 inline change(i) {
   crashes--;
 #ifdef SWAP
-  cut(0, i);
-  cut(1, i);
+  cut_all(i);
 #endif
   drop(i);
 #ifndef UNSEEN
@@ -308,9 +352,13 @@ inline passes_node(i) {
   LESS(node[i].left);
   LESS(node[i].away);
   if
-  :: node[i].left == 0 -> drop(i)
+  :: node[i].left == 0 -> node[i].owner = NOTHING
   :: else
   fi;
+#ifdef SHARED
+  LESS(READS(1, i)); LESS(READS(2, i));
+  LESS_WORTH(LINK(2, i).worth); LESS_WORTH(LINK(2, i).expiry);
+#endif
   LESS_WORTH(LINK(0, i).worth); LESS_WORTH(LINK(0, i).expiry);
   LESS_WORTH(LINK(1, i).worth); LESS_WORTH(LINK(1, i).expiry)
 }
@@ -318,10 +366,13 @@ inline passes_node(i) {
 inline tick() {
   passes_node(0); passes_node(1); passes_node(2);
   count_again(0); count_again(1)
+#ifdef SHARED
+  ; count_again(2)
+#endif
 }
 
 /* The nodes are alike, so of all states that differ in their order only one is looked at. */
-hidden int key[3];
+hidden int key[5];
 hidden byte other;
 
 #define SWAP(x, y) other = x; x = y; y = other
@@ -347,8 +398,18 @@ inline order(i, j) {
            (node[j].owner + 8 * node[j].left + 32 * node[j].away);
   key[1] = LINK_KEY(0, i) - LINK_KEY(0, j);
   key[2] = LINK_KEY(1, i) - LINK_KEY(1, j);
+#ifdef SHARED
+  key[3] = LINK_KEY(2, i) - LINK_KEY(2, j);
+  key[4] = READS(1, i) + 4 * READS(2, i) - (READS(1, j) + 4 * READS(2, j));
+#endif
   if
-  :: key[0] > 0 || (key[0] == 0 && (key[1] > 0 || (key[1] == 0 && key[2] > 0))) ->
+  :: key[0] > 0 || (key[0] == 0 && (key[1] > 0 || (key[1] == 0 && (key[2] > 0 ||
+       (key[2] == 0 && (key[3] > 0 || (key[3] == 0 && key[4] > 0))))))) ->
+#ifdef SHARED
+     SWAP(READS(1, i), READS(1, j));
+     SWAP(READS(2, i), READS(2, j));
+     swap_links(2, i, j);
+#endif
      SWAP(node[i].owner, node[j].owner);
      SWAP(node[i].left, node[j].left);
      SWAP(node[i].away, node[j].away);
@@ -366,13 +427,27 @@ inline sort() { d_step { order(0, 1); order(1, 2); order(0, 1) } }
 #define REVIVED(c) 0
 #endif
 
+#ifdef SHARED
+#define MAY_BEGIN(c) (c < 2 || client[1].tries < TRIES)   /* the readers are alike */
+#define ALONE(c) (client[0].phase != HOLDING || \
+                  (client[1].phase != HOLDING && client[2].phase != HOLDING))
+#define OVERTAKES(c) skip
+#ifndef EXTENDS
+#define EXTENDS(c) 0                                      /* or there are too many states */
+#endif
+#else
+#define MAY_BEGIN(c) (c == 0 || client[0].tries < TRIES)  /* both are alike */
+#define ALONE(c) (client[1 - c].phase != HOLDING)
+#define OVERTAKES(c) client[1 - c].overtaken = REVIVED(1 - c)
+#define EXTENDS(c) 1
+#endif
+
 #define OF_CLIENT(c) \
-  :: d_step { client[c].phase == IDLE && client[c].tries > 0 && \
-              (c == 0 || client[0].tries < TRIES) -> begin(c) /* both are alike */ } \
+  :: d_step { client[c].phase == IDLE && client[c].tries > 0 && MAY_BEGIN(c) -> begin(c) } \
   :: d_step { client[c].phase == ASKING && IN_TIME(c) -> client[c].phase = HOLDING; \
-              assert(client[1 - c].phase != HOLDING); /* mutual exclusion */ \
-              client[1 - c].overtaken = REVIVED(1 - c) } \
-  :: d_step { client[c].phase == HOLDING -> \
+              assert(ALONE(c)); /* mutual exclusion */ \
+              OVERTAKES(c) } \
+  :: d_step { client[c].phase == HOLDING && EXTENDS(c) -> \
               ask(c, 0, EXTEND); ask(c, 1, EXTEND); ask(c, 2, EXTEND) } \
   :: d_step { client[c].phase != IDLE -> give_back(c) }
 
@@ -386,6 +461,9 @@ init {
   d_step {
     client[0].tries = TRIES; client[1].tries = TRIES;
     client[0].token = 1; client[1].token = 2
+#ifdef SHARED
+    ; client[2].tries = TRIES; client[2].token = 3
+#endif
   }
 end:
   do
@@ -403,6 +481,12 @@ end:
     OF_LINK(1, 0)
     OF_LINK(1, 1)
     OF_LINK(1, 2)
+#ifdef SHARED
+    OF_CLIENT(2)
+    OF_LINK(2, 0)
+    OF_LINK(2, 1)
+    OF_LINK(2, 2)
+#endif
     fi;
     sort()
   }

@@ -22,6 +22,10 @@ from celery_redlock.protocol.values import quorum_of
 
 MODEL = Path(__file__).with_name("redlock.pml")
 
+READERS = ["-DSHARED", "-DTTL=1", "-DDRIFT=0", "-DAHEAD=0", "-DCRASHES=0"]
+"""A writer and two readers, whose clocks are one: what is looked at is who is let in beside whom,
+and requests and answers that are late. The timing is that of two clients, above."""
+
 # What is taken away, as Spin is told of it; and what is then found.
 BROKEN = {
     "a minority is a quorum": (["-DTTL=2", "-DQUORUM=1"], "phase"),
@@ -37,6 +41,7 @@ BROKEN = {
     "a lease counts from the answer": (["-DTTL=2", "-DFROM_ANSWER"], "phase"),
     "the whole ttl is counted as held": (["-DTTL=2", "-DDRIFT=0"], "phase"),
     "any answer confirms an extension": (["-DANY_ANSWER", "-DCRASHES=0"], "phase"),
+    "a reader counts a node that a writer has": ([*READERS, "-DREADS_BESIDE"], "client[0].phase"),
     "the token of one attempt serves the next": (["-DTTL=2", "-DTOKEN_KEPT", "-DTRIES=2"], "freed"),
 }
 
@@ -90,8 +95,9 @@ def verify(where: Path, *options: str, made: Sequence[str] = LARGE, depth: int =
         (["-DTTL=2"], 100_000),
         pytest.param(["-DTTL=2", "-DROLE"], 100_000, marks=pytest.mark.slow),
         pytest.param(["-DTTL=2", "-DSWAP"], 100_000, marks=pytest.mark.slow),
+        pytest.param(READERS, 1_000_000, marks=pytest.mark.slow),
     ],
-    ids=["no crash", "a crash", "another role", "another server"],
+    ids=["no crash", "a crash", "another role", "another server", "readers"],
 )
 def test_no_state_breaks_a_promise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], least: int

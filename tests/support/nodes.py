@@ -31,6 +31,10 @@ _RULE = re.search(r"^ACL SETUSER redlock (on .*)$", _SETTINGS.read_text("utf-8")
 assert _RULE, "docs/settings.md has no ACL rule"
 ACL_RULE = _RULE[1].split()
 """The rule in the docs, as the worker tests' nodes have it: see `with_acl_user`."""
+_MORE = re.search(r"needs `(\+[^`]+)`", _SETTINGS.with_name("shared.md").read_text("utf-8"))
+assert _MORE, "docs/shared.md has no ACL words"
+SHARED_RULE = _MORE[1].split()
+"""What a user needs besides for shared locks."""
 
 
 GUARDED_TTL = 2.0
@@ -39,9 +43,9 @@ TOKEN = re.compile(r"\|\d+\|[^|\s]*\|\d+\|[0-9a-f]{32}")
 """The end of a lease's token, nonce and all: what no log, error or event may show."""
 
 
-def with_acl_user() -> list[str]:
-    """The `config` of a server that knows the user of the docs' ACL rule."""
-    return ["--user", "redlock", *ACL_RULE]
+def with_acl_user(*more: str) -> list[str]:
+    """The `config` of a server that knows the user of the docs' ACL rule, with more words."""
+    return ["--user", "redlock", *ACL_RULE, *more]
 
 
 def make_known(servers: Iterable[LocalServer]) -> None:

@@ -64,6 +64,9 @@ class Fake(Contract):
     def occupy(self, resource: str) -> None:
         self.node.occupy(resource)
 
+    def fill(self, *, full: bool = True) -> None:
+        self.node.full = full
+
     def drop(self, resource: str) -> None:
         self.node.held.pop(resource, None)
 
@@ -127,6 +130,10 @@ class Real(Server):
     def occupy(self, resource: str) -> None:
         self.admin.delete(self.key(resource))
         self.admin.rpush(self.key(resource), "a job")
+
+    def fill(self, *, full: bool = True) -> None:
+        """Have no memory for another key."""
+        self.admin.config_set("maxmemory", 1 if full else 0)
 
     def drop(self, resource: str) -> None:
         self.admin.delete(self.key(resource))

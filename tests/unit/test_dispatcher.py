@@ -101,6 +101,31 @@ def test_it_stands_in_the_queue_and_a_quorum_calls_it(watch: Watch) -> None:
     assert watch.went == [("r", False, False)]
 
 
+def test_it_stands_in_the_queue_as_what_goes_next_a_reader_or_a_writer(watch: Watch) -> None:
+    def members() -> set[str]:
+        return {one for node in watch.redlock.fakes for one in node.lines.get("r", {})}
+
+    def park(*, shared: bool, urgency: float) -> Any:
+        request = SimpleNamespace(time_start=None)
+        when: dict[str, Any] = {"since": 0.0, "until": 1e9, "again": True, "urgency": urgency}
+        assert not watch.queue.arrive(request, ("r",), watch.clock(), shared=shared, **when)
+        watch.dispatcher.watch(("r",))
+        return request
+
+    watch.redlock.acquire("r")
+    park(shared=True, urgency=1.0)
+    watch.run(0.01)
+    (place,) = watch.places
+    assert members() == {place.member + "~shared"}
+    writer = park(shared=False, urgency=0.0)
+    watch.run(1.0)
+    assert members() == {place.member}
+    (parked,) = [one for one in watch.queue.parked() if one.request is writer]
+    watch.queue.withdraw(parked)
+    watch.run(1.0)
+    assert members() == {place.member + "~shared"}
+
+
 def test_fewer_than_a_quorum_are_waited_for_a_moment(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)

@@ -17,7 +17,9 @@ from typing import Any
 import redis
 
 from ...protocol.errors import NodeError
+from ...protocol.names import LINE_SUFFIX
 from ...protocol.replies import seconds_left
+from ...protocol.values import is_shared
 from ..reading import FOREIGN, MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import Address
 from .handshake import ask
@@ -53,6 +55,10 @@ end
 return found"""
     % MAX_VALUE_BYTES
 )
+
+
+MAX_READERS = 100
+"""How many of those who read under a key are shown: the last to end."""
 
 
 class _Parser(Parser):
@@ -140,6 +146,24 @@ class RedisReader:
                 if left != NO_KEY:
                     known = whole if len(whole) <= MAX_VALUE_BYTES else FOREIGN
                     found[name] = KeyValue(known, seconds_left(left))
+            sets = {n: key for n, key in batch.items() if n in found and not found[n].value}
+            found |= self._readers({n: key for n, key in sets.items() if n[-5:] != LINE_SUFFIX})
+        return found
+
+    def _readers(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
+        """Return what is under some keys, as far as readers hold them."""
+        found = {}
+        last = ("ZRANGE", -MAX_READERS, -1, "WITHSCORES")
+        for (name, _), (reply, left) in zip(
+            keys.items(), self._ask_each(keys, last, ("PTTL",)) if keys else (), strict=True
+        ):
+            if _are_bytes(reply) and reply and all(is_shared(to_text(one)) for one in reply[::2]):
+                ends = [float(score) for score in reply[1::2]]
+                lefts = [(left - ends[-1] + end) / 1000 for end in ends]
+                pairs = zip(reply[::2], lefts, strict=True)
+                readers = tuple((token, left) for token, left in pairs if left > 0)
+                if readers:
+                    found[name] = KeyValue(reply[-2], seconds_left(left), readers=readers)
         return found
 
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...protocol.names import FENCE_LIFE_S, FENCE_SUFFIX, LINE_SUFFIX, QUEUE_LIFE_S
 from ...protocol.round import Verb
+from ...protocol.values import SHARED, is_shared
 from . import scripts
 
 if TYPE_CHECKING:
@@ -61,23 +62,35 @@ def _acquire(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
         keys += _keys(claims, prefix, FENCE_SUFFIX)
         numbers = (b"%d" % claim.proposal, FENCE_LIFE_MS, b"%d" % claim.ceiling)
         return _eval(scripts.ACQUIRE_FENCED, keys, *values, *numbers)
+    if is_shared(claim.token):
+        return _eval(scripts.ACQUIRE_SHARED, keys, *values)
     if plain or len(keys) > 1:
         return _eval(scripts.ACQUIRE, keys, *values)
     return request(b"SET", keys[0], values[0], b"NX", b"GET", b"PX", values[1])
 
 
-def _extension(script: bytes, claims: Sequence[Any], prefix: str, _plain: bool) -> bytes:
+def _extension(
+    scripts_: tuple[bytes, bytes], claims: Sequence[Any], prefix: str, _plain: bool
+) -> bytes:
+    script = scripts_[any(is_shared(claim.token) for claim in claims)]
     values: list[bytes] = []
     ttl, lasts = 0.0, b""  # most have the same
     for claim in claims:
         if claim.ttl != ttl:
             ttl, lasts = claim.ttl, _milliseconds(claim.ttl)
         values += (_bytes(claim.token), lasts)
-        if script is scripts.RENEW and claim.below < math.inf:
+        if scripts_ is scripts.RENEW and claim.below < math.inf:
             values[-1] += b"<" + _milliseconds(claim.below)
         if len(claim.resources) > 1:
             values += [b""] * 2 * (len(claim.resources) - 1)
     return _eval(script, _keys(claims, prefix), *values)
+
+
+def _peek(queries: Sequence[Any], prefix: str, _plain: bool) -> bytes:
+    as_readers = [SHARED.encode() if getattr(query, "shared", False) else b"" for query in queries]
+    if any(as_readers):
+        return _eval(scripts.PEEK_SHARED, _keys(queries, prefix), *as_readers)
+    return _eval(scripts.PEEK, _keys(queries, prefix))
 
 
 def _release(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
@@ -87,8 +100,8 @@ def _release(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
         name, life = claim.mark
         keys.append(_bytes(prefix + name))
         values.append(_milliseconds(life))
-    if plain:
-        return _eval(scripts.RELEASE, keys, *values)
+    if plain or is_shared(claim.token):
+        return _eval(scripts.RELEASE[is_shared(claim.token)], keys, *values)
     return request(b"EVALSHA", scripts.RELEASE_DIGEST, b"%d" % len(keys), *keys, *values)
 
 
@@ -127,9 +140,11 @@ _REQUESTS: dict[Verb, Callable[[Sequence[Any], str, bool], bytes]] = {
     Verb.EXTEND: partial(_extension, scripts.EXTEND),
     Verb.RENEW: partial(_extension, scripts.RENEW),
     Verb.RELEASE: _release,
-    Verb.UNDO: _on_keys(scripts.UNDO),
+    Verb.UNDO: lambda claims, prefix, _plain: _eval(
+        scripts.UNDO[is_shared(claims[0].token)], _keys(claims, prefix), _bytes(claims[0].token)
+    ),
     Verb.FENCE: _on_keys(scripts.FENCE, "", FENCE_SUFFIX, values=_fence_values),
-    Verb.PEEK: _on_keys(scripts.PEEK, values=lambda _query: ()),
+    Verb.PEEK: _peek,
     Verb.ENQUEUE: _on_keys(scripts.ENQUEUE, LINE_SUFFIX, values=_queue_values),
     Verb.DEQUEUE: _on_keys(scripts.DEQUEUE, LINE_SUFFIX),
     Verb.HAND_ON: _on_keys(scripts.HAND_ON),

@@ -25,8 +25,8 @@ from ...runtime.polling import SIZE
 __all__ = ["REPLY_S", "Parser", "Replies", "reason"]
 
 MAX_REPLY_BYTES = 2**20
-"""The longest reply to a lock or a handshake: a look at the slots of a hundred keys with the largest
-limit is answered in a fifth of it, unless thousands hold them."""
+"""The longest reply to a lock or a handshake: a look at the slots of a hundred keys with the
+largest limit is answered in a fifth of it, unless thousands hold them."""
 MAX_DEPTH = 2
 """Arrays in one another: SCAN is answered with two."""
 REPLY_S = 2.0

@@ -40,6 +40,7 @@ class Parked:
         request: Celery's, unacknowledged.
         resources: What it waits for.
         limit: How many may hold each of that at a time.
+        shared: Whether it is a reader, beside which others may be.
         since: Since when its task waits; seconds since 1970.
         until: When it goes even though its resource is held; seconds.
         rank: Its place among those of its resource: urgency, since, order of arrival.
@@ -48,6 +49,7 @@ class Parked:
     request: Any
     resources: Resources
     limit: Limit
+    shared: bool
     since: float
     until: float
     rank: tuple[float, float, int]
@@ -57,8 +59,8 @@ class Parked:
 class _Known:
     """What is known of the deliveries for the same resources."""
 
-    running: dict[int, tuple[Any, float]] = field(default_factory=dict)
-    """By identity: the deliveries that are with the pool, and since when."""
+    running: dict[int, tuple[Any, float, bool]] = field(default_factory=dict)
+    """By identity: the deliveries that are with the pool, since when, and whether they read."""
     parked: list[Parked] = field(default_factory=list)
     called: bool = False
     """Whether the nodes have called this worker, and nobody has gone since."""
@@ -97,6 +99,7 @@ class AdmissionQueue:
         urgency: float = 0.0,
         again: bool = False,
         limit: Limit = 1,
+        shared: bool = False,
     ) -> bool:
         """Decide whether a delivery goes to the pool at once; else it is parked.
 
@@ -109,15 +112,18 @@ class AdmissionQueue:
             urgency: Smaller goes first.
             again: Whether it has met a held lock before.
             limit: How many may hold each of what it locks at a time.
+            shared: Whether it is a reader.
         """
         with self._lock:
             known = self._known.setdefault(resources, _Known())
-            is_first = not known.parked and len(known.running) < least(self._now(resources, limit))
-            if (is_first and not again) or self._count >= self.most:
-                known.running[id(request)] = (request, now)
-                return True
             rank = (urgency, since, next(self._numbers))
-            parked = Parked(request, resources, limit, since, until, rank)
+            parked = Parked(request, resources, limit, shared, since, until, rank)
+            is_first = not known.parked and _has_room(
+                parked, [*known.running.values()], self._now(resources, limit)
+            )
+            if (is_first and not again) or self._count >= self.most:
+                known.running[id(request)] = (request, now, shared)
+                return True
             bisect.insort(known.parked, parked, key=lambda one: one.rank)
             self._count += 1
             return False
@@ -137,7 +143,7 @@ class AdmissionQueue:
             if self._count >= self.most:
                 return False
             rank = (0.0, since, next(self._numbers))
-            self._paused[Parked(request, resources, 1, since, until, rank)] = None
+            self._paused[Parked(request, resources, 1, False, since, until, rank)] = None
             self._count += 1
             return True
 
@@ -195,10 +201,12 @@ class AdmissionQueue:
             known = self._known.get(resources)
             if known is None or not known.parked or not (known.called or free):
                 return None
-            if len(_at_work(known, now)) >= least(self._limit(resources, known)):
+            parked = known.parked[0]
+            if not _has_room(parked, _at_work(known, now), self._limit(resources, known)):
                 return None
-            known.called = False
-            return self._go(known.parked[0], now)
+            go_on = len(known.parked) > 1 and parked.shared and known.parked[1].shared
+            known.called = known.called and go_on  # the readers that follow go with it
+            return self._go(parked, now)
 
     def take_overdue(self, now: float) -> Parked | None:
         """Return one that goes whatever the nodes say: it must not stay unacknowledged longer."""
@@ -236,6 +244,12 @@ class AdmissionQueue:
             known = self._known.get(resources)
             return 1 if known is None or not known.parked else self._limit(resources, known)
 
+    def is_shared(self, resources: Resources) -> bool:
+        """Return whether the one that goes next is a reader."""
+        with self._lock:
+            known = self._known.get(resources)
+            return known is not None and bool(known.parked) and known.parked[0].shared
+
     def parked(self) -> list[Parked]:
         """Return all that are parked."""
         with self._lock:
@@ -245,7 +259,7 @@ class AdmissionQueue:
         """Return all that are with the pool, each with its resources."""
         with self._lock:
             everything = self._known.items()
-            return [(one, of) for of, known in everything for one, _ in known.running.values()]
+            return [(one, of) for of, known in everything for one, *_ in known.running.values()]
 
     def _limit(self, resources: Resources, known: _Known) -> Limit:
         """Return the largest of their limits: a function may answer another task, or later, more.
@@ -264,7 +278,7 @@ class AdmissionQueue:
 
     def _go(self, parked: Parked, now: float) -> Parked:
         known = self._known.setdefault(parked.resources, _Known())
-        known.running[id(parked.request)] = (parked.request, now)
+        known.running[id(parked.request)] = (parked.request, now, parked.shared)
         self._leave(parked)
         return parked
 
@@ -286,10 +300,16 @@ class AdmissionQueue:
         return False
 
 
-def _at_work(known: _Known, now: float) -> list[Any]:
+def _has_room(parked: Parked, at_work: list[tuple[Any, float, bool]], limit: Limit) -> bool:
+    if parked.shared:
+        return all(shared for _request, _since, shared in at_work)
+    return len(at_work) < least(limit)
+
+
+def _at_work(known: _Known, now: float) -> list[tuple[Any, float, bool]]:
     """Those with the pool that may hold the resource, or are about to ask for it."""
     return [
-        request
-        for request, since in known.running.values()
-        if getattr(request, "time_start", None) is None or now - since < PRESUMED_DEAD_S
+        one
+        for one in known.running.values()
+        if getattr(one[0], "time_start", None) is None or now - one[1] < PRESUMED_DEAD_S
     ]

@@ -189,6 +189,7 @@ class Parking(bootsteps.StartStopStep):
             urgency=self._urgency(request),
             again=again,
             limit=limit,
+            shared=options.shared,
         ):
             return False
         # Its time has begun, though it may have met no lock yet.
@@ -239,10 +240,7 @@ class Parking(bootsteps.StartStopStep):
         return float(-priority if amqp else priority)
 
     def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
-        """Whether its task is reserved, and it is not known to have the reservation.
-
-        Then it does not wait its turn: the body's process finds out, and skips it.
-        """
+        """Whether its task is reserved, and maybe for another: the body's process finds out."""
         note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
         if note is not None:
             return note.scope != "while_executing" and not (note.token or note.begun)
@@ -317,6 +315,8 @@ class Parking(bootsteps.StartStopStep):
         if parked is not None:
             self.dispatcher.gone(resources)
             self._unpark(parked)
+            if parked.shared and self.admission.is_shared(resources):
+                self._post(self._proceed, resources, free, False)  # with those right behind it
 
     def _unpark(self, parked: Parked) -> None:
         self._prefetch.widen(self._extra)

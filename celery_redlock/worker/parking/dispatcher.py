@@ -27,16 +27,17 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from ...locking.redlock import Redlock
-from ...locking.wait_queue import FEW_CALLED_S, Waiter
+from ...locking.wait_queue import FEW_CALLED_S
 from ...protocol import outcome, quorum
-from ...protocol.names import START_SUFFIX, Limit, grouped, plain, slots_of, takeable
+from ...protocol.names import Limit, grouped, plain, slots_of, takeable
 from ...protocol.round import Round, Verb
 from ...protocol.texts import printable, shown
-from ...protocol.values import Query, QueueEntry
+from ...protocol.values import SHARED, Query, QueueEntry
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
 from ...stores.driver import BATCH
 from .admission import AdmissionQueue, Resources
+from .watched import Call, Watched
 
 __all__ = ["ParkingDispatcher"]
 
@@ -66,50 +67,6 @@ NO_QUORUM_S = 1.0
 JITTER = random.SystemRandom()
 
 
-class _Call(SafeEvent):
-    """Rings the dispatcher's bell as well."""
-
-    def __init__(self, bell: SafeEvent) -> None:
-        super().__init__()
-        self._bell = bell
-
-    def set(self) -> None:
-        super().set()
-        self._bell.set()
-
-
-class _Watched:
-    """What somebody here is parked for."""
-
-    def __init__(
-        self, resources: Resources, place: Waiter, entry: QueueEntry, exits: ExitStack
-    ) -> None:
-        self.resources = resources
-        self.place = place
-        self.entry = entry
-        self.exits = exits
-        self.queued: float | None = None
-        """Since when we stand in its queue; None if we do not."""
-        self.due = 0.0
-        self.called = False
-        """Whether we were called, and nothing has come of it yet."""
-        self.no_slot: float | None = None
-        """Since when no slot has been seen for it."""
-        self.no_quorum: float | None = None
-        self.next_at: float | None = None
-        """When the next start may be, where a rate counts them, as far as is known."""
-
-    @property
-    def is_one(self) -> bool:
-        """Whether it is a single resource, which a call is as good as a look for."""
-        return len(self.resources) == 1
-
-    @property
-    def is_start(self) -> bool:
-        """Whether it is a start that a rate counts."""
-        return self.resources[0].endswith(START_SUFFIX)
-
-
 class ParkingDispatcher:
     """One per worker.
 
@@ -137,8 +94,8 @@ class ParkingDispatcher:
         self._proceed = proceed
         self._sweep = sweep
         self._bell = SafeEvent()
-        self._watched: dict[Resources, _Watched] = {}
-        self._asked: deque[tuple[Resources, Callable[[_Watched, float], None]]] = deque()
+        self._watched: dict[Resources, Watched] = {}
+        self._asked: deque[tuple[Resources, Callable[[Watched, float], None]]] = deque()
         self._thread: threading.Thread | None = None
         self._swept = 0.0
         self._closing = False
@@ -171,7 +128,7 @@ class ParkingDispatcher:
         self._closing = True
         self._bell.set()
 
-    def _ask(self, resources: Resources, what: Callable[[_Watched, float], None]) -> None:
+    def _ask(self, resources: Resources, what: Callable[[Watched, float], None]) -> None:
         self._asked.append((resources, what))
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(
@@ -203,7 +160,7 @@ class ParkingDispatcher:
         if now - self._swept >= SWEEP_S:
             self._swept = now
             self._sweep()
-        looks: list[_Watched] = []
+        looks: list[Watched] = []
         waits = not any(watched.due <= now for watched in self._watched.values())
         horizon = now if waits else now + LOOK_S[0]
         for watched in list(self._watched.values()):
@@ -223,22 +180,22 @@ class ParkingDispatcher:
 
     # -- What is asked of it ---------------------------------------------------------------------
 
-    def _begin(self, resources: Resources, now: float) -> _Watched:
+    def _begin(self, resources: Resources, now: float) -> Watched:
         exits = ExitStack()
         place = exits.enter_context(self._redlock.client.wakeup.waiter())
-        place.news = _Call(self._bell)
+        place.news = Call(self._bell)
         entry = QueueEntry(resources, len(self._redlock.nodes), place.member, place.since)
-        watched = self._watched[resources] = _Watched(resources, place, entry, exits)
+        watched = self._watched[resources] = Watched(resources, place, entry, exits)
         self._queue(watched, now)
         return watched
 
-    def _look_now(self, watched: _Watched, now: float) -> None:
+    def _look_now(self, watched: Watched, now: float) -> None:
         watched.due = now
 
-    def _look_soon(self, watched: _Watched, now: float) -> None:
+    def _look_soon(self, watched: Watched, now: float) -> None:
         watched.due = min(watched.due, now + AFTER_END_S)
 
-    def _queue(self, watched: _Watched, now: float) -> None:
+    def _queue(self, watched: Watched, now: float) -> None:
         """Stand in the queue, behind those who wait already."""
         since = time.time_ns() // 1000
         watched.entry = replace(watched.entry, resources=watched.resources, since=since)
@@ -247,21 +204,31 @@ class ParkingDispatcher:
         watched.due = now + JITTER.uniform(*LOOK_S)
         self._stand(watched, now)
 
-    def _queue_for_next(self, watched: _Watched, now: float) -> None:
+    def _queue_for_next(self, watched: Watched, now: float) -> None:
         self._queue(watched, now)
         if self._admission.limit(watched.resources) != 1:
             self._look_soon(watched, now)  # one call may have been for two places that were freed
 
-    def _stand(self, watched: _Watched, now: float) -> None:
+    def _stand(self, watched: Watched, now: float) -> None:
+        member = self._member(watched)
+        if member != watched.entry.token:
+            if watched.queued is not None:
+                self._leave(watched, Verb.DEQUEUE)
+            watched.entry = replace(watched.entry, token=member)
         watched.place.forget()
         watched.queued = now
         self._leave(watched, Verb.ENQUEUE)
 
-    def _leave(self, watched: _Watched, verb: Verb, names: Resources | None = None) -> None:
+    def _member(self, watched: Watched) -> str:
+        """What stands in the queue for the one that goes next: a reader waits by another name."""
+        is_shared = self._admission.is_shared(watched.resources)
+        return watched.place.member + (SHARED if is_shared else "")
+
+    def _leave(self, watched: Watched, verb: Verb, names: Resources | None = None) -> None:
         entry = replace(watched.entry, resources=names or watched.entry.resources)
         self._redlock.client.driver.run(lambda now: quorum.leave(entry, now, verb))
 
-    def _unwatch(self, watched: _Watched) -> None:
+    def _unwatch(self, watched: Watched) -> None:
         self._watched.pop(watched.resources, None)
         watched.exits.close()
         if watched.queued is not None:
@@ -269,7 +236,7 @@ class ParkingDispatcher:
 
     # -- What may go -----------------------------------------------------------------------------
 
-    def _attend(self, watched: _Watched, now: float, horizon: float) -> bool:
+    def _attend(self, watched: Watched, now: float, horizon: float) -> bool:
         """Do what is due for one of them; return whether the nodes are to be asked about it.
 
         Args:
@@ -313,18 +280,20 @@ class ParkingDispatcher:
             return now - watched.no_slot >= QUEUE_UP_S
         if watched.queued is None and not watched.called:
             self._queue(watched, now)
-        elif watched.queued is not None and now - watched.queued >= RENEW_S:
+        elif watched.queued is not None and (
+            now - watched.queued >= RENEW_S or watched.entry.token != self._member(watched)
+        ):
             self._stand(watched, now)
         return True
 
-    def _hand_on(self, watched: _Watched) -> None:
+    def _hand_on(self, watched: Watched) -> None:
         """Have the nodes call the next waiter in our place."""
         watched.called = False
         self._leave(watched, Verb.HAND_ON)
 
-    def _batches(self, looks: Sequence[_Watched]) -> Iterator[list[tuple[_Watched, Limit]]]:
+    def _batches(self, looks: Sequence[Watched]) -> Iterator[list[tuple[Watched, Limit]]]:
         """Divide what is looked at into requests, each of about `BATCH` names."""
-        batch: list[tuple[_Watched, Limit]] = []
+        batch: list[tuple[Watched, Limit]] = []
         size = 0
         for watched in looks:
             limit = self._admission.limit(watched.resources)
@@ -336,12 +305,17 @@ class ParkingDispatcher:
         if batch:
             yield batch
 
-    def _look(self, looks: Sequence[tuple[_Watched, Limit]]) -> None:
+    def _look(self, looks: Sequence[tuple[Watched, Limit]]) -> None:
         """Ask who holds what, and let those go that nobody is in the way of."""
         redlock = self._redlock
         every = [slots_of(watched.resources, limit) for watched, limit in looks]
-        names = [slot for each in every for slots in each for slot in slots]
-        asked = [Query((name,), len(redlock.nodes)) for name in names]
+        readers = [self._admission.is_shared(watched.resources) for watched, _limit in looks]
+        asked = [
+            Query((slot,), len(redlock.nodes), shared=shared)
+            for each, shared in zip(every, readers, strict=True)
+            for slots in each
+            for slot in slots
+        ]
         patience = redlock.node_timeout
         ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
         now = monotonic()
@@ -362,7 +336,7 @@ class ParkingDispatcher:
                 self._proceed(watched.resources, True, queue_up)
                 watched.no_slot = None
 
-    def _may_go(self, watched: _Watched, limit: Limit, left: Sequence[float], now: float) -> int:
+    def _may_go(self, watched: Watched, limit: Limit, left: Sequence[float], now: float) -> int:
         """Return how many deliveries may go.
 
         Args:

@@ -55,19 +55,20 @@ class Server:
     def swap(self, now: float, up: float) -> None:
         """Another server is there now: empty, and up for so many seconds."""
         node = self.node
-        self._swapped.append(
-            (node.held, node.lines, node.fences, self.runs, self.started, self._name)
-        )
+        self._swapped.append((*self._kept(), self.runs, self.started, self._name))
         self._others += 1
-        node.held, node.lines, node.fences = {}, {}, {}
+        node.held, node.readers, node.lines, node.fences = {}, {}, {}, {}
         self.runs, self.started = 0, self.clock(now) - up
         self._name = f"{self.index}+{self._others}"
+
+    def _kept(self) -> tuple[Any, ...]:
+        return self.node.held, self.node.readers, self.node.lines, self.node.fences
 
     def swap_back(self) -> None:
         """The server that was there before is there again, with all that it knew."""
         node = self.node
-        held, lines, fences, self.runs, self.started, self._name = self._swapped.pop()
-        node.held, node.lines, node.fences = held, lines, fences
+        *kept, self.runs, self.started, self._name = self._swapped.pop()
+        node.held, node.readers, node.lines, node.fences = kept
 
     def demote(self, until: float) -> None:
         """It is the replica of an empty server, until it is promoted."""

@@ -69,6 +69,7 @@ class Knobs:
         several: Keys that a claim takes at once, at most.
         limit: How many may hold a key at a time; of several keys, every second one.
         varies: Whether each claim draws a limit of its own, up to that one.
+        shared: Part of the claims that are readers'.
     """
 
     nodes: int = 3
@@ -99,6 +100,7 @@ class Knobs:
     several: int = 1
     limit: int = 1
     varies: bool = False
+    shared: float = 0.0
 
     def limit_of(self, name: str) -> int:
         """How many may hold a key at a time."""

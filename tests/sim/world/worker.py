@@ -8,7 +8,7 @@ from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.names import slots
 from celery_redlock.protocol.round import Round
-from celery_redlock.protocol.values import Owner
+from celery_redlock.protocol.values import SHARED, Owner
 from tests.sim.world.operation import Operation
 from tests.sim.world.plan import chance, key_of, struck_at
 
@@ -50,7 +50,8 @@ class Worker:
     def _attempt(self, _argument: Any = None) -> None:
         process, knobs = self.process, self.process.world.knobs
         self._attempts += 1
-        token = self._owner.token(str(self._attempts))
+        mark = SHARED if knobs.shared and self._draw() < knobs.shared else ""
+        token = self._owner.token(f"{self._attempts}{mark}")
         self.claim = claim = Claim(self._resources(), token, knobs.ttl, knobs.nodes)
         if process.table is not None:
             process.table.register(claim)

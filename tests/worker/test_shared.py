@@ -1,0 +1,186 @@
+"""Tasks that read and tasks that write under one key, on prefork workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery.result import AsyncResult
+
+from celery_redlock import ResourceHeld, Skipped
+from celery_redlock.server import start_servers
+from tests.support import bodies
+from tests.support.bodies import Run
+from tests.support.cluster import Cluster
+from tests.support.nodes import SHARED_RULE, refused_by, with_acl_user
+from tests.support.wait import died, wait_until
+from tests.support.worker import Worker
+
+pytestmark = pytest.mark.worker
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Under the ACL rule of the docs, with what shared locks need besides."""
+    with start_servers(6, config=with_acl_user(*SHARED_RULE)) as (*nodes, broker):
+        cluster = Cluster(nodes, broker, tmp_path_factory.mktemp("worker"))
+        yield cluster
+        cluster.close()
+        for node in nodes:
+            assert refused_by(node) == set(), "the words in docs/shared.md are not enough"
+
+
+@pytest.fixture(scope="module")
+def worker(cluster: Cluster) -> Iterator[Worker]:
+    """Two workers: readers and writers meet within one, and over both."""
+    with cluster.worker("-c", "4") as worker, cluster.worker("-c", "2"):
+        yield worker
+
+
+def reads(cluster: Cluster, key: str) -> list[Run]:
+    return bodies.runs(
+        line for line in cluster.lines() if line.resource.startswith(f"k:read-{key}-")
+    )
+
+
+def reading(cluster: Cluster, key: str, count: int = 1) -> list[Run]:
+    """Wait until so many read at once; those."""
+
+    def now() -> list[Run]:
+        running = [run for run in reads(cluster, key) if not run.ended]
+        return running if len(running) >= count else []
+
+    return wait_until(now, 20.0, f"{count} read at once")
+
+
+def finished(cluster: Cluster, sent: AsyncResult[Any]) -> bool:
+    return cluster.app.backend.get_task_meta(sent.id)["status"] == "SUCCESS"
+
+
+def in_line(cluster: Cluster, key: str) -> bool:
+    with redis.Redis.from_url(cluster.nodes[0].url) as client:
+        return bool(client.zcard(f"redlock:shared:{key}#line"))
+
+
+def alone(cluster: Cluster, key: str) -> None:
+    """No writer was there while one read."""
+    readers = reads(cluster, key)
+    for write in cluster.runs(f"write-{key}"):
+        beside = [run for run in readers if run.begin < write.end and write.begin < run.end]
+        assert beside == [], write
+
+
+def test_readers_run_side_by_side_and_a_writer_alone(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    first = [cluster.send("read", key, 0.5) for _ in range(3)]
+    reading(cluster, key, 3)
+    writer = cluster.send("write", key, 0.3)
+    behind = [cluster.send("read", key, 0.2) for _ in range(4)]
+    for sent in (*first, *behind):
+        assert cluster.result(sent, 30.0) == "read"
+    assert cluster.result(writer, 30.0) == "wrote"
+    alone(cluster, key)
+    cluster.settled()
+
+
+def test_a_writer_is_not_starved_while_readers_keep_coming(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = [cluster.send("read", key, 0.3) for _ in range(2)]
+    reading(cluster, key)
+    writers = []
+    for _ in range(3):
+        writer, since = cluster.send("write", key, 0.05), time.monotonic()
+        while not finished(cluster, writer) and time.monotonic() - since < 20:
+            sent.append(cluster.send("read", key, 0.3))  # faster than they end
+            time.sleep(0.1)
+        assert time.monotonic() - since < 15  # it is 0.4 s on a free machine
+        writers.append(writer)
+    for one in writers:
+        assert cluster.result(one, 1.0) == "wrote"
+    for one in sent:
+        assert cluster.result(one, 60.0) == "read"
+    alone(cluster, key)
+    cluster.settled()
+
+
+def test_a_reader_that_is_killed_keeps_no_writer_out(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("read_or_skip", key, 60.0)
+    (run,) = reading(cluster, key)
+    writer = cluster.send("write", key, 0.05)
+    os.kill(run.pid, signal.SIGKILL)
+    died(run.pid)
+    assert cluster.result(writer, 20.0) == "wrote"
+    assert cluster.state(sent) == "FAILURE"
+    alone(cluster, key)
+
+
+def test_a_reader_that_is_revoked_keeps_no_writer_out(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("read_or_skip", key, 60.0)
+    reading(cluster, key)
+    other = cluster.send("read_or_skip", key, 1.0)
+    reading(cluster, key, 2)
+    writer = cluster.send("write", key, 0.05)
+    cluster.app.control.revoke(sent.id, terminate=True)
+    assert cluster.result(other, 20.0) == "read"
+    assert cluster.result(writer, 20.0) == "wrote"
+    alone(cluster, key)
+
+
+def test_a_worker_that_is_killed_keeps_writers_out_for_a_ttl(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    with cluster.worker("-c", "1", queue="apart") as mortal:
+        cluster.send("read_or_skip", key, 60.0, queue="apart")
+        reading(cluster, key)
+        writer = cluster.send("write", key, 0.05)
+        mortal.process.kill()
+        mortal.process.wait()
+    assert cluster.result(writer, 30.0) == "wrote"
+    alone(cluster, key)
+
+
+def test_a_writer_that_waits_and_is_revoked_lets_readers_in(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    with cluster.redlock.lock(f"shared:{key}", shared=True):
+        writer = cluster.send("write", key, 0.05)
+        wait_until(lambda: in_line(cluster, key), 10.0, "the writer waits")
+        behind = cluster.send("read", key, 0.05)
+        time.sleep(0.5)
+        assert reads(cluster, key) == []
+        cluster.app.control.revoke(writer.id)
+        assert cluster.result(behind, 10.0) == "read"
+
+
+def test_the_copy_of_a_message_does_not_run_beside_it(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    sent = cluster.send("read", key, 1.5)
+    reading(cluster, key)
+    cluster.send("read", key, 1.5, task_id=sent.id)
+    assert cluster.result(cluster.send("read", key, 0.1), 10.0) == "read"
+    assert cluster.result(sent, 20.0) == "read"
+    cluster.settled()
+    first, *others = [run for run in reads(cluster, key) if run.task == sent.id]
+    assert all(run.begin > first.end for run in others)
+
+
+def test_policies_of_readers_and_writers(cluster: Cluster, worker: Worker, key: str) -> None:
+    with cluster.redlock.lock(f"shared:{key}", shared=True):
+        assert cluster.result(cluster.send("read_or_skip", key, 0.05)) == "read"
+        with pytest.raises(ResourceHeld, match="reader"):
+            cluster.result(cluster.send("write_instead", key, 0.05))
+    with cluster.redlock.lock(f"shared:{key}"):
+        skipped = cluster.result(cluster.send("read_or_skip", key, 0.05))
+        assert Skipped.of(skipped) is not None
