@@ -294,8 +294,8 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
     looked = threading.Event()
     peek = waiter.client.peek
 
-    async def look(*what: Any) -> Round:
-        found = await peek(*what)
+    async def look(*what: Any, **more: Any) -> Round:
+        found = await peek(*what, **more)
         looked.set()
         return found
 
