@@ -266,7 +266,7 @@ def test_a_body_that_reports_survives_that_its_whole_worker_was_stopped_for_long
     cluster.entered(key)
     with contextlib.ExitStack() as stops:
         main = psutil.Process(worker.process.pid)
-        for process in [main, *main.children(recursive=True)]:
+        for process in [*main.children(recursive=True), main]:  # which wakes up first
             stops.enter_context(stopped(process.pid))
         time.sleep(4.5)
     assert cluster.result(sent) is False  # never silent
