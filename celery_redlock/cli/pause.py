@@ -9,11 +9,11 @@ from typing import Any
 import click
 
 from ..locking.pauses import begin
-from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable, RedlockError
+from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError
 from ..protocol.texts import printable
 from .context import REFUSED, Site, on_site
 
-__all__ = ["Duration", "command", "of_pattern", "operator", "started"]
+__all__ = ["Duration", "command", "operator", "started"]
 
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
@@ -41,22 +41,12 @@ def operator(redlock: Any) -> str:
     return f"{user}@{redlock.client.owner.host}"
 
 
-def of_pattern(error: QuorumUnavailable, pattern: str, so: str) -> QuorumUnavailable:
-    """Return an error that tells of a pattern, not of the name that nodes keep its pause under."""
-    said = str(error).removeprefix(f"{error.resource}: ")
-    return QuorumUnavailable(f"{pattern}: {so}: {said}", resource=pattern, votes=error.votes)
-
-
 def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 0) -> int:
     """Begin a pause, or a limit, and say so; return the exit code."""
     redlock = site.redlock
     pattern = pattern.removeprefix(redlock.prefix)
     try:
         pause = begin(redlock, pattern, seconds, operator(redlock), reason, limit)
-    except QuorumUnavailable as error:
-        replaced = "it is in force, and what it replaces may be as well"
-        begun = error.resource == pattern  # else it is the name of what was not taken
-        raise of_pattern(error, pattern, replaced if begun else "nothing has changed") from None
     except (ConfigurationError, NotAcquired):
         raise
     except RedlockError as error:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import click
 
 from ..locking.pauses import in_force, resume
-from ..protocol.errors import QuorumUnavailable
 from .context import PROBLEM, Site, on_site
 from .formatting import lines
-from .pause import of_pattern
 
 __all__ = ["command"]
 
@@ -26,10 +24,7 @@ def command(site: Site, pattern: str) -> int:
     """
     redlock = site.redlock
     pattern = pattern.removeprefix(redlock.prefix)
-    try:
-        ended, silent = resume(redlock, pattern)
-    except QuorumUnavailable as error:
-        raise of_pattern(error, pattern, "it may go on") from None
+    ended, silent = resume(redlock, pattern)
     others, _sure = in_force(redlock)
     done = {True: "no longer limited; limited by", False: "resumed; paused by"}
     said = [f"{one.pattern}: {done[one.limit > 0]} {one.who}" for one in ended]

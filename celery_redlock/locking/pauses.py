@@ -222,14 +222,15 @@ def begin(
         if claim.granted_at is not None:
             # First the new one, so that there is no moment without.
             same = [one for one in before if one.pattern == pattern]
-            _end(redlock, [one for one in same if bool(one.limit) == bool(limit)])
+            replaced = [one for one in same if bool(one.limit) == bool(limit)]
+            _end(redlock, replaced, "it is in force, and what it replaces may be as well")
             pause = Pause.of(name, token, seconds)
             assert pause is not None
             return pause
         if isinstance(
             error := outcome.refusal(name, ballot, redlock.nodes, seconds), QuorumUnavailable
         ):
-            raise error
+            raise _of(pattern, "nothing has changed", error)
     raise RedlockError(
         f"{len(PAUSE_NAMES)} pauses are in force, and there can be no more: resume one of them, or"
         " pause a pattern that covers several"
@@ -246,20 +247,29 @@ def resume(redlock: Redlock, pattern: str) -> tuple[list[Pause], list[str]]:
         QuorumUnavailable: Fewer than a quorum of nodes have told, or ended it; it may go on.
     """
     found, sure = in_force(redlock)
-    if not sure:
-        blocking(redlock.client.peek(PAUSE_NAMES[:1]))  # says which did not answer
     ended = [one for one in found if one.pattern == pattern]
-    return ended, _end(redlock, ended)
+    try:
+        if not sure:
+            blocking(redlock.client.peek(PAUSE_NAMES[:1]))  # says which did not answer
+    except QuorumUnavailable as error:
+        raise _of(pattern, "it may go on", error) from None
+    return ended, _end(redlock, ended, "it may go on")
 
 
-def _end(redlock: Redlock, pauses: Sequence[Pause]) -> list[str]:
+def _of(pattern: str, so: str, error: QuorumUnavailable) -> QuorumUnavailable:
+    """Return an error that tells of a pattern, not of the name that nodes keep its pause under."""
+    said = str(error).removeprefix(f"{error.resource}: ")
+    return QuorumUnavailable(f"{pattern}: {so}: {said}", resource=pattern, votes=error.votes)
+
+
+def _end(redlock: Redlock, pauses: Sequence[Pause], so: str) -> list[str]:
     """End pauses; return the nodes that did not answer."""
     driver, nodes, patience = redlock.client.driver, redlock.nodes, redlock.node_timeout
     for pause in pauses:
         claim = Claim(pause.name, pause.token, MAX_PAUSE_S, len(nodes))
         ballot = driver.run(functools.partial(quorum.free, claim, patience=patience))
         if not ballot.quorum_answered:
-            raise outcome.unavailable(pause.pattern, ballot, nodes)
+            raise _of(pause.pattern, so, outcome.unavailable(pause.name, ballot, nodes))
     if not pauses:
         return []
     asked = [Query(PAUSE_NAMES[:1], len(nodes))]  # waits for all, not for a quorum only
