@@ -56,7 +56,9 @@ F = TypeVar("F")
 
 _celery_state: Any = _state  # its stubs lack most of it
 
-_WITHOUT_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max"}  # Celery's as well
+_WITHOUT_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max", "shared"}
+"""The options that are not Celery's as well: `shared` of `app.task` is an attribute of the task, too,
+in a pool child that was spawned."""
 
 
 class SingletonTask(BaseTask):

@@ -258,34 +258,6 @@ def move(self: Task, key: str, other: str, seconds: float = 0.02) -> str:
     return current_lease().resource
 
 
-@app.task(bind=True, acks_late=True, reject_on_worker_lost=True)
-@locked("shared:<key>", shared=True, ttl=3)
-def read(self: Task, key: str, seconds: float) -> str:
-    occupy(self, f"read-{key}-{uuid.uuid4().hex[:8]}", seconds)
-    return "read"
-
-
-@app.task(bind=True)
-@locked("shared:<key>", shared=True, on_conflict="skip", ttl=3)
-def read_or_skip(self: Task, key: str, seconds: float) -> str:
-    occupy(self, f"read-{key}-{uuid.uuid4().hex[:8]}", seconds)
-    return "read"
-
-
-@app.task(bind=True)
-@locked("shared:<key>", ttl=3)
-def write(self: Task, key: str, seconds: float) -> str:
-    occupy(self, f"write-{key}", seconds)
-    return "wrote"
-
-
-@app.task(bind=True)
-@locked("shared:<key>", on_conflict="replace", wait=5)
-def write_instead(self: Task, key: str, seconds: float) -> str:
-    occupy(self, f"write-{key}", seconds)
-    return "wrote"
-
-
 @app.task(base=SingletonTask, bind=True, lock_key="crowd:{key}", lock_limit=2,
           lock_retry_backoff=0.2, lock_retry_backoff_max=0.4)  # fmt: skip
 def crowd(self: Task, key: str, seconds: float = 0.2) -> str:

@@ -28,7 +28,9 @@ pytestmark = pytest.mark.worker
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Under the ACL rule of the docs, with what shared locks need besides."""
     with start_servers(6, config=with_acl_user(*SHARED_RULE)) as (*nodes, broker):
-        cluster = Cluster(nodes, broker, tmp_path_factory.mktemp("worker"))
+        cluster = Cluster(
+            nodes, broker, tmp_path_factory.mktemp("worker"), tasks="tests.worker.reading"
+        )
         yield cluster
         cluster.close()
         for node in nodes:
