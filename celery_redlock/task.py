@@ -57,8 +57,8 @@ F = TypeVar("F")
 _celery_state: Any = _state  # its stubs lack most of it
 
 _WITHOUT_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max", "shared"}
-"""The options that are not Celery's as well: `shared` of `app.task` is an attribute of the task, too,
-in a pool child that was spawned."""
+"""The options that are not Celery's as well; its `shared` is an attribute of a task in a pool child
+that was spawned."""
 
 
 class SingletonTask(BaseTask):
