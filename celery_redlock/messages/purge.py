@@ -108,4 +108,4 @@ def _freed(app: Any, message: Any) -> Purged:
     ballot = free(redlock, claim_of(redlock, note), redlock.node_timeout)
     if not ballot.quorum_answered:
         raise outcome.unavailable(note.resource, ballot, redlock.nodes)
-    return Purged(task, str(task_id), note.resource, ballot.yes >= ballot.quorum)
+    return Purged(task, str(task_id), note.resource, not ballot.denied)

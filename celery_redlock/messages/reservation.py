@@ -225,7 +225,7 @@ def adopt(redlock: Redlock, claim: Claim) -> bool | None:
     ballot = redlock.client.driver.run(lambda now: quorum.extend([claim], now, patience))
     if ballot.confirmed() and claim.grant(monotonic()):
         return True
-    if ballot.no <= len(ballot.votes) - ballot.quorum:
+    if not ballot.denied:
         return None
     redlock.client.driver.run(lambda now: quorum.undo(claim, now))
     return False
@@ -237,7 +237,7 @@ def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
     Return whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
     """
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
-    if ballot.yes >= ballot.quorum or not ballot.quorum_answered:
+    if not ballot.denied:
         return True, None
     return False, holding(redlock, claim)
 

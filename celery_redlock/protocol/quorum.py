@@ -228,7 +228,7 @@ def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
     claim.ended = True  # no extension may be written behind this
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
-    held = held and ballot.no <= len(ballot.votes) - ballot.quorum
+    held = held and not ballot.denied
     return Released(held, "called" in ballot.details, ballot.quorum_answered)
 
 

@@ -120,6 +120,11 @@ class Round:
         return self.yes + self.no >= self.quorum
 
     @property
+    def denied(self) -> bool:
+        """Whether so many have said no that a quorum cannot say yes, whoever is yet to answer."""
+        return self.no > len(self.votes) - self.quorum
+
+    @property
     def waits(self) -> bool:
         """Whether anybody waits for the answers."""
         return self.until > self.sent

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from click.testing import CliRunner, Result
 
@@ -81,6 +82,23 @@ def test_it_lists_and_asks_and_purges_and_frees(
     (again,) = publish(reservations, "a")
     assert reservations.of("a") == again
     call("--yes")
+
+
+def test_a_reservation_that_only_a_quorum_has_is_freed_and_said_to_be(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    """The first three to answer may be two that never had it, and one."""
+    publish(reservations, "a")
+    for node in broker.nodes[:2]:
+        with redis.Redis.from_url(str(node.url)) as admin:
+            assert admin.delete("redlock:k:a#reserved") == 1
+    broker.nodes[4].pause()
+    try:
+        result = call("--yes")
+    finally:
+        broker.nodes[4].resume()
+    assert "its key k:a is free" in result.stdout
+    reservations.freed("a")
 
 
 def test_another_s_reservation_is_left_alone(
