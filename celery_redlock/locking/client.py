@@ -172,8 +172,15 @@ class LockClient:
                     " give one name, limit=1 and fencing=False"
                 )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
-        more = {"fencing": fencing, "limit": checked, "shared": shared}
-        return LockRequest(names=names, ttl=ttl, wait=wait, owner=owner, **more)
+        return LockRequest(
+            names=names,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            fencing=fencing,
+            limit=checked,
+            shared=shared,
+        )
 
     async def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:
         """Acquire a lock; see `Acquisition`."""

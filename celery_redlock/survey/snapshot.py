@@ -199,41 +199,37 @@ def _survey(
 def _entries(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Iterator[Entry]:
     """Yield what the nodes have under one name: of readers each, by its age, like a slot."""
     found = [data.get(name) for data in nodes]
-    tokens = {token for one in found if one is not None for token, _left in one.readers}
+    readers = [{} if one is None else dict(one.readers) for one in found]
 
     def since(token: bytes) -> tuple[float, bytes]:
         owner = _owner_of(token)
         return (owner.since if owner else 0.0), token
 
-    def view(token: bytes = b"") -> Sequence[NodeData]:
-        others: list[dict[str, KeyValue]] = [
-            {n: v for n, v in data.items() if n != name} for data in nodes
-        ]
-        for other, one in zip(others, found, strict=True):
-            left = None if one is None else dict(one.readers).get(token)
-            if one is not None and (left is not None or not (token or one.readers)):
-                other[name] = one if left is None else KeyValue(token, left)
-        return others
-
-    for slot, token in enumerate(sorted(tokens, key=since), 1):
-        yield replace(_entry(name, view(token), prefix, at), slot=slot)
-    if not tokens:
-        yield _entry(name, nodes, prefix, at)
-    elif any(one is not None and not one.readers for one in found):
-        yield _entry(name, view(), prefix, at)
+    for slot, token in enumerate(sorted({t for of in readers for t in of}, key=since), 1):
+        one_s = [KeyValue(token, of[token]) if token in of else None for of in readers]
+        yield replace(_entry(name, one_s, nodes, prefix, at), slot=slot)
+    others = [None if of else one for one, of in zip(found, readers, strict=True)]
+    if any(others):
+        yield _entry(name, others, nodes, prefix, at)
 
 
 def _told(found: KeyValue | None) -> tuple[str, float] | None:
     return None if found is None else (to_text(found.value), found.left)
 
 
-def _entry(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Entry:
-    """Return what the nodes have under one name."""
+def _entry(
+    name: str,
+    there: Sequence[KeyValue | None],
+    nodes: Sequence[NodeData],
+    prefix: str,
+    at: float,
+) -> Entry:
+    """Return what one entry tells: `there` is what each node has of it under the name."""
     total, quorum = len(nodes), quorum_of(len(nodes))
     resource, kind, slot = _parse(name)
     ttls_of: dict[bytes, list[float | None]] = {}
-    for index, data in enumerate(nodes):
-        if (found := data.get(name)) is not None:
+    for index, found in enumerate(there):
+        if found is not None:
             is_fence = kind == "fence" and found.value.isdigit()
             value = _ANY_FENCE if is_fence else found.value
             ttls_of.setdefault(value, [None] * total)[index] = found.left

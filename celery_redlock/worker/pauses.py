@@ -62,8 +62,9 @@ class PauseWatch:
 
     def _tell_of_limits(self, before: tuple[Pause, ...], now: tuple[Pause, ...]) -> None:
         """Log what has begun and what is over; of a pause, what waits for it tells."""
+        known = {one.token for one in before}
         for limit in now:
-            if limit.limit and limit.token not in {one.token for one in before}:
+            if limit.limit and limit.token not in known:
                 logger.warning("%s; tasks beyond that wait", limit)
         there = {one.pattern for one in now if one.limit}
         for limit in before:

@@ -230,6 +230,16 @@ def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock
     assert token is not None and {token} == redlock.tokens("order:1#reserved")
 
 
+def test_a_reservation_that_only_a_quorum_has_is_ones_own(redlock: FakeRedlock) -> None:
+    """One that the publisher was not yet connected to may answer before one that has it."""
+    take(redlock, "mine", nodes=3)
+    redlock.driver.dead = {0}
+    (token,) = redlock.tokens("order:1#reserved") - {None}
+    claim = claim_for(redlock, "order:1", 10.0, "mine")
+    claim.token = str(token)
+    assert start(redlock, claim) == (True, None)
+
+
 def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,10 +54,10 @@ class PostgresNode(Node):
             facts = introduce(connection)
             connection.pgconn.nonblocking = 1
             connection.pgconn.enter_pipeline_mode()
+            return _Connection(connection), facts
         except Exception as error:
             connection.close()
             raise NodeError(reason(error), node=self.name) from None
-        return _Connection(connection), facts
 
     def fileno(self) -> int:
         """Return the descriptor of the connection's socket."""

@@ -146,22 +146,27 @@ class RedisReader:
                 if left != NO_KEY:
                     known = whole if len(whole) <= MAX_VALUE_BYTES else FOREIGN
                     found[name] = KeyValue(known, seconds_left(left))
-            sets = {n: key for n, key in batch.items() if n in found and not found[n].value}
-            found |= self._readers({n: key for n, key in sets.items() if n[-5:] != LINE_SUFFIX})
+            sets = {
+                name: key
+                for name, key in batch.items()
+                if name in found and not found[name].value and not name.endswith(LINE_SUFFIX)
+            }
+            found |= self._readers(sets)
         return found
 
     def _readers(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
         """Return what is under some keys, as far as readers hold them."""
+        if not keys:
+            return {}
         found = {}
         last = ("ZRANGE", -MAX_READERS, -1, "WITHSCORES")
-        for (name, _), (reply, left) in zip(
-            keys.items(), self._ask_each(keys, last, ("PTTL",)) if keys else (), strict=True
-        ):
+        pairs = self._ask_each(keys, last, ("PTTL",))
+        for name, (reply, left) in zip(keys, pairs, strict=True):
             if _are_bytes(reply) and reply and all(is_shared(to_text(one)) for one in reply[::2]):
                 ends = [float(score) for score in reply[1::2]]
                 lefts = [(left - ends[-1] + end) / 1000 for end in ends]
-                pairs = zip(reply[::2], lefts, strict=True)
-                readers = tuple((token, left) for token, left in pairs if left > 0)
+                each = zip(reply[::2], lefts, strict=True)
+                readers = tuple((token, rest) for token, rest in each if rest > 0)
                 if readers:
                     found[name] = KeyValue(reply[-2], seconds_left(left), readers=readers)
         return found

@@ -22,7 +22,7 @@ from ...protocol.errors import NodeError
 from ...protocol.texts import printable
 from ...runtime.polling import SIZE
 
-__all__ = ["REPLY_S", "Parser", "Replies", "reason"]
+__all__ = ["MAX_REPLY_BYTES", "REPLY_S", "Parser", "Replies", "reason"]
 
 MAX_REPLY_BYTES = 2**20
 """The longest reply to a lock or a handshake: a look at the slots of a hundred keys with the

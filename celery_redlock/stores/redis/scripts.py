@@ -262,7 +262,12 @@ end
     % BARRIER
 )
 
-# Of readers it tells the one that is the last to end.
+# What is no string is told by the token of the reader that is the last to end, or as foreign.
+_NAMED = b"""\
+    held = redis.pcall('ZRANGE', key, -1, -1)[1]
+    held = held and shared(held) and held or '%b'
+""" % FOREIGN.encode()
+
 PEEK = (
     _SHARED
     + b"""\
@@ -271,14 +276,12 @@ for _, key in ipairs(KEYS) do
   local held = redis.pcall('GET', key)
   if type(held) == 'table' then
     if not string.find(held.err, 'WRONGTYPE') then return held end
-    held = redis.pcall('ZRANGE', key, -1, -1)[1]
-    held = held and shared(held) and held or '%b'
-  end
+%b  end
   seen[#seen + 1] = held
   seen[#seen + 1] = redis.call('PTTL', key)
 end
 return seen"""
-    % FOREIGN.encode()
+    % _NAMED
 )
 
 # As a reader would be answered; for others as above.
@@ -291,13 +294,11 @@ for i, key in ipairs(KEYS) do
     held, ends = in_the_way(key, token)
     lasts = ends and ends - clock() or lasts
   elseif type(held) == 'table' then
-    held = redis.pcall('ZRANGE', key, -1, -1)[1]
-    held = held and shared(held) and held or '%b'
-  end
+%b  end
   seen[#seen + 1] = held or false
   seen[#seen + 1] = lasts
 end
-return seen""" % (_READERS + _IN_THE_WAY, _GET, FOREIGN.encode())
+return seen""" % (_READERS + _IN_THE_WAY, _GET, _NAMED)
 
 ACQUIRE_SHARED = b"""\
 %blocal key, token = KEYS[1], ARGV[1]
