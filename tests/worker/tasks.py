@@ -287,10 +287,12 @@ def stubborn(self: Task, key: str, seconds: float, after: float) -> None:
     run = uuid.uuid4().hex[:8]
     note("enter", f"k:{key}", self.request.id, run)
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            note("alive", f"k:{key}", self.request.id, run)
-            time.sleep(0.005)
+    while True:
+        try:  # around the condition as well: the signal may come as that is looked at
+            while time.monotonic() < end:
+                note("alive", f"k:{key}", self.request.id, run)
+                time.sleep(0.005)
+            break
         except SystemExit:
             end = time.monotonic() + after
     note("exit", f"k:{key}", self.request.id, run)
