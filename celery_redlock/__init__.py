@@ -30,9 +30,10 @@ if TYPE_CHECKING:
         lock_unavailable,
         task_skipped,
     )
+    from .messages.skipped import Skipped
     from .protocol.lease import Lease
     from .protocol.values import Holder
-    from .task import SingletonTask, Skipped, install, locked
+    from .task import SingletonTask, install, locked
 
 __version__ = "0.1.0"
 
@@ -75,8 +76,9 @@ _HOME = {
     "Holder": "protocol.values",
     "Lease": "protocol.lease",
     "Redlock": "locking.redlock",
+    "Skipped": "messages.skipped",
     "redlock_publish": "messages.aio",
-    **dict.fromkeys(("SingletonTask", "Skipped", "install", "locked"), "task"),
+    **dict.fromkeys(("SingletonTask", "install", "locked"), "task"),
 }
 
 

@@ -22,7 +22,6 @@ from .config.options import (
     TASK,
     Key,
     LimitOption,
-    LockOptions,
     OnConflict,
     OnDeadline,
     OnLost,
@@ -30,13 +29,11 @@ from .config.options import (
 )
 from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
 from .keys.resolver import Templates
-from .messages.skipped import Skipped
 from .protocol.errors import ConfigurationError
 from .worker.install import install, load
 
 __all__ = [
     "SingletonTask",
-    "Skipped",
     "TaskLock",
     "install",
     "lock_of",
@@ -47,6 +44,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+    from .config.typed import LockOptions
 
     BaseTask = Task[..., Any]
 else:

@@ -129,12 +129,10 @@ def _servers_just_started_may_vote_and_take_their_time(
     with pytest.MonkeyPatch.context() as patch:  # not the test's own, which it may undo
         if not request.node.get_closest_marker("defaults"):
             patch.setitem(Redlock.__init__.__kwdefaults__, "restart_guard", "off")
-            off = GLOBAL["restart_guard"]._replace(default="off")
-            patch.setitem(GLOBAL, "restart_guard", off)
+            patch.setattr(GLOBAL["restart_guard"], "default", "off")
             # And nodes may take their time: on a busy machine, a healthy one is no late one.
             patch.setitem(Redlock.__init__.__kwdefaults__, "node_timeout", PATIENT)
-            patient = GLOBAL["node_timeout"]._replace(default=PATIENT)
-            patch.setitem(GLOBAL, "node_timeout", patient)
+            patch.setattr(GLOBAL["node_timeout"], "default", PATIENT)
             # What is asked of a node that is not connected yet is not asked at all.
             *others, _rest = Driver.connect.__defaults__ or ()
             patch.setattr(Driver.connect, "__defaults__", (*others, PATIENT))

@@ -2,18 +2,16 @@
 
 Every option is either global (`redlock_x` in the Celery configuration), or of a task (`lock_x` on
 a `SingletonTask`, `x` in `@locked`), or both: then the global one is the default of the tasks.
-Durations are seconds. The fields of `Settings` and `TaskOptions` are the table: `GLOBAL` and `TASK`
-are read from them, and so are the docs. Only what type checkers must find written out stands
-elsewhere (`LockOptions`, `SingletonTask`), and a test compares it.
+Durations are seconds. The attributes of `Settings` and `TaskOptions` are the table: `GLOBAL` and
+`TASK` are read from them, and so are the docs. Only what type checkers must find written out stands
+elsewhere (`typed.py`, `SingletonTask`), and a test compares it.
 """
-
-# ruff: noqa: RUF009  (`_option` returns a field of a dataclass)
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypedDict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..protocol.errors import ConfigurationError
 from . import checks
@@ -22,8 +20,7 @@ from .checks import DAY, MIN_TTL, ConflictPolicy, OnDuplicate, Scope
 if TYPE_CHECKING:
     from ..protocol.rate import Rate
 
-__all__ = ["GLOBAL", "TASK", "LockOptions", "Option", "Settings", "TaskOptions"]
-__all__ += ["check_option"]
+__all__ = ["GLOBAL", "TASK", "Option", "Settings", "TaskOptions", "check_option"]
 
 
 Key: TypeAlias = Sequence[str] | Callable[..., str | Collection[str]] | None
@@ -35,22 +32,36 @@ LossPolicy = Literal["raise", "log"]
 OnLost: TypeAlias = LossPolicy | Callable[[Any], object]
 
 
-class Option(NamedTuple):
-    """What is known of one option besides its name and type."""
+class Option:
+    """What is known of one option besides its name and type.
 
-    default: Any
-    check: checks.Check
-    about: str  # what it does, for the docs
-    change: str  # when to change it, for the docs
+    Args:
+        default: Its default.
+        check: What it may be.
+        about: What it does, for the docs.
+        change: When to change it, for the docs.
+    """
+
+    def __init__(self, default: Any, check: checks.Check, about: str, change: str) -> None:
+        self.default = default
+        self.check = check
+        self.about = about
+        self.change = change
 
 
 def _option(default: Any, check: checks.Check, about: str, change: str) -> Any:
-    return field(default=default, metadata={"option": Option(default, check, about, change)})
+    return Option(default, check, about, change)
 
 
-@dataclass(frozen=True, init=False, eq=False, repr=False)
 class _Shared:
-    """What an app sets for all its tasks, and a task for itself."""
+    """What an app sets for all its tasks, and a task for itself.
+
+    No dataclass, which takes as long to make as all else that a program with a task loads.
+    """
+
+    def __init__(self, **given: Any) -> None:
+        table = TASK if isinstance(self, TaskOptions) else GLOBAL
+        vars(self).update({name: option.default for name, option in table.items()}, **given)
 
     ttl: float = _option(
         30.0,
@@ -119,7 +130,6 @@ class _Shared:
     )
 
 
-@dataclass(frozen=True)
 class Settings(_Shared):
     """The global options of an app, checked."""
 
@@ -208,7 +218,6 @@ class Settings(_Shared):
     )
 
 
-@dataclass(frozen=True)
 class TaskOptions(_Shared):
     """The options of a task, all of them: its own, else the app's, else the defaults.
 
@@ -328,7 +337,11 @@ class TaskOptions(_Shared):
         "For how long a body may report no progress: see [Alive but stuck](progress.md).",
         "Set it for work that can hang, and call `current_lease().progress()` in its loops.",
     )
-    waits: Mapping[str, float] = field(default_factory=dict)
+    waits: Mapping[str, float] = MappingProxyType({})
+
+    def replace(self, **given: Any) -> TaskOptions:
+        """Return the same options but for those given."""
+        return TaskOptions(**{**vars(self), **given})
 
     @property
     def longest(self) -> float:
@@ -345,39 +358,13 @@ class TaskOptions(_Shared):
         return rate_of(self.rate, self.burst)
 
 
-def _table(kind: Any) -> dict[str, Option]:
-    return {f.name: f.metadata["option"] for f in fields(kind) if "option" in f.metadata}
+def _table(*kinds: type) -> dict[str, Option]:
+    every = [item for kind in kinds for item in vars(kind).items()]
+    return {name: option for name, option in every if isinstance(option, Option)}
 
 
-GLOBAL: Mapping[str, Option] = _table(Settings)
-TASK: Mapping[str, Option] = _table(TaskOptions)
-
-
-class LockOptions(TypedDict, total=False):
-    """The options of `@locked`, typed for editors and type checkers; `TASK` has all the rest."""
-
-    key: Key
-    ttl: float
-    wait: float
-    retry_backoff: float
-    retry_backoff_max: float
-    retry_deadline: float | None
-    max_lifetime: float | None
-    fencing: bool
-    scope_name: str | None
-    limit: LimitOption
-    shared: bool
-    rate: str | None
-    burst: int | None
-    scope: Scope
-    reserve_ttl: float | None
-    on_duplicate: OnDuplicate
-    hold_for: float
-    on_conflict: OnConflict
-    on_deadline: OnDeadline
-    on_unavailable: OnUnavailable
-    on_lost: OnLost
-    progress_timeout: float | None
+GLOBAL: Mapping[str, Option] = _table(_Shared, Settings)
+TASK: Mapping[str, Option] = _table(_Shared, TaskOptions)
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:

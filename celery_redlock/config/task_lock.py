@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +205,7 @@ class TaskLock:
         checked = check_given(given, TASK, "")
         check_together({**self.own, **checked}, checked, "")
         # The app's settings are not read again: that takes longer than to publish the task.
-        return replace(self.options(app), **checked)
+        return self.options(app).replace(**checked)
 
 
 def _asked(

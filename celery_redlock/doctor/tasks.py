@@ -6,7 +6,6 @@ import contextlib
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -167,7 +166,7 @@ def _schedule(app: Any, locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
         if options is None:
             continue
         of_entry = (entry.get("options") or {}).get("lock")
-        options = replace(options, **of_entry) if isinstance(of_entry, Mapping) else options
+        options = options.replace(**of_entry) if isinstance(of_entry, Mapping) else options
         if options.scope not in ("until_succeeded", "until_expired"):
             continue
         period, kept = _longest_pause(entry.get("schedule")), options.reserve_ttl or HOUR

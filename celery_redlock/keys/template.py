@@ -18,9 +18,8 @@ MAX_BYTES = 200
 """Keys over this many bytes become a readable head, `#`, and a digest of the whole."""
 _DIGEST_BYTES = 16
 _HEAD = MAX_BYTES - 1 - 2 * _DIGEST_BYTES
+_PRINTF = r"%(?:\(\w*\))?[sdr]"
 _PIECES = re.compile(r"(\{\{|\}\}|<<|>>)|\{([^{}<>]*)\}|<([^{}<>]*)>|([{}<>])|([^{}<>]+)")
-
-_PRINTF = re.compile(r"%(?:\(\w*\))?[sdr]")
 
 Pieces = list[tuple[str, str | None]]
 """Literal text, escaped, and the name of the argument that follows it; None at the end."""
@@ -96,7 +95,7 @@ def parse(template: str, names: Collection[str]) -> Pieces:
     literal = ""
     for found in _PIECES.finditer(template):
         doubled, braced, angled, broken, text = found.groups()
-        if text and names and (printf := _PRINTF.search(text)):
+        if "%" in (text or "") and names and (printf := re.search(_PRINTF, text)):
             raise refuse(
                 f"{printf[0]!r} inserts nothing; write the name of an argument, such as"
                 f" {{{next(iter(names))}}}"

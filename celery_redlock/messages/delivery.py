@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, NoReturn
 
 from celery import states
@@ -209,7 +208,7 @@ class Delivery:
         message = self._message
         asks = callable(message.options.on_conflict) and not self._copy
         if asks:
-            self._options = replace(self._options, on_conflict=ask(message, refusal))
+            self._options = self._options.replace(on_conflict=ask(message, refusal))
         action = decide(self._options, refusal, {"copy": self._copy})
         if action.do == "replace":
             replace_holder(message, refusal, self._begun + action.wait, self._held.acquire)

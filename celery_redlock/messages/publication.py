@@ -73,7 +73,7 @@ def publish(
     wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
     if given is None and isinstance(headers, Mapping) and RESERVATION in headers:
         given = _given_before(headers[RESERVATION], task_id, wish)
-        wish = replace(wish, **given)
+        wish = wish.replace(**given)
     reserves = wish.scope in RESERVING or given
     if not reserves or app.conf.task_always_eager or not enabled(app.conf):
         return original(task, *arguments, task_id, **options)

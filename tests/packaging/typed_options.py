@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_redlock import SingletonTask, locked
-from celery_redlock.config.options import LockOptions
+from celery_redlock.config.typed import LockOptions
 
 
 @locked(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from celery_redlock.config.options import TASK, TaskOptions
@@ -20,15 +18,15 @@ def parking(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_waits_for_a_lock_is_parked(parking: None) -> None:
     assert parks(OPTIONS)
-    assert parks(replace(OPTIONS, limit=2))
+    assert parks(OPTIONS.replace(limit=2))
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        replace(OPTIONS, on_conflict="skip"),
-        replace(OPTIONS, on_conflict=print),
-        replace(OPTIONS, scope="until_executing"),
+        OPTIONS.replace(on_conflict="skip"),
+        OPTIONS.replace(on_conflict=print),
+        OPTIONS.replace(scope="until_executing"),
     ],
 )
 def test_all_else_is_not(parking: None, options: TaskOptions) -> None:
