@@ -45,9 +45,9 @@ class LoopWatchdog(Watchdog):
     def read_soon(self, after: float = READ_AFTER_S) -> None:
         """Do nothing: the loop reads."""
 
-    def chase_soon(self) -> None:
+    def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
         """See to it that a release which too few nodes have confirmed comes to them yet."""
-        self._loop.call_later(CHASE_EVERY_S, self._chase)
+        self._loop.call_later(after, self._chase)
 
     def _chase(self) -> None:
         if not self._closed and not self._read():

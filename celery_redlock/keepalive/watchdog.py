@@ -210,11 +210,11 @@ class Watchdog:
             if self._reads < self._wakes:
                 self.wake()
 
-    def chase_soon(self) -> None:
+    def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
         """See to it that a release which too few nodes have confirmed comes to them yet."""
         with self.lock:
             self._begin()
-        self.read_soon(CHASE_EVERY_S)
+        self.read_soon(after)
 
     @property
     def next_due(self) -> float:

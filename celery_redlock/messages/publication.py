@@ -141,7 +141,7 @@ class _Publication:
                         # Unless its body has begun already, and extends it by another ttl.
                         longer = claim_for(redlock, note.resources, lasts, token=claim.token)
                         longer.below = short
-                        reservation.prolong(redlock, [longer])
+                        redlock.client.prolong_soon(longer)
                     return sent
             except BaseException:  # also one that strikes in between
                 reservation.give_up(redlock, claim)

@@ -196,7 +196,7 @@ def connect(**_signal: Any) -> None:
 
 
 def disconnect(**_signal: Any) -> None:
-    """A pool child that ends: hear what the nodes say to its last release.
+    """A pool child that ends: prolong what it has published, and hear of its last release.
 
     Else it dies with a lock, for all that its supervisor knows, which frees it again and says so.
     """
@@ -221,6 +221,7 @@ def leave(sender: Any = None, **_signal: Any) -> None:
 
 
 def _left_behind(redlock: Redlock) -> list[Claim]:
+    redlock.client.prolong(redlock.node_timeout)
     redlock.client.driver.read(redlock.node_timeout)
     return redlock.client.driver.unfreed()
 

@@ -74,7 +74,8 @@ class FakeWatchdog:
         self.watched: dict[str, tuple[Claim, Callable[[Claim], None], float | None]] = {}
         self.next_due = float("inf")
 
-    def chase_soon(self) -> None: ...
+    def chase_soon(self, _after: float = 0.0) -> None:
+        self._redlock.client.prolong()
 
     def watch(
         self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None = None

@@ -42,7 +42,7 @@ def main() -> None:
             publish(app, queue, f"{key}-{number}", into)
         os.close(into)
         os.read(out, 1)  # it is at work
-        time.sleep(random.uniform(0.0, 0.05))
+        time.sleep(random.uniform(0.0, 0.2))
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
         rest = 1

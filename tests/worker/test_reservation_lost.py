@@ -243,6 +243,7 @@ def test_a_killed_producer_blocks_a_key_for_seconds(
     }
     assert len(published) >= sum(sent)
     left: dict[str, float] = {}
+    places: dict[str, tuple[int, int]] = {}
     node = redis.Redis.from_url(cluster.nodes[0].url)
     with node:
         for name in node.scan_iter(f"redlock:k:{key}-*#reserved"):
@@ -252,12 +253,16 @@ def test_a_killed_producer_blocks_a_key_for_seconds(
             owner = Owner.of(token.decode())
             assert owner is not None
             left[owner.task_id] = node.pttl(name) / 1000
+            child, number = name.removesuffix(b"#reserved").split(b"-")[-2:]
+            places[owner.task_id] = int(child), int(number)
     orphans = {task_id: seconds for task_id, seconds in left.items() if task_id not in published}
     assert all(seconds <= SECONDS for seconds in orphans.values()), orphans
-    # One each may have died with its message out and its reservation still short.
-    short = [task_id for task_id, seconds in left.items() if seconds <= SECONDS]
-    assert len(short) <= len(sent)
-    assert len(left) - len(short) >= sum(sent) - len(sent)
+    # The last ones of each may have died with their message out and their reservation still short.
+    short = sorted(place for task_id, place in places.items() if left[task_id] <= SECONDS)
+    long = sorted(place for task_id, place in places.items() if left[task_id] > SECONDS)
+    assert {child for child, _number in long} == set(range(len(sent)))
+    last = dict(long)
+    assert all(number > last[child] for child, number in short)
     cluster.client.delete(key)
 
 
