@@ -165,7 +165,7 @@ class Acquisition:
             # The proposal is made after `now`: a process that is stopped in between asks too late.
             return quorum.acquire(claim, now, patience, client.proposal(), client.wall())
 
-        ahead = () if entry is None else (partial(quorum.line_up, entry),)
+        ahead = () if entry is None else (partial(quorum.queue_round, entry),)
         try:
             ballot = await client.ask(operation, *ahead)
         except BaseException:
@@ -283,4 +283,4 @@ class Acquisition:
         return set(names) <= set(entry.resources)
 
     async def _queue(self, entry: QueueEntry, verb: Verb, nodes: set[int] | None = None) -> None:
-        await self._client.ask(lambda now: quorum.leave(entry, now, verb, nodes))
+        await self._client.ask(lambda now: quorum.queue(entry, now, verb, nodes))

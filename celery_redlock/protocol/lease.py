@@ -3,14 +3,14 @@
 A lease is a promise of N independent nodes, each with a clock of its own, so its holder counts for
 itself, and always to its own disadvantage. For every node it keeps one number: the time *before*
 the acknowledged request was sent, plus the ttl. No node drops our token before that moment (its
-own countdown began later), save for the difference of clock rates, for which the *drift* is
-deducted. A quorum of nodes holds our token until the q-th largest of these numbers: that is the
+own countdown began later), except that clocks run at different rates: the *drift* is deducted for
+that. A quorum of nodes holds our token until the q-th largest of these numbers: that is the
 deadline. The same rule serves acquisition, late answers, partial extensions and repair, and
 nothing else ever moves the deadline.
 
 Once the clock has reached the deadline the lease is lost for good, decided here, without a word
-from any node. An extension that is acknowledged later cannot revive it, for in between another
-may have held the resource.
+from any node. An extension that is acknowledged later cannot revive it, because another may have
+held the resource in between.
 
 Times are seconds on a monotonic clock which the caller owns; this module never looks at one.
 """

@@ -226,7 +226,7 @@ class ParkingDispatcher:
 
     def _leave(self, watched: Watched, verb: Verb, names: Resources | None = None) -> None:
         entry = replace(watched.entry, resources=names or watched.entry.resources)
-        self._redlock.client.driver.run(lambda now: quorum.leave(entry, now, verb))
+        self._redlock.client.driver.run(lambda now: quorum.queue(entry, now, verb))
 
     def _unwatch(self, watched: Watched) -> None:
         self._watched.pop(watched.resources, None)
