@@ -99,7 +99,7 @@ class AsyncHeldLease(HeldLease):
         return cast("AsyncHeldLease", await self._enter())
 
     async def __aexit__(self, *_error: object) -> None:
-        if not self._unshare():
+        if not self._leave_nested():
             await self._release()
 
     async def acquire(self, wait: float | None = None) -> bool:  # type: ignore[override]
@@ -109,7 +109,7 @@ class AsyncHeldLease(HeldLease):
         return True
 
     async def release(self, *, wait: bool = True) -> bool:  # type: ignore[override]
-        """Give it back. Whether it was held to this end. Safe to call again."""
+        """Give it back; return whether it was held until now. Safe to call again."""
         self._bind()
         return await self._release(wait)
 
@@ -197,7 +197,9 @@ class LoopClient(LockClient):
         if isinstance(self.driver, Driver):
             self.driver = LoopDriver(
                 self.loop,
-                *(self.addresses, self.prefix, self.guard),
+                self.addresses,
+                self.prefix,
+                self.guard,
                 strict=not self.checked,
                 node_timeout=self.node_timeout,
             )

@@ -71,7 +71,7 @@ class Progress:
 
     def _may_be_killed(self, after: float) -> None:
         if self._block is not None:
-            self._held.redlock.client.registry.patience(self._held._held(), after)
+            self._held.redlock.client.registry.patience(self._held._known_claim(), after)
 
     def _look(self) -> float:
         """Tell of a silence that is too long, once; return when to look again, in seconds."""
