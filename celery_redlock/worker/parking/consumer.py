@@ -35,7 +35,7 @@ from ...locking.pauses import Pause, covering, limited
 from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
 from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, receive, said
-from ...messages.policy import parkable, set_at_work
+from ...messages.policy import parkable, set_parking
 from ...messages.reservation import Reservation
 from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
@@ -66,7 +66,7 @@ def begin(app: Any) -> None:
         parking = False  # what is parked would count as what is at work
     # Also those that never wait for a lock: their keys can be paused.
     parking = bool(parking) and any(lock_of(task) is not None for task in app.tasks.values())
-    set_at_work(parking)
+    set_parking(parking)
     if parking:
         app.steps["consumer"].add(Parking)
     else:
