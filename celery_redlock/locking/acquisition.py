@@ -24,7 +24,7 @@ from ..protocol.values import SHARED, QueueEntry, quorum_of
 from ..runtime.clock import monotonic
 from ..stores.kinds import lock_key
 from .request import LockRequest
-from .wait_queue import JITTER, Waiter, split
+from .wait_queue import JITTER, Waiter, all_refused
 
 if TYPE_CHECKING:
     from .client import LockClient
@@ -35,7 +35,7 @@ POLL_S, POLL_MAX_S = 0.004, 0.5
 """Seconds between tries where nobody will call us: full jitter from the first, doubled each time up
 to the second."""
 SPLIT_MAX_S = 0.064
-"""Seconds at most between tries after a split vote: it was no holder who was in the way."""
+"""Seconds at most between tries after a split vote, in which no holder was in the way."""
 LOOK_AFTER_S = (0.1, 0.2)
 """Seconds until the nodes are asked how long the holder's ttl lasts: most release before."""
 RETRY_AFTER_S = (1.0, 2.0)
@@ -127,12 +127,12 @@ class Acquisition:
 
         Where all are known to be taken (`known_full`), look for free ones at once.
         """
-        names, limit, called = request.names, request.limit, request.resource
+        names, limit, shown_as = request.names, request.limit, request.resource
         every = slots_of(names, limit)
         # Not where a limit was lowered: a slot may be free, and others still hold as many as may.
         if not (known_full or (isinstance(limit, Limits) and limit.wide)):
             with contextlib.suppress(ResourceHeld):
-                return await self._attempt([JITTER.choice(slots) for slots in every], called)
+                return await self._attempt([JITTER.choice(slots) for slots in every], shown_as)
         ballot = await self._client.peek(names, limit)
         free = takeable(names, limit, outcome.free(ballot))
         for slots in free:
@@ -140,7 +140,7 @@ class Acquisition:
         lost = None
         while all(free):
             try:
-                return await self._attempt([slots[-1] for slots in free], called)
+                return await self._attempt([slots[-1] for slots in free], shown_as)
             except ResourceHeld as error:
                 lost = error.holder
                 for slots in free:
@@ -149,7 +149,7 @@ class Acquisition:
         queries = grouped(range(len(ballot.claims)), every)
         each = zip(names, of_each(names, limit), queries, free, strict=True)
         full = {name: (many, numbers) for name, many, numbers, slots in each if not slots}
-        raise outcome.all_held(called, full, ballot, self._client.nodes, lost, request.rate)
+        raise outcome.all_held(shown_as, full, ballot, self._client.nodes, lost, request.rate)
 
     async def _attempt(
         self, names: Sequence[str], shown_as: str = "", entry: QueueEntry | None = None
@@ -185,7 +185,7 @@ class Acquisition:
         error = outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
             look = await client.ask(lambda now: quorum.peek([claim], now, patience))
-            if outcome.names_readers(ballot, look):
+            if outcome.add_readers(ballot, look):
                 raise outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
             keys = [lock_key(client.addresses[0], client.prefix, name) for name in claim.resources]
             error = outcome.if_permanent(error, look, client.nodes, keys)
@@ -250,7 +250,7 @@ class Acquisition:
                 waiter.forget()  # that call came to nothing: join the queue again
                 continue
             held = waiter.informed and isinstance(refusal, ResourceHeld)
-            if not (held and stood) or split(refusal):
+            if not (held and stood) or all_refused(refusal):
                 # No release will call us, or nobody holds it who will release it: try again soon.
                 in_vain += 1
                 most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(in_vain, 16))

@@ -41,7 +41,7 @@ from typing import Any
 from ..protocol.errors import NotAcquired, ResourceHeld
 from ..runtime.event import SafeEvent
 
-__all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "split"]
+__all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "all_refused"]
 
 JITTER = random.SystemRandom()
 """Not the module's own generator: that one is the application's, which may have seeded it."""
@@ -63,11 +63,12 @@ class Waiter:
 
     Attributes:
         news: Set when the first node has called since `forget()`, and when a quorum has.
-        name: What it is called by.
+        name: What the nodes call it by.
         member: Its process and name, as it stands in the queues.
         since: When it first waited, in microseconds since 1970.
         closed: There is nothing to wait for any more.
-        sure: Whether all nodes that count have called; one that was just connected may have.
+        sure: Whether all nodes that are counted have surely called: one that was connected just
+            now may or may not have.
         quorum: How many nodes must call it.
     """
 
@@ -84,7 +85,7 @@ class Waiter:
         self._joined = 0
 
     def hear(self, node: int, *, popped: bool = True) -> None:
-        """A node calls; or, if it was not us who were taken from its queue, it may have before."""
+        """Count the call of a node; without `popped` it is not certain that the node has called."""
         self.sure = self.sure and popped
         self._heard.add(node)
         if len(self._heard) in (1, self.quorum):
@@ -132,14 +133,14 @@ class Waiter:
 
     @property
     def left_by(self) -> set[int]:
-        """The nodes that surely took us from the queue of one resource: those that have called.
+        """The nodes that surely took us out of the queue of one resource: those that have called.
 
-        If we joined it once; else a call may be a late one, from before we last did.
+        None, if we joined it more than once: a call may be a late one, from before we last did.
         """
         return self._heard if self.sure and self._joined == 1 else set()
 
 
-def split(error: NotAcquired) -> bool:
-    """Whether nobody has it who will release it: those who tried have all been refused."""
+def all_refused(error: NotAcquired) -> bool:
+    """Whether all that tried at once may have been refused: then nobody will release it."""
     holder = error.holder if isinstance(error, ResourceHeld) else None
     return holder is None or holder.nodes <= len(error.votes) - holder.quorum
