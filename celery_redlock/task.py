@@ -96,19 +96,24 @@ class SingletonTask(BaseTask):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._declare()
+        cls._set_lock()
 
     @classmethod
     def annotate(cls) -> None:
         """Set what `task_annotations` says of this task, the options of its lock included."""
         super().annotate()
         try:
-            cls._declare(given_to_all(cls.app))
+            cls._set_lock(given_to_all(cls.app))
         except ConfigurationError as error:
             raise ConfigurationError(f"{error} (from task_annotations)") from None
 
     @classmethod
-    def _declare(cls, for_all: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def _set_lock(cls, for_all: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Read and check the options of this class.
+
+        Args:
+            for_all: What `task_annotations` gives to all tasks.
+        """
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
         for name, value in vars(cls).items():
             misspelt = name in _NEEDS_PREFIX or name.startswith("redlock_")
@@ -116,7 +121,7 @@ class SingletonTask(BaseTask):
                 right = "lock_" + name.removeprefix("redlock_")
                 raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
         try:
-            cls.redlock = TaskLock(cls._declared(), "lock_", for_all)
+            cls.redlock = TaskLock(cls._class_options(), "lock_", for_all)
         except ConfigurationError as error:
             # A task is made when its app is finalized, far from where it is written.
             raise ConfigurationError(f"{task}: {error}") from None
@@ -126,7 +131,7 @@ class SingletonTask(BaseTask):
             cls.redlock.check(task, run.__func__ if plain else run, bound=not plain)
 
     @classmethod
-    def _declared(cls) -> dict[str, Any]:
+    def _class_options(cls) -> dict[str, Any]:
         """Return the options that the class and its bases declare, by name, without prefix."""
         own: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
@@ -258,7 +263,7 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
 
     Celery makes it when the app is finalized; but its function is known, and checked, now.
     """
-    made_from = _behind(proxy)
+    made_from = _made_from(proxy)
     function: Any = made_from.get("fun")
     if function is not None:
         _check(lock, function)
@@ -266,21 +271,21 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
         proxy.__then__(lambda: _lock_task(lock, proxy._get_current_object()))
         return
 
-    def finalized(app: Any) -> None:
+    def lock_in(app: Any) -> None:
         name = made_from["name"] or app.gen_task_name(function.__name__, function.__module__)
         _lock_task(lock, app.tasks[name])
 
     # A shared task is made once per app, by finalizers that run in no certain order. What is in
     # `_pending` runs after all of them, and its errors are raised; a signal would swallow them.
     _celery_state.connect_on_app_finalize(
-        lambda app: app._pending.append(PromiseProxy(functools.partial(finalized, app)))
+        lambda app: app._pending.append(PromiseProxy(functools.partial(lock_in, app)))
     )
     for app in _celery_state._get_active_apps():
         if app.finalized:
-            finalized(app)
+            lock_in(app)
 
 
-def _behind(proxy: Any) -> Mapping[str, Any]:
+def _made_from(proxy: Any) -> Mapping[str, Any]:
     """Return what Celery will make a proxy's task from: `fun`, its function, and perhaps `name`."""
     if type(proxy) is PromiseProxy:
         try:

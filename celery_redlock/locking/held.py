@@ -43,7 +43,7 @@ MAX_KEEP_S = 1e15
 
 
 def _user() -> object:
-    """Who runs: a thread or greenlet, and a task of asyncio in it if there is one."""
+    """Return who runs: a thread or greenlet, with the asyncio task in it if there is one."""
     asyncio = sys.modules.get("asyncio")
     running = asyncio is not None and asyncio._get_running_loop() is not None
     task = asyncio.current_task() if running else None  # type: ignore[union-attr]
@@ -51,10 +51,10 @@ def _user() -> object:
 
 
 def current_lease() -> HeldLease:
-    """The lease of the innermost lock that this thread's (or greenlet's) work runs under.
+    """Return the lease of the innermost lock that this thread's (or greenlet's) work runs under.
 
     Raises:
-        RedlockError: There is none: this is not called inside a locked task or block.
+        RedlockError: There is none, because the caller is in no locked task or block.
     """
     for held in stack.leases():
         if held._pid == os.getpid():
@@ -66,7 +66,7 @@ def current_lease() -> HeldLease:
 
 
 class HeldLease:
-    """A lock that is held, extended by itself, until it is given back. Also a context manager.
+    """A lock that is held, and extended until it is given back. Also a context manager.
 
     Attributes:
         resource: What is exclusive; several names in one text, where it is more than one.
@@ -75,8 +75,8 @@ class HeldLease:
         request: What is asked for.
         max_lifetime: Seconds after which it is no longer extended; None for never.
         task: The name of the task it is held for; empty outside tasks.
-        mark: What its release is to leave on the nodes if its work succeeds: a key, and for how
-            many seconds.
+        mark: What its release leaves on the nodes if its work succeeds: a key, and for how many
+            seconds.
         stalled: Whether its work has reported no progress for the `progress_timeout`.
     """
 

@@ -76,9 +76,9 @@ class Redlock:
                     address.name,
                     address.unverified,
                 )
-        helper = None
+        sidecar = None
         if check_option("keeper", keeper) == "process":
-            helper = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
+            sidecar = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
         self.client = LockClient(
             addresses,
             ttl=check_option("ttl", ttl),
@@ -90,7 +90,7 @@ class Redlock:
                 len(addresses),
                 any(address.moves for address in addresses),
             ),
-            registry=LeaseRegistry(len(addresses), helper),
+            registry=LeaseRegistry(len(addresses), sidecar),
         )
 
     @property

@@ -169,7 +169,8 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     """
     app, request, copy = message.task.app, message.request, attempts.get("copy", False)
     why = "held" if isinstance(refusal, ResourceHeld) else "unavailable"
-    # Whoever receives it parks it, unless too many are parked: it has come from the pool then.
+    # The worker that receives it will park it. If it has been refused before and was not parked,
+    # too many are, and it will not.
     parked = attempts.pop("parked", False) or attempts[why] == 1
     parked = parked and parks(message.options)
     holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
