@@ -154,7 +154,7 @@ class TaskLock:
         return str(self.own.get("scope", TASK["scope"].default))
 
     @property
-    def waits(self) -> bool:
+    def has_wait(self) -> bool:
         """Whether `wait` was declared with it: then a delivery waits in its pool slot."""
         return "wait" in self.own
 

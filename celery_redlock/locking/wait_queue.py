@@ -1,22 +1,22 @@
 """Waiters of one resource form a queue, and a release calls only the first of them.
 
-On each node the queue is a sorted set beside the key: who waits, by the wall clock of its first
-try, which it keeps. So all nodes have them in nearly one order; clocks matter for nothing else. A
-release takes the first from the queue whose process listens, and publishes to the channel of that
+On each node the queue is a sorted set beside the key: the waiters, by the wall clock of their first
+try. So all nodes have them in nearly the same order; clocks matter for nothing else. A release
+takes the first waiter whose process listens from the queue, and publishes to the channel of that
 process (`scripts.RELEASE`). The waiter that a quorum of the nodes calls tries, and no other is in
-its way. Exclusion does not rest on any of this: whoever tries, called or not, is granted the lock
-by a quorum, or is not.
+its way. Exclusion does not rest on any of this: a try, called or not, is granted the lock by a
+quorum, or is not.
 
-Every try is an ENQUEUE and an ACQUIRE, in this order on each connection: so whoever is in the way
-releases after we have joined the queue, and calls us. A call can be lost all the same:
+Every try is an ENQUEUE and an ACQUIRE, in this order on each connection. So the holder that is in
+the way releases after we have joined the queue, and that calls us. A call can be lost all the same:
 
 - The waiter that was called has died: its process no longer listens, and the nodes pass it over. If
   it dies after the call, is stopped, or is interrupted between: the others try by themselves after
   one to two seconds.
 - It gives up as it is called: it calls the next waiter itself (HAND_ON).
 - Another comes by and takes the lock first: the waiter that was called joins the queue again, in
-  its old place, since before the other's release. Whoever releases and wants it again lets those
-  pass who were called (`STAND_BACK_S`).
+  its old place, before the other releases. A holder that releases and wants it again lets the
+  waiter that was called go first (`STAND_BACK_S`).
 - The nodes call different waiters, because their queues differ for a moment, or a node was
   restarted and has forgotten its queue: a waiter that fewer than a quorum call tries as well, a
   little later, and that try puts it back in every queue.

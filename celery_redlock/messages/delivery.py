@@ -178,7 +178,8 @@ class Delivery:
     def _try(self) -> None:
         """Try to take the lock, for as long as it may wait for its holder in this process."""
         options = self._message.options
-        # One that replaces the holder does not wait for it first.
+        # One that replaces the holder does not wait for it first. Nor does one whose policy is a
+        # function to be asked: its `wait` is 0.
         wait = 0.0 if options.on_conflict == "replace" else self._held.request.wait
         patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
@@ -203,7 +204,7 @@ class Delivery:
                 raise
 
     def _insist(self, refusal: ResourceHeld) -> None:
-        """Go on trying if the policy says "wait" or "replace"; else raise the refusal."""
+        """Go on if the holder is to be replaced, or as the user's function says; else raise."""
         message = self._message
         asks = callable(message.options.on_conflict) and not self._copy
         if asks:

@@ -55,7 +55,7 @@ def run(
     delivered = first_call(request)
     # Where this worker parks what must wait, no delivery waits in its pool slot, unless its task
     # declares a wait.
-    parked = delivered and parks(options) and not lock.waits
+    parked = delivered and parks(options) and not lock.has_wait
     redlock = Redlock.from_app(app)
     if len(resources) > 1:  # one alone was checked when its key was made and its task declared
         checked_names(resources, fencing=options.fencing)
