@@ -155,7 +155,7 @@ class TaskLock:
 
     @property
     def has_wait(self) -> bool:
-        """Whether `wait` was declared with it: then a delivery waits in its pool slot."""
+        """Whether it was declared with a `wait`, so that a delivery waits in its pool slot."""
         return "wait" in self.own
 
     def options(self, app: Any, settings: Settings | None = None) -> TaskOptions:
@@ -163,7 +163,7 @@ class TaskLock:
 
         Args:
             app: The app.
-            settings: Its settings, for who has read them.
+            settings: Its settings, if the caller has read them.
 
         Raises:
             ConfigurationError: A setting cannot work, or the task's options contradict the app's.

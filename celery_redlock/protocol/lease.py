@@ -42,7 +42,7 @@ FENCE_LIMIT = 2**53 - 1
 
 
 def drift(ttl: float) -> float:
-    """Seconds of a ttl that are never counted as held, for clock drift (Redis page)."""
+    """Return the seconds of a ttl that are never counted as held, for clock drift (Redis page)."""
     return DRIFT_RATE * ttl + DRIFT_FLOOR
 
 
@@ -52,8 +52,8 @@ class Lease:
 
     Attributes:
         resource: What is exclusive; several names in one text, where it is more than one.
-        token: The random proof of who holds it, new for every attempt. Not a fencing token: the
-            resource cannot tell an old one from a new one by it.
+        token: The random proof of who holds it, new for every attempt. It is no fencing token: it
+            does not tell which of two leases is the newer one.
         ttl: What the nodes were asked for, in seconds.
         deadline: Held while the clock is before this, in seconds of that clock.
         clock: The monotonic clock of the driver that granted it.
@@ -75,7 +75,7 @@ class Lease:
     granted_at: float = field(default=0.0, repr=False, compare=False)
 
     def remaining(self, now: float | None = None) -> float:
-        """Seconds left, drift already deducted (the paper's *validity*); 0.0 when over."""
+        """Return the seconds left, drift deducted (*validity* on the Redis page); 0.0 when over."""
         return max(0.0, self.deadline - (self.clock() if now is None else now))
 
     @property
