@@ -43,7 +43,7 @@ FENCE_AHEAD = 86_400 * 1_000_000
 """Microseconds by which a fencing token may be ahead of the wall clock of its holder. A node may
 answer any number, and the largest one spreads to all nodes, so a node that lies would poison them.
 It is more than the error of a clock that shows local time instead of UTC. It is less than the time
-for which a node remembers a number (`FENCE_LIFE_MS`); otherwise a number that was forgotten
+for which a node remembers a number (`names.FENCE_LIFE_S`); otherwise a number that was forgotten
 might be larger than the next."""
 
 
