@@ -238,7 +238,7 @@ def redlock() -> Redlock:
 def test_a_proposal_exceeds_what_was_granted_whatever_the_wall_clock_says(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grant(operation: Any) -> Round:
+    def grant(operation: Any, _ahead: None) -> Round:
         steps = operation(NOW)
         round_: Round = next(steps)
         round_.answer(0, round_.claims[0].proposal, NOW)
