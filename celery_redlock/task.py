@@ -1,4 +1,4 @@
-"""`SingletonTask` and `@locked`: which key, under which options, around what.
+"""`SingletonTask` and `@locked`: declare which key a task locks, and how, and wrap its body.
 
 A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `endings.py` give
 it back after every ending that Python survives. Plain calls and eager ones take it in
@@ -27,20 +27,12 @@ from .config.options import (
     OnLost,
     OnUnavailable,
 )
-from .config.task_lock import TaskLock, lock_of, resource_of, resources_of
+from .config.task_lock import TaskLock
 from .keys.resolver import Templates
 from .protocol.errors import ConfigurationError
 from .worker.install import install, load
 
-__all__ = [
-    "SingletonTask",
-    "TaskLock",
-    "install",
-    "lock_of",
-    "locked",
-    "resource_of",
-    "resources_of",
-]
+__all__ = ["SingletonTask", "install", "locked"]
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,9 +47,9 @@ F = TypeVar("F")
 
 _celery_state: Any = _state  # its stubs lack most of it
 
-_WITHOUT_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max", "shared"}
-"""The options that are not Celery's as well; its `shared` is an attribute of a task in a pool child
-that was spawned."""
+_NEEDS_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max", "shared"}
+"""Options that are misspelt if a task class has them without `lock_`. The three that are left out
+are Celery's as well: its `shared` is set on the tasks of a pool child that was spawned."""
 
 
 class SingletonTask(BaseTask):
@@ -73,7 +65,7 @@ class SingletonTask(BaseTask):
         ConfigurationError: When the task is made, if an option is unknown or cannot work.
     """
 
-    # For type checkers. No values here: those of an app's settings would be hidden.
+    # For type checkers. No values here: they would hide those of the app's settings.
     lock_key: Key
     lock_ttl: float
     lock_wait: float
@@ -104,27 +96,32 @@ class SingletonTask(BaseTask):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls._declare()
+        cls._set_lock()
 
     @classmethod
     def annotate(cls) -> None:
-        """Set what `task_annotations` says of this task, its lock's options included."""
+        """Set what `task_annotations` says of this task, the options of its lock included."""
         super().annotate()
         try:
-            cls._declare(given_to_all(cls.app))
+            cls._set_lock(given_to_all(cls.app))
         except ConfigurationError as error:
             raise ConfigurationError(f"{error} (from task_annotations)") from None
 
     @classmethod
-    def _declare(cls, for_all: Mapping[str, Any] = MappingProxyType({})) -> None:
+    def _set_lock(cls, for_all: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Read and check the options of this class.
+
+        Args:
+            for_all: What `task_annotations` gives to all tasks.
+        """
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
         for name, value in vars(cls).items():
-            misspelt = name in _WITHOUT_PREFIX or name.startswith("redlock_")
+            misspelt = name in _NEEDS_PREFIX or name.startswith("redlock_")
             if misspelt and not (inspect.isroutine(value) or isinstance(value, property)):
                 right = "lock_" + name.removeprefix("redlock_")
                 raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
         try:
-            cls.redlock = TaskLock(cls._declared(), "lock_", for_all)
+            cls.redlock = TaskLock(cls._class_options(), "lock_", for_all)
         except ConfigurationError as error:
             # A task is made when its app is finalized, far from where it is written.
             raise ConfigurationError(f"{task}: {error}") from None
@@ -134,8 +131,8 @@ class SingletonTask(BaseTask):
             cls.redlock.check(task, run.__func__ if plain else run, bound=not plain)
 
     @classmethod
-    def _declared(cls) -> dict[str, Any]:
-        """The options that the class and its bases declare, by name, without prefix."""
+    def _class_options(cls) -> dict[str, Any]:
+        """Return the options that the class and its bases declare, by name, without prefix."""
         own: dict[str, Any] = {}
         for base in reversed(cls.__mro__):
             for name, value in vars(base).items():
@@ -147,13 +144,14 @@ class SingletonTask(BaseTask):
         return own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        request, runs = self.request_stack.top, load()
-        # For a delivery and an eager call the tracer has pushed the request already.
-        traced = runs.first_call(request) or (
+        request, loaded = self.request_stack.top, load()
+        # For a delivery and an eager call Celery's tracer has pushed the request already; for any
+        # other call `Task.__call__` pushes one.
+        traced = loaded.first_call(request) or (
             request is not None and request.is_eager and not request.called_directly
         )
         body = functools.partial(self.run if traced else super().__call__, *args, **kwargs)
-        result = runs.run(self.redlock, self.app, self, request, self.run, body)
+        result = loaded.run(self.redlock, self.app, self, request, self.run, body)
         if type(result) is CoroutineType:
             raise _never_awaited(self.name, result)
         return result
@@ -182,7 +180,7 @@ def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) ->
     lock = TaskLock({**_key_option(keys, options), **options})
 
     def decorate(target: F) -> F:
-        if issubclass(type(target), Proxy):
+        if issubclass(type(target), Proxy):  # `isinstance` would ask for the task, and make it
             _lock_proxy(lock, target)
         elif isinstance(target, Task):
             _lock_task(lock, target)
@@ -217,7 +215,7 @@ def _key_option(keys: Sequence[Any], options: LockOptions) -> LockOptions:
 
 
 def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` under a lock. Whether it is a task's body is only seen when called."""
+    """Return `function` under a lock. Only a call shows whether it is the body of a task."""
     _check(lock, function)
 
     @functools.wraps(function)
@@ -265,7 +263,7 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
 
     Celery makes it when the app is finalized; but its function is known, and checked, now.
     """
-    made_from = _behind(proxy)
+    made_from = _made_from(proxy)
     function: Any = made_from.get("fun")
     if function is not None:
         _check(lock, function)
@@ -273,22 +271,22 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
         proxy.__then__(lambda: _lock_task(lock, proxy._get_current_object()))
         return
 
-    def finalized(app: Any) -> None:
+    def lock_in(app: Any) -> None:
         name = made_from["name"] or app.gen_task_name(function.__name__, function.__module__)
         _lock_task(lock, app.tasks[name])
 
-    # A shared task is made once per app, by finalizers that are called in no certain order. What is
-    # pending comes after all of them, and its errors are not swallowed as those of a signal are.
+    # A shared task is made once per app, by finalizers that run in no certain order. What is in
+    # `_pending` runs after all of them, and its errors are raised; a signal would swallow them.
     _celery_state.connect_on_app_finalize(
-        lambda app: app._pending.append(PromiseProxy(functools.partial(finalized, app)))
+        lambda app: app._pending.append(PromiseProxy(functools.partial(lock_in, app)))
     )
     for app in _celery_state._get_active_apps():
         if app.finalized:
-            finalized(app)
+            lock_in(app)
 
 
-def _behind(proxy: Any) -> Mapping[str, Any]:
-    """Return what a task that is yet to be made will be made from: its function, perhaps a name."""
+def _made_from(proxy: Any) -> Mapping[str, Any]:
+    """Return what Celery will make a proxy's task from: `fun`, its function, and perhaps `name`."""
     if type(proxy) is PromiseProxy:
         try:
             return {"fun": object.__getattribute__(proxy, "_Proxy__args")[0]}
@@ -297,5 +295,5 @@ def _behind(proxy: Any) -> Mapping[str, Any]:
     return inspect.getclosurevars(object.__getattribute__(proxy, "_Proxy__local")).nonlocals
 
 
-# The handlers that release a lock are part of it: they are connected wherever one can be taken.
+# Wherever a lock can be taken, the handlers that release it must be connected.
 install()

@@ -149,7 +149,7 @@ def _nothing_is_left_to_the_next() -> Iterator[None]:
     logging.root.setLevel(logging.WARNING)
     tasks = set(_state._on_app_finalizers)
     yield
-    policy.set_at_work(False)  # as a worker that was started in this process leaves it
+    policy.set_parking(False)  # as a worker that was started in this process leaves it
     _state._on_app_finalizers.intersection_update(tasks)
     left = stack.leases()
     for lease in left:

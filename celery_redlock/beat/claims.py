@@ -127,7 +127,9 @@ class TickClaim(HeldLease):
         """Free it if it is what a node still keeps past its end (etcd does); return whether."""
         mine = monotonic() >= self.kept and holder.digest == token_digest(self.token)
         if mine:
-            blocking(self.redlock.client.ask(partial(quorum.release, self._held(), patience=0.0)))
+            blocking(
+                self.redlock.client.ask(partial(quorum.release, self._known_claim(), patience=0.0))
+            )
         return mine
 
     def _say_lost(self, loss: LeaseLost) -> None:

@@ -85,7 +85,7 @@ class QueueOnce(ReservedTask):
     once: Mapping[str, Any] = {"graceful": False, "unlock_before_run": False}
 
     @classmethod
-    def _declared(cls) -> dict[str, Any]:
+    def _class_options(cls) -> dict[str, Any]:
         once = _checked(cls.once, OF_A_TASK, "once")
         moved: dict[str, Any] = {
             "scope": "until_executing" if once.get("unlock_before_run") else "until_executed",
@@ -96,7 +96,7 @@ class QueueOnce(ReservedTask):
             moved["key"] = list(once["keys"]) or re.sub(r"([{}<>])", r"\1\1", name)
         if "timeout" in once:
             moved["reserve_ttl"] = _ttl(once["timeout"])
-        return {**moved, **super()._declared()}
+        return {**moved, **super()._class_options()}
 
     @classmethod
     def on_bound(cls, app: Any) -> None:

@@ -44,7 +44,7 @@ class Singleton(ReservedTask):
     lock_expiry: float | None = None
 
     @classmethod
-    def _declared(cls) -> dict[str, Any]:
+    def _class_options(cls) -> dict[str, Any]:
         moved: dict[str, Any] = {"scope": "until_executed"}
         unique_on = cls.unique_on
         if unique_on:
@@ -56,7 +56,7 @@ class Singleton(ReservedTask):
             moved["key"] = [unique_on] if isinstance(unique_on, str) else list(unique_on)
         if cls.lock_expiry is not None:
             moved["reserve_ttl"] = cls.lock_expiry
-        declared = super()._declared()
+        declared = super()._class_options()
         declared.pop("expiry")  # it is called like an option of ours
         return {**moved, **declared}
 

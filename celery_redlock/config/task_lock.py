@@ -154,8 +154,8 @@ class TaskLock:
         return str(self.own.get("scope", TASK["scope"].default))
 
     @property
-    def waits(self) -> bool:
-        """Whether `wait` was declared with it: then a delivery waits in its pool slot."""
+    def has_wait(self) -> bool:
+        """Whether it was declared with a `wait`, so that a delivery waits in its pool slot."""
         return "wait" in self.own
 
     def options(self, app: Any, settings: Settings | None = None) -> TaskOptions:
@@ -163,7 +163,7 @@ class TaskLock:
 
         Args:
             app: The app.
-            settings: Its settings, for who has read them.
+            settings: Its settings, if the caller has read them.
 
         Raises:
             ConfigurationError: A setting cannot work, or the task's options contradict the app's.

@@ -43,8 +43,8 @@ MAX_NODES = 16
 BLOCKS, SLOTS = 1024, 8
 """A process takes a block of slots, and another when that is full."""
 MAX_TEXT_BYTES = 32_000
-"""Room for the names of any claim (`names.ROOM`) and its token. Pages that are never written to
-take up no memory."""
+"""Room for the names of any claim (`names.MAX_NAMES_BYTES`) and its token. Pages that are never
+written to take up no memory."""
 
 _EMPTY, _ASKING, _HOLDING = 0, 1, 2
 

@@ -1,4 +1,7 @@
-"""One call for a lock: its tries, and its wait between them."""
+"""One request for a lock: its tries, and its wait between them.
+
+To *call* a waiter is what a node does when a release has made its resource free (`wait_queue.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from ..protocol.values import SHARED, QueueEntry, quorum_of
 from ..runtime.clock import monotonic
 from ..stores.kinds import lock_key
 from .request import LockRequest
-from .wait_queue import JITTER, Waiter, split
+from .wait_queue import JITTER, Waiter, all_refused
 
 if TYPE_CHECKING:
     from .client import LockClient
@@ -32,23 +35,23 @@ POLL_S, POLL_MAX_S = 0.004, 0.5
 """Seconds between tries where nobody will call us: full jitter from the first, doubled each time up
 to the second."""
 SPLIT_MAX_S = 0.064
-"""Seconds at most between tries after a split vote: it was no holder who was in the way."""
+"""Seconds at most between tries after a split vote, in which no holder was in the way."""
 LOOK_AFTER_S = (0.1, 0.2)
 """Seconds until the nodes are asked how long the holder's ttl lasts: most release before."""
 RETRY_AFTER_S = (1.0, 2.0)
-"""Seconds until a waiter tries that was not called: a call can be lost."""
+"""Seconds after which a waiter tries without having been called: a call can be lost."""
 STAND_BACK_S = (0.02, 0.06)
-"""Seconds for which one who has just released lets the one pass who was called."""
+"""Seconds for which we leave what we have just released to the waiter that was called."""
 
 
 class Acquisition:
-    """One call for a lock, from its first try to its last.
+    """One request for a lock, from its first try to its last.
 
     Args:
         client: What asks the nodes.
         request: What is asked for.
-        adopt: Called with the claim of each try before the nodes are asked. It gives the claim back
-            if the call is interrupted.
+        adopt: Called with the claim of each try before the nodes are asked, so that the caller can
+            give it back if it is interrupted.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class Acquisition:
         try:
             return await self._try(known_full=False)
         except NotAcquired as error:
-            # When the nodes will have a vote is known: before that, waiting is in vain.
+            # If it is known when the nodes have a vote again, waiting is in vain until then.
             known = error.retry_after if isinstance(error, QuorumUnavailable) else None
             if wait <= (known or 0.0):
                 raise
@@ -120,13 +123,16 @@ class Acquisition:
             raise self._client.refused(error) from None
 
     async def _attempt_slots(self, request: LockRequest, known_full: bool) -> Claim:
-        """Acquire a slot of each name: any; and if one is taken, those that are seen free."""
-        names, limit, called = request.names, request.limit, request.resource
+        """Acquire a slot of each name: any one first; if it is taken, those that are seen free.
+
+        Where all are known to be taken (`known_full`), look for free ones at once.
+        """
+        names, limit, shown_as = request.names, request.limit, request.resource
         every = slots_of(names, limit)
-        # Else a slot of ours may be free though as many as may hold it are in others.
+        # Not where a limit was lowered: a slot may be free, and others still hold as many as may.
         if not (known_full or (isinstance(limit, Limits) and limit.wide)):
             with contextlib.suppress(ResourceHeld):
-                return await self._attempt([JITTER.choice(slots) for slots in every], called)
+                return await self._attempt([JITTER.choice(slots) for slots in every], shown_as)
         ballot = await self._client.peek(names, limit)
         free = takeable(names, limit, outcome.free(ballot))
         for slots in free:
@@ -134,7 +140,7 @@ class Acquisition:
         lost = None
         while all(free):
             try:
-                return await self._attempt([slots[-1] for slots in free], called)
+                return await self._attempt([slots[-1] for slots in free], shown_as)
             except ResourceHeld as error:
                 lost = error.holder
                 for slots in free:
@@ -143,7 +149,7 @@ class Acquisition:
         queries = grouped(range(len(ballot.claims)), every)
         each = zip(names, of_each(names, limit), queries, free, strict=True)
         full = {name: (many, numbers) for name, many, numbers, slots in each if not slots}
-        raise outcome.all_held(called, full, ballot, self._client.nodes, lost, request.rate)
+        raise outcome.all_held(shown_as, full, ballot, self._client.nodes, lost, request.rate)
 
     async def _attempt(
         self, names: Sequence[str], shown_as: str = "", entry: QueueEntry | None = None
@@ -165,11 +171,11 @@ class Acquisition:
             # The proposal is made after `now`: a process that is stopped in between asks too late.
             return quorum.acquire(claim, now, patience, client.proposal(), client.wall())
 
-        ahead = () if entry is None else (partial(quorum.line_up, entry),)
+        ahead = None if entry is None else partial(quorum.queue_round, entry)
         try:
-            ballot = await client.ask(operation, *ahead)
+            ballot = await client.ask(operation, ahead)
         except BaseException:
-            if claim.ended:  # struck while it was being undone: some nodes may not know of it
+            if claim.ended:  # interrupted while it was being undone: some nodes may not know of it
                 await client.ask(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:
@@ -179,7 +185,7 @@ class Acquisition:
         error = outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
         if isinstance(error, ResourceHeld) and (error.holder is None or error.holder.owner is None):
             look = await client.ask(lambda now: quorum.peek([claim], now, patience))
-            if outcome.names_readers(ballot, look):
+            if outcome.add_readers(ballot, look):
                 raise outcome.refusal(claim.resource, ballot, client.nodes, claim.ttl)
             keys = [lock_key(client.addresses[0], client.prefix, name) for name in claim.resources]
             error = outcome.if_permanent(error, look, client.nodes, keys)
@@ -224,27 +230,28 @@ class Acquisition:
                     await self._queue(self._entry, verb, there)
 
     async def _retry(self, waiter: Waiter) -> Claim:
-        """Try until the lock is granted or the time is over. The package's only loop that does."""
+        """Try until the lock is granted or the time is over."""
         until, pause = time.monotonic() + self._request.wait, self._client.pause
         in_vain, called = 0, True
         while True:
-            # One that was called is likely to be granted it, and need not join the queue again.
-            first = called and waiter.sure and waiter.calls >= waiter.quorum
-            if not first:
+            # A waiter that a quorum has called will most likely be granted the lock: it tries
+            # without joining the queue again.
+            chosen = called and waiter.sure and waiter.calls >= waiter.quorum
+            if not chosen:
                 waiter.forget()
             try:
-                return await self._try(None if first else self._entry)
+                return await self._try(None if chosen else self._entry)
             except NotAcquired as error:
                 refusal = error
                 if waiter.closed or time.monotonic() >= until:
                     raise
             stood = await self._stand_for(self._in_the_way(refusal))
-            if first:
+            if chosen:
                 waiter.forget()  # that call came to nothing: join the queue again
                 continue
             held = waiter.informed and isinstance(refusal, ResourceHeld)
-            if not (held and stood) or split(refusal):
-                # No release will call us, or none of a holder: full jitter, soon.
+            if not (held and stood) or all_refused(refusal):
+                # No release will call us, or nobody holds it who will release it: try again soon.
                 in_vain += 1
                 most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(in_vain, 16))
                 await pause(waiter, min(JITTER.uniform(0, most), until - time.monotonic()))
@@ -257,7 +264,7 @@ class Acquisition:
                     continue
             seconds = JITTER.uniform(*RETRY_AFTER_S)
             with contextlib.suppress(QuorumUnavailable):
-                # Should its holder have died without a word.
+                # Its holder may have died, and then nobody releases it: how long does its ttl last?
                 part = self._request.part(self._entry.resources)
                 ballot = await self._client.peek(part.names, part.limit, shared=part.shared)
                 left = outcome.room_in(ballot, slots_of(part.names, part.limit))
@@ -265,7 +272,7 @@ class Acquisition:
             called = await pause(waiter, min(seconds, until - time.monotonic()))
 
     def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:
-        """Those of our names that others hold; all, where the nodes did not say which."""
+        """Return those of our names that others hold; all, where the nodes did not say which."""
         conflicting = refusal.conflicting if isinstance(refusal, ResourceHeld) else ()
         return conflicting or self._request.names
 
@@ -273,14 +280,14 @@ class Acquisition:
         """Stand in the queues of `names` from the next try on; return whether we already do."""
         entry = self._entry
         free = tuple(name for name in entry.resources if name not in names)
-        if free:  # for others; a release of these may have called us
-            # Of a key with a limit, HAND_ON sees one slot; from outside of the queue it calls.
-            for verb in (
-                (Verb.HAND_ON,) if self._request.limit == 1 else (Verb.DEQUEUE, Verb.HAND_ON)
-            ):
-                await self._queue(replace(entry, resources=free), verb)
+        if free:  # leave them to others; a release of one may have called us
+            left = replace(entry, resources=free)
+            if self._request.limit != 1:
+                # HAND_ON looks at one slot alone, but calls in any case if we stand in no queue.
+                await self._queue(left, Verb.DEQUEUE)
+            await self._queue(left, Verb.HAND_ON)
         self._entry = replace(entry, resources=names)
         return set(names) <= set(entry.resources)
 
     async def _queue(self, entry: QueueEntry, verb: Verb, nodes: set[int] | None = None) -> None:
-        await self._client.ask(lambda now: quorum.leave(entry, now, verb, nodes))
+        await self._client.ask(lambda now: quorum.queue(entry, now, verb, nodes))

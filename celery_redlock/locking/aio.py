@@ -73,7 +73,7 @@ class Options(TypedDict, total=False):
 
 
 class AsyncHeldLease(HeldLease):
-    """A lock that is held, extended by itself, until it is given back: for an `async with` block.
+    """A lock that is held, and extended until it is given back: for an `async with` block.
 
     `on_lost` is called in the event loop.
     """
@@ -99,7 +99,7 @@ class AsyncHeldLease(HeldLease):
         return cast("AsyncHeldLease", await self._enter())
 
     async def __aexit__(self, *_error: object) -> None:
-        if not self._unshare():
+        if not self._leave_nested():
             await self._release()
 
     async def acquire(self, wait: float | None = None) -> bool:  # type: ignore[override]
@@ -109,7 +109,7 @@ class AsyncHeldLease(HeldLease):
         return True
 
     async def release(self, *, wait: bool = True) -> bool:  # type: ignore[override]
-        """Give it back. Whether it was held to this end. Safe to call again."""
+        """Give it back; return whether it was held until now. Safe to call again."""
         self._bind()
         return await self._release(wait)
 
@@ -120,7 +120,7 @@ class AsyncHeldLease(HeldLease):
         return await self._keep(seconds, timeout)
 
     def _bind(self) -> None:
-        """Be of the loop that runs, unless it is held."""
+        """Belong to the running event loop, unless it is held."""
         if self.claim is None or self.claim.ended:
             self._client = self._of.client
             self.redlock = cast("Redlock", self._client)
@@ -197,7 +197,9 @@ class LoopClient(LockClient):
         if isinstance(self.driver, Driver):
             self.driver = LoopDriver(
                 self.loop,
-                *(self.addresses, self.prefix, self.guard),
+                self.addresses,
+                self.prefix,
+                self.guard,
                 strict=not self.checked,
                 node_timeout=self.node_timeout,
             )
@@ -220,7 +222,7 @@ class LoopClient(LockClient):
         return waiter.called
 
     def _release(self, claim: Claim, now: float) -> Steps[Released]:
-        # One that was never granted is given up by who is cancelled, and must not wait for nodes.
+        # A cancelled asyncio task gives up a claim that was never granted, and must not wait.
         given_up = claim.granted_at is None
         return quorum.release(claim, now, 0.0 if given_up else self.node_timeout)
 

@@ -50,7 +50,7 @@ node_logger = logging.getLogger("celery_redlock.node")
 T = TypeVar("T")
 
 MAX_EXPIRED = 1000
-"""Leases after which those left to expire are forgotten."""
+"""How many claims are remembered before those that have expired are looked for and forgotten."""
 
 
 class LockClient:
@@ -95,7 +95,9 @@ class LockClient:
         """Begin afresh in this process: no connection, no thread, no lease."""
         self.owner = Owner(socket.gethostname(), os.getpid())
         self.driver = Driver(
-            *(self.addresses, self.prefix, self.guard),
+            self.addresses,
+            self.prefix,
+            self.guard,
             strict=not self.checked,
             node_timeout=self.node_timeout,
         )
@@ -112,7 +114,7 @@ class LockClient:
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
     ) -> T:
         """Run one operation on the nodes; see `Driver.run`."""
-        return self.driver.run(operation, *() if ahead is None else (ahead,))
+        return self.driver.run(operation, ahead)
 
     async def pause(self, waiter: Waiter, seconds: float) -> bool:
         """Wait to be called, for some seconds at most; return whether we were."""
@@ -201,8 +203,11 @@ class LockClient:
             emit("acquired", claim.lease(monotonic))
 
     def proposal(self) -> int:
-        """What the next fencing token is to be at least: microseconds since 1970, or what follows
-        the largest this instance was granted, whatever the wall clock says."""
+        """Return the least that the next fencing token may be.
+
+        Microseconds since 1970; or, if the wall clock is behind, one more than the largest that
+        this instance was granted.
+        """
         return max(self._last_fence + 1, self.wall())
 
     def wall(self) -> int:
@@ -231,8 +236,11 @@ class LockClient:
     async def release(self, claim: Claim, *, wait: bool = True) -> bool:
         """Release a claim; return whether it was held until then.
 
-        Do not `wait` for the nodes' answers, where nobody wants to know them, and a supervisor
-        releases it again if this process should end before they are read.
+        Args:
+            claim: What to release.
+            wait: Whether to wait for the nodes' answers in any case. Otherwise nobody waits where
+                no listener wants to know them, and a supervisor would release the claim again if
+                this process ended before they are read.
         """
         self.watchdog.drop(claim)
         self.registry.releasing(claim)
@@ -268,12 +276,12 @@ class LockClient:
             self._called[base_of(claim.resource)] = monotonic()
 
     async def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
-        """Renew once more, for another ttl, and then no more; whether a quorum confirmed it."""
+        """Renew a last time, for `seconds`; return whether a quorum confirmed it."""
         self.watchdog.drop(claim)
         if not claim.held(monotonic()):
-            await self.release(claim)  # set again now, it would keep the next holder out
+            await self.release(claim)  # a renewal would set it again, and keep the next holder out
             return False
-        self.registry.unregister(claim)  # nor may a keeper shorten it again
+        self.registry.unregister(claim)  # else a supervisor would shorten it again
         self.guard.expect(max(MIN_TTL, seconds))
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
@@ -286,8 +294,8 @@ class LockClient:
         return bool(ballot.confirmed())
 
     async def leave_mark(self, claim: Claim) -> None:
-        """Leave a claim's mark, if it has one, where no release of it brings that along."""
-        if claim.mark is not None:  # a release of what is not held does
+        """Leave a claim's mark on the nodes, if it has one and is not released itself."""
+        if claim.mark is not None:  # by the release of a claim that nobody holds
             bearer = Claim(claim.mark[0], claim.token, claim.ttl, len(self.addresses))
             bearer.mark = claim.mark
             await self.ask(lambda now: quorum.release(bearer, now, 0.0))
@@ -323,7 +331,7 @@ class LockClient:
 
     def patience_of(self, claims: Sequence[Claim]) -> float:
         """How long to wait for the answers to an extension of some claims; seconds."""
-        # The first of them to end is to be told in time, and the next that is due has its turn.
+        # So that the loss of the first to end is told in time, and the next extension is on time.
         ends = min([claim.deadline for claim in claims] + [self.watchdog.next_due]) - monotonic()
         return max(0.001, min(ends, self.patience(min([claim.ttl for claim in claims]))))
 
@@ -353,7 +361,7 @@ class LockClient:
         *,
         shared: bool = False,
     ) -> Round:
-        """Ask who holds each slot of some names, in one row (`slots_of`); or keeps readers out.
+        """Ask who holds each slot of some names (`slots_of`), or, if shared, keeps readers out.
 
         Raises:
             QuorumUnavailable: Too few nodes answered to tell.

@@ -14,18 +14,19 @@ __all__ = ["look_up", "mark_done"]
 
 
 def mark_done(held: HeldLease) -> None:
-    """The work under a lock is done: leave its mark, when it is given back."""
+    """Have the release of a lock leave its mark: the work under it is done."""
     if held.claim is not None:
         held.claim.mark = held.mark
 
 
 def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
-    """Ask whether a lock's mark is there, of one who held it before; and who else holds the lock.
+    """Ask whether an earlier holder has left the lock's mark, and who else holds the lock.
 
-    One node that knows the mark is enough; and one does, if there is one. Whoever was there before
-    held a quorum of nodes, and so does our claim: they share a node, and that one was free for us
-    only after it had been marked, in one step with the release. So if all nodes that granted our
-    claim say no, nobody was there, or he was not done; or did not release it himself.
+    One node that knows the mark is enough, and if there is a mark, one of those that granted our
+    claim knows it. The earlier holder had a quorum of nodes, and so has our claim: they share a
+    node, and that one was free for us only after it had been marked, in one step with the release.
+    So if all nodes that granted our claim say no, there was no earlier holder; or its work was not
+    done, or it did not release the lock itself.
 
     Raises:
         QuorumUnavailable: None knows it, and one that granted our claim does not answer.

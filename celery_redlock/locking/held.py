@@ -1,11 +1,11 @@
 """What a holder has in hand while its work runs: a lease that is kept alive, and its end.
 
-A `Lease` is a value and grows old; a `HeldLease` always speaks of the newest one. It is found
-again by nested use (a block, or a task that is called, inside a block of the same resource shares
-the lock and counts) through a context variable: per thread, greenlet or asyncio task. A context can
-be copied into another of these, which asyncio does for each task it starts, and Python for each
-thread where it has no GIL: who is in there may ask the lease of whoever it came from, but does not
-share its lock, which is to keep it out.
+A `Lease` is a value and grows old; a `HeldLease` always speaks of the newest one. A block, or a
+task that is called, inside a block of the same resource shares its lock. It finds that through a
+context variable: per thread, greenlet or asyncio task. A context can be copied into another of
+these: asyncio copies it into each task it starts, and Python without a GIL into each thread. What
+runs with a copy can ask the lease that it finds there, but does not share the lock, which is to
+keep it out.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_KEEP_S = 1e15
 
 
 def _user() -> object:
-    """Who runs: a thread or greenlet, and a task of asyncio in it if there is one."""
+    """Return who runs: a thread or greenlet, with the asyncio task in it if there is one."""
     asyncio = sys.modules.get("asyncio")
     running = asyncio is not None and asyncio._get_running_loop() is not None
     task = asyncio.current_task() if running else None  # type: ignore[union-attr]
@@ -51,10 +51,10 @@ def _user() -> object:
 
 
 def current_lease() -> HeldLease:
-    """The lease of the innermost lock that this thread's (or greenlet's) work runs under.
+    """Return the lease of the innermost lock that this thread's (or greenlet's) work runs under.
 
     Raises:
-        RedlockError: There is none: this is not called inside a locked task or block.
+        RedlockError: There is none, because the caller is in no locked task or block.
     """
     for held in stack.leases():
         if held._pid == os.getpid():
@@ -66,7 +66,7 @@ def current_lease() -> HeldLease:
 
 
 class HeldLease:
-    """A lock that is held, extended by itself, until it is given back. Also a context manager.
+    """A lock that is held, and extended until it is given back. Also a context manager.
 
     Attributes:
         resource: What is exclusive; several names in one text, where it is more than one.
@@ -75,8 +75,8 @@ class HeldLease:
         request: What is asked for.
         max_lifetime: Seconds after which it is no longer extended; None for never.
         task: The name of the task it is held for; empty outside tasks.
-        mark: What its release is to leave on the nodes if its work succeeds: a key, and for how
-            many seconds.
+        mark: What its release leaves on the nodes if its work succeeds: a key, and for how many
+            seconds.
         stalled: Whether its work has reported no progress for the `progress_timeout`.
     """
 
@@ -99,16 +99,16 @@ class HeldLease:
         self.max_lifetime = max_lifetime
         self.on_lost = on_lost
         self._pid = os.getpid()
-        self._user: object = None
+        self._taken_by: object = None
         self.claim: Claim | None = None
         self._held_for: float | None = None
         self._told = False
         self.task = ""
         self.mark: tuple[str, float] | None = None
-        # What it acquires itself, and whose locks it shares besides, inside of these.
+        # Inside blocks that hold some of the resources: what is left to acquire, and those blocks.
         self._own = self.resources
         self._outers: tuple[HeldLease, ...] = ()
-        self._shared = 0
+        self._nested = 0  # blocks inside this one that share its lock
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {printable(self.resource)}, {self.remaining():.3f} s left>"
@@ -122,10 +122,10 @@ class HeldLease:
             outer.ensure()  # sharing a lease that is over would be running unlocked
             self.request.check_inside(outer.request, outer.fencing_token)
         if len(outers) == 1 and not rest:
-            self._shared += 1
+            self._nested += 1
             return outers[0]
         self._outers, self._own = outers, rest
-        self._user = _user()
+        self._taken_by = _user()
         if rest:
             await self._acquire()
         else:
@@ -134,14 +134,15 @@ class HeldLease:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        if not self._unshare():
+        if not self._leave_nested():
             self.release()
 
-    def _unshare(self) -> bool:
-        """Leave a block that shares this one's lock; return whether it was one."""
-        shared = self._shared > 0
-        self._shared -= shared
-        return shared
+    def _leave_nested(self) -> bool:
+        """Leave a block that shares this one's lock; return False if this one is left itself."""
+        if not self._nested:
+            return False
+        self._nested -= 1
+        return True
 
     async def __aenter__(self) -> object:
         why = "a lock of Redlock blocks: use `with`, or AsyncRedlock"
@@ -150,7 +151,7 @@ class HeldLease:
     async def __aexit__(self, *_error: object) -> None: ...
 
     def acquire(self, wait: float | None = None) -> bool:
-        """Acquire, and extend from now on; return True: it is raised if it cannot be.
+        """Acquire, and extend from now on; return True, or raise.
 
         Args:
             wait: How long to go on trying, in seconds; as declared if None.
@@ -163,7 +164,7 @@ class HeldLease:
 
     async def _acquire(self, wait: float | None = None) -> None:
         # From here on release() undoes whatever has been written, however this is interrupted.
-        self._pid, self._user = os.getpid(), _user()
+        self._pid, self._taken_by = os.getpid(), _user()
         request, client = self.request, self.redlock.client
         if self._own is not self.resources:
             request = request.part(self._own)
@@ -179,9 +180,10 @@ class HeldLease:
             raise
 
     def release(self, *, wait: bool = True) -> bool:
-        """Give it back. Whether it was held to this end. Safe to call again.
+        """Give it back; return whether it was held until now. Safe to call again.
 
-        To `wait` is to hear what the nodes say to that; see `LockClient.release`.
+        Args:
+            wait: Whether to wait for the nodes' answers; see `LockClient.release`.
         """
         return blocking(self._release(wait))
 
@@ -202,7 +204,7 @@ class HeldLease:
         return held
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
-        """End holding it, but leave it locked for a time, so that nobody repeats its work so soon.
+        """Stop holding it, but leave it locked for a time, so that nobody repeats its work at once.
 
         Args:
             seconds: For how long from now.
@@ -222,7 +224,7 @@ class HeldLease:
                 f"{self.resource}: a lock is kept for a number of seconds up to {MAX_KEEP_S:g},"
                 f" not {seconds!r:.50}"
             )
-        claim = self._held()
+        claim = self._known_claim()
         kept = False
         if not claim.ended and self._pid == os.getpid():
             kept = await self.redlock.client.hold_for(claim, seconds, timeout)
@@ -230,24 +232,24 @@ class HeldLease:
         return kept
 
     def _leave(self) -> None:
-        """No longer what this thread's work runs under."""
+        """Take it off the stack of what this thread's work runs under."""
         self._outers, self._own = (), self.resources
         stack.drop(self)
 
     @property
     def token(self) -> str:
         """The random proof of who holds it; not a fencing token."""
-        return self._held().token
+        return self._known_claim().token
 
     @property
     def fencing_token(self) -> int | None:
         """Larger than that of any earlier holder; None unless asked for (`fencing=True`)."""
-        return self._held().fencing_token
+        return self._known_claim().fencing_token
 
     @property
     def lease(self) -> Lease:
         """The lease as it stands now; a value, which no extension changes."""
-        lease = self._held().lease(monotonic)
+        lease = self._known_claim().lease(monotonic)
         if not self._outers:
             return lease
         deadline = min(lease.deadline, *(outer.lease.deadline for outer in self._outers))
@@ -280,7 +282,7 @@ class HeldLease:
             raise self.loss()
 
     def progress(self) -> None:
-        """Report that the work gets on: for this lock, and all that its caller runs under."""
+        """Report that the work makes progress, for this lock and all that its caller runs under."""
         for held in {self, *stack.leases()}:
             report = held._on_progress
             if report is not None:
@@ -291,7 +293,7 @@ class HeldLease:
         claim = self.claim
         over = any(outer.lost_unawares() for outer in self._outers)
         if claim is not None and claim.granted_at is not None:
-            # Asked of its deadline before its end: nobody may have looked at the clock since.
+            # `held` looks at the clock: perhaps nobody has since the deadline.
             over = over or not (claim.held(monotonic()) or (claim.ended and claim.lost is None))
         return over and not self._told and self._pid == os.getpid()
 
@@ -300,7 +302,7 @@ class HeldLease:
         for outer in self._outers:
             if outer.lost:
                 return outer.loss()
-        reason = self._held().lost or "expired"
+        reason = self._known_claim().lost or "expired"
         said = f"the lease is over ({reason}); another may hold it now, stop writing"
         error = self._error(said, reason)
         if self._held_for is None:
@@ -310,7 +312,7 @@ class HeldLease:
 
     def _error(self, said: str, reason: str) -> LeaseLost:
         """The error that tells the work under it to stop, and why."""
-        claim = self._held()
+        claim = self._known_claim()
         return LeaseLost(
             f"{self.resource}: {said}",
             resource=self.resource,
@@ -323,7 +325,7 @@ class HeldLease:
         )
 
     def _enclosing(self) -> tuple[tuple[HeldLease, ...], tuple[str, ...]]:
-        """Those it is nested in that hold some of its resources; and which none of them holds."""
+        """Return the blocks around it that hold some of its resources; and the names left over."""
         outers: list[HeldLease] = []
         rest = self.resources
         for held in [one for one in stack.leases(rest) if one._ours()]:
@@ -335,21 +337,21 @@ class HeldLease:
 
     def _ours(self) -> bool:
         """Whether it was taken by this very thread, greenlet or asyncio task."""
-        return self._pid == os.getpid() and self._user == _user()
+        return self._pid == os.getpid() and self._taken_by == _user()
 
     def _adopt(self, claim: Claim) -> None:
         self.claim = claim
         self.redlock.client.registry.register(claim)
 
-    def _held(self) -> Claim:
+    def _known_claim(self) -> Claim:
         if self.claim is None and self._outers:
-            return self._outers[0]._held()
+            return self._outers[0]._known_claim()
         if self.claim is None:
             raise RedlockError(f"{self.resource} was never acquired", resource=self.resource)
         return self.claim
 
     def _lost(self, claim: Claim) -> None:
-        """The watchdog gave it up. Never quiet: the work may overlap with another's from now on."""
+        """Tell that the watchdog gave it up: from now on the work may overlap with another's."""
         self.redlock.client.registry.unregister(claim)
         loss = self.loss()
         self._say_lost(loss)
@@ -378,5 +380,5 @@ class HeldLease:
             if self.on_lost is not None:
                 self.on_lost(self)
         except BaseException:
-            # A user's callback, even one that means to end the program: the loss has been told.
+            # It is the user's, and this thread has nothing else to do: log even a SystemExit.
             logger.exception("%s: on_lost failed", printable(self.resource))

@@ -1,4 +1,4 @@
-"""Leases by hand: what `Redlock` and `AsyncRedlock` do with one that nothing extends by itself."""
+"""Leases by hand: what `Redlock` and `AsyncRedlock` do with a lease that you extend yourself."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def acquire(client: LockClient, request: LockRequest) -> Lease:
     try:
         return (await client.acquire(request, adopt)).lease(monotonic)
     except BaseException:
-        # A time limit may strike in here. What was written must not outlive it; and it may have
-        # been a quorum's: waiters that have seen us hold it wait to be called.
+        # A time limit may strike in here, and what was written must not outlive it. If a quorum had
+        # granted it, waiters have seen us hold it, and wait for our release to call them.
         for claim in last:
             if not claim.ended:
                 await client.release(claim)

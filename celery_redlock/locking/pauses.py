@@ -1,8 +1,8 @@
 """Pauses: patterns of keys whose bodies are not to begin for a while, kept on the nodes.
 
 A pause is no lock: nothing is exclusive, and a body that is just beginning may still begin. Yet it
-lies on the nodes like one: a token under one of `NAMES`, set at a majority, which expires by itself
-and is deleted by compare-and-delete. The token says which pattern, who and why.
+lies on the nodes like one: a token under one of `PAUSE_NAMES`, set at a majority, which expires by
+itself and is deleted by compare-and-delete. The token says which pattern, who and why.
 
 A pause counts as soon as one node has it, unless a quorum of nodes has not. So it holds while nodes
 are away (a quorum that answers shares a node with the one that took it), what was undone or resumed

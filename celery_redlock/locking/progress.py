@@ -1,9 +1,9 @@
-"""Watches that a body gets on: `progress_timeout`.
+"""Watch that a body makes progress: `progress_timeout`.
 
-A body that hangs is alive, so its lease is extended. One that is to report its progress, and is
-silent, is told to end. It keeps its lock until it has: it may be in the middle of a write, and
-nobody can know whether it has heard. If it is silent for as long again, the supervisor kills its
-process, where that is a child of a pool (`supervisor.py`).
+A body that hangs is alive, so its lease is extended. If it has to report its progress and does not,
+it is told to end. It keeps its lock until it has ended: it may be in the middle of a write, and
+nobody can know whether it has noticed. If it is silent for as long again, the supervisor kills its
+process, if that is a child of a pool (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ T = TypeVar("T")
 
 
 class Progress:
-    """Whether the body of one delivery gets on, and what becomes of it if it does not.
+    """Watches the progress of one delivery's body, and stops the body if it makes none.
 
     Args:
         held: The lock that it runs under.
         timeout: For how long it may report nothing; seconds.
-        on_lost: "raise": it is told, and killed where it can be. Else it goes on.
+        on_lost: With "raise" it is told to end, and killed where that is possible; else it goes on.
     """
 
     def __init__(self, held: HeldLease, timeout: float, on_lost: object) -> None:
         self._held, self._timeout = held, timeout
-        # Of its own: one that was told, and goes on, is yet to be told if its lease is lost.
+        # Not the one for a lost lease: a body that goes on after this must still be told of that.
         self._block = Interruptible(self._stall) if on_lost == "raise" else None
-        # Of a clock that stands still, unlike that of leases, while the machine is suspended.
+        # By a clock that stands still while the machine is suspended, unlike the one of leases.
         self._since = math.inf
         self._due = math.inf  # the next look
         self._spared = -math.inf  # until when the watchdog was away
@@ -71,7 +71,7 @@ class Progress:
 
     def _may_be_killed(self, after: float) -> None:
         if self._block is not None:
-            self._held.redlock.client.registry.patience(self._held._held(), after)
+            self._held.redlock.client.registry.patience(self._held._known_claim(), after)
 
     def _look(self) -> float:
         """Tell of a silence that is too long, once; return when to look again, in seconds."""
@@ -87,7 +87,10 @@ class Progress:
         return again
 
     def _spare(self, now: float) -> None:
-        """Count its silence from now on; once, until it reports: a C call may keep the GIL, too."""
+        """Count its silence from now on; only once until it reports.
+
+        The watchdog may also have been kept away by a C call of the body that keeps the GIL.
+        """
         if self._spared < self._since < math.inf:
             self._spared = now
             self._may_be_killed(now + 2 * self._timeout)
@@ -99,7 +102,9 @@ class Progress:
         logger.log(
             logging.WARNING if goes_on else logging.ERROR,
             "no progress for %.1f s under the lock %s held by %s: its work %s",
-            *(self._silent, printable(self._held.resource), loss.owner),
+            self._silent,
+            printable(self._held.resource),
+            loss.owner,
             "goes on" if goes_on else "is told to end, and is locked until then",
         )
         emit("lost", loss)

@@ -1,8 +1,8 @@
-"""Hears which waiters of this process the nodes call.
+"""Hear which waiters of this process the nodes call.
 
 A release calls the first waiter in a node's queue on the channel of that waiter's process
-(`wait_queue.py`). So a process subscribes once to each node, to one channel, whatever it waits for:
-with one connection and one thread per node, made when somebody first waits.
+(`wait_queue.py`). So a process subscribes once to each node, to one channel, for all that it waits
+for: with one connection and one thread per node, made when somebody first waits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RECONNECT_S = 1.0
 
 
 class ReleaseSubscriber:
-    """The subscriptions of one process. Not to be used after a fork."""
+    """The subscriptions of one process. Do not use it after a fork."""
 
     def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
         self._quorum = quorum_of(len(addresses))
@@ -67,21 +67,21 @@ class ReleaseSubscriber:
                 waiter.news.set()
 
     def called(self, node: int, name: bytes) -> None:
-        """A node has called a waiter, by the name or as the reader that it stands in a queue by."""
+        """Pass on the call of a node; a reader is called by its name with `SHARED` behind."""
         with self._lock:
             waiter = self._waiters.get(name.removesuffix(SHARED.encode()))
             if waiter is not None:
                 waiter.hear(node)
 
     def subscribed(self, node: int) -> None:
-        """From now on a node's calls are heard; it may have called some waiters before."""
+        """Note that a node's calls are heard from now on; it may have called waiters before."""
         with self._lock:
             self._listening.add(node)
             for waiter in list(self._waiters.values()):
                 waiter.hear(node, popped=False)
 
     def disconnected(self, node: int) -> None:
-        """A node's calls are not heard any more."""
+        """Note that a node's calls are no longer heard."""
         with self._lock:
             self._listening.discard(node)
 

@@ -1,4 +1,4 @@
-"""`Redlock`: the lock that users hold. What goes on inside stands in `client.py`."""
+"""`Redlock`: the lock that users hold. `client.py` has what goes on inside."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("celery_redlock.lock")
 
 
 class Redlock:
-    """A lock over N independent Redis masters, held by a quorum of them.
+    """A lock over N independent Redis masters, or one PostgreSQL or etcd, held by a quorum.
 
     It connects at the first use. Threads may share an instance, and it may be made before a fork::
 
@@ -37,8 +37,8 @@ class Redlock:
             ...
 
     Args:
-        nodes: URLs (redis, rediss, unix), `redis.Redis` clients or mappings of connection
-            arguments. With one node there is no quorum to survive its loss.
+        nodes: URLs (redis, rediss, unix, postgresql, etcd), `redis.Redis` clients or mappings of
+            connection arguments. A lock on one Redis is gone when that is lost.
         ttl: How long the nodes keep a lock that nobody extends; seconds.
         prefix: What the keys on the nodes begin with.
         node_timeout: How long to wait for an answer at most; seconds. Never more than ttl / 10.
@@ -73,11 +73,12 @@ class Redlock:
                 logger.warning(
                     "node %s: its certificate is not checked (%s); whoever answers in its place"
                     " learns the password, and votes",
-                    *(address.name, address.unverified),
+                    address.name,
+                    address.unverified,
                 )
-        helper = None
+        sidecar = None
         if check_option("keeper", keeper) == "process":
-            helper = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
+            sidecar = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
         self.client = LockClient(
             addresses,
             ttl=check_option("ttl", ttl),
@@ -89,7 +90,7 @@ class Redlock:
                 len(addresses),
                 any(address.moves for address in addresses),
             ),
-            registry=LeaseRegistry(len(addresses), helper),
+            registry=LeaseRegistry(len(addresses), sidecar),
         )
 
     @property
@@ -157,7 +158,7 @@ class Redlock:
                 if node.misfit
             ]
         finally:
-            driver.close(wait=timeout)  # whoever checks may be about to fork
+            driver.close(wait=timeout)  # the caller may be about to fork
         self.client.checked, self.client.driver.strict = True, False
         return warnings
 
@@ -199,7 +200,7 @@ class Redlock:
         limit: int | Sequence[int] = 1,
         shared: bool = False,
     ) -> Lease:
-        """Acquire a lease. Nothing extends it; `lock()` does both.
+        """Acquire a lease, which nothing extends; `lock()` makes one that is extended.
 
         Args:
             resource: The name to lock; or several names, of which it gets all or none.
@@ -208,7 +209,7 @@ class Redlock:
             owner: Who asks, for others to read; None for this host and process.
             fencing: Whether the lease gets a fencing token; None for the instance's default.
             limit: How many may hold it at a time; of several names a list, with one for each.
-            shared: Whether others may hold it at the same time who ask for it so: a reader.
+            shared: Whether others that ask for it with `shared`, too, may hold it at the same time.
 
         Raises:
             ResourceHeld: Another holds it.
@@ -231,7 +232,7 @@ class Redlock:
         return blocking(leases.extend(self.client, lease))
 
     def release(self, lease: Lease) -> bool:
-        """Give a lease back; return whether it was held until now. No node makes it raise."""
+        """Give a lease back; return whether it was held until now. Does not raise if nodes fail."""
         return blocking(leases.release(self.client, lease))
 
     def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
@@ -326,3 +327,4 @@ class Redlock:
 
 
 of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
+"""What `Redlock.from_app` has made."""

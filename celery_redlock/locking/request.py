@@ -1,4 +1,4 @@
-"""What one call for a lock asks for."""
+"""What one request for a lock asks for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["LockRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRequest:
-    """What one call for a lock asks for. All of it was checked where the call came in.
+    """What one request for a lock asks for. All of it was checked when it was made.
 
     Attributes:
         names: What is exclusive; the lock is granted for all of these or for none.
@@ -29,8 +29,8 @@ class LockRequest:
         fencing: Whether the lease gets a fencing token.
         limit: How many may hold each of the names at a time.
         declared: What the limit was before an operator changed it; None if nobody has.
-        shared: Whether others may hold it at the same time who ask for it so.
-        rate: Whose starts the names are of; None for a lock.
+        shared: Whether other readers may hold it at the same time.
+        rate: The rate, if the names are of its starts; None for a lock.
     """
 
     names: tuple[str, ...]
@@ -50,7 +50,7 @@ class LockRequest:
         return shown([plain(name) for name in self.names] if self.rate else self.names)
 
     def part(self, names: Sequence[str]) -> LockRequest:
-        """Return what asks for some of its names alone."""
+        """Return a request for some of its names alone."""
         limit = self.limit
         if isinstance(limit, Limits):
             of = dict(zip(self.names, limit.of, strict=True))

@@ -1,8 +1,8 @@
 """The locks that this thread's (or greenlet's, or asyncio task's) work runs under, one in another.
 
-A context variable holds them. Its value never changes, as contexts are copied: whoever is given a
-copy keeps what it saw. It is in blocks: with ten thousand leases in one tuple, each new one would
-copy all of them, and ask each whether it is of the same resource.
+A context variable holds them. Its value is immutable, because contexts are copied: the owner of a
+copy keeps what it saw. The leases are in groups of a hundred, called blocks. In one tuple of ten
+thousand, each new lease would copy all others, and look at each for the same resource.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def drop(lease: HeldLease) -> None:
 
 
 def leases(names: Sequence[str] = ()) -> list[HeldLease]:
-    """Return those that are of one of some names, or all, the innermost first."""
+    """Return the leases of any of these names, or all leases, the innermost first."""
     found: list[HeldLease] = []
     for block in reversed(_blocks.get()):
         if not names:

@@ -49,7 +49,7 @@ class Start(Unlocked):
     __enter__ = HeldLease.__enter__
 
     async def _acquire(self, wait: float | None = None) -> None:
-        self._pid, self._user = os.getpid(), _user()
+        self._pid, self._taken_by = os.getpid(), _user()
         client, request = self.redlock.client, self.request
         if wait is not None:
             request = replace(request, wait=wait)

@@ -33,7 +33,7 @@ class Unlocked(HeldLease):
         self.claim.deadline = math.inf
 
     def __enter__(self) -> HeldLease:
-        self._user = _user()
+        self._taken_by = _user()
         stack.push(self)
         return self
 

@@ -1,22 +1,22 @@
 """Waiters of one resource form a queue, and a release calls only the first of them.
 
-On each node the queue is a sorted set beside the key: who waits, by the wall clock of its first
-try, which it keeps. So all nodes have them in nearly one order; clocks matter for nothing else. A
-release takes the first from the queue whose process listens, and publishes to the channel of that
+On each node the queue is a sorted set beside the key: the waiters, by the wall clock of their first
+try. So all nodes have them in nearly the same order; clocks matter for nothing else. A release
+takes the first waiter whose process listens from the queue, and publishes to the channel of that
 process (`scripts.RELEASE`). The waiter that a quorum of the nodes calls tries, and no other is in
-its way. Exclusion does not rest on any of this: whoever tries, called or not, is granted the lock
-by a quorum, or is not.
+its way. Exclusion does not rest on any of this: a try, called or not, is granted the lock by a
+quorum, or is not.
 
-Every try is an ENQUEUE and an ACQUIRE, in this order on each connection: so whoever is in the way
-releases after we have joined the queue, and calls us. A call can be lost all the same:
+Every try is an ENQUEUE and an ACQUIRE, in this order on each connection. So the holder that is in
+the way releases after we have joined the queue, and that calls us. A call can be lost all the same:
 
 - The waiter that was called has died: its process no longer listens, and the nodes pass it over. If
   it dies after the call, is stopped, or is interrupted between: the others try by themselves after
   one to two seconds.
 - It gives up as it is called: it calls the next waiter itself (HAND_ON).
 - Another comes by and takes the lock first: the waiter that was called joins the queue again, in
-  its old place, since before the other's release. Whoever releases and wants it again lets those
-  pass who were called (`STAND_BACK_S`).
+  its old place, before the other releases. A holder that releases and wants it again lets the
+  waiter that was called go first (`STAND_BACK_S`).
 - The nodes call different waiters, because their queues differ for a moment, or a node was
   restarted and has forgotten its queue: a waiter that fewer than a quorum call tries as well, a
   little later, and that try puts it back in every queue.
@@ -41,7 +41,7 @@ from typing import Any
 from ..protocol.errors import NotAcquired, ResourceHeld
 from ..runtime.event import SafeEvent
 
-__all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "split"]
+__all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "all_refused"]
 
 JITTER = random.SystemRandom()
 """Not the module's own generator: that one is the application's, which may have seeded it."""
@@ -63,11 +63,12 @@ class Waiter:
 
     Attributes:
         news: Set when the first node has called since `forget()`, and when a quorum has.
-        name: What it is called by.
+        name: What the nodes call it by.
         member: Its process and name, as it stands in the queues.
         since: When it first waited, in microseconds since 1970.
         closed: There is nothing to wait for any more.
-        sure: Whether all nodes that count have called; one that was just connected may have.
+        sure: Whether all nodes that are counted have surely called: one that was connected just
+            now may or may not have.
         quorum: How many nodes must call it.
     """
 
@@ -84,7 +85,7 @@ class Waiter:
         self._joined = 0
 
     def hear(self, node: int, *, popped: bool = True) -> None:
-        """A node calls; or, if it was not us who were taken from its queue, it may have before."""
+        """Count the call of a node; without `popped` it is not certain that the node has called."""
         self.sure = self.sure and popped
         self._heard.add(node)
         if len(self._heard) in (1, self.quorum):
@@ -132,14 +133,14 @@ class Waiter:
 
     @property
     def left_by(self) -> set[int]:
-        """The nodes that surely took us from the queue of one resource: those that have called.
+        """The nodes that surely took us out of the queue of one resource: those that have called.
 
-        If we joined it once; else a call may be a late one, from before we last did.
+        None, if we joined it more than once: a call may be a late one, from before we last did.
         """
         return self._heard if self.sure and self._joined == 1 else set()
 
 
-def split(error: NotAcquired) -> bool:
-    """Whether nobody has it who will release it: those who tried have all been refused."""
+def all_refused(error: NotAcquired) -> bool:
+    """Whether all that tried at once may have been refused: then nobody will release it."""
     holder = error.holder if isinstance(error, ResourceHeld) else None
     return holder is None or holder.nodes <= len(error.votes) - holder.quorum

@@ -1,4 +1,4 @@
-"""What a delivery does that was refused its lock, once `policy.py` has decided what that is."""
+"""Carry out what `policy.py` has decided for a delivery that was refused its lock."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ __all__ = ["Message", "ask", "end", "replace_holder", "send_again"]
 logger = logging.getLogger("celery_redlock.task")
 
 unavailable = Once()
-"""Whether this process says again that there is no quorum; Celery has two lines an attempt."""
+"""Tells whether to say again that there is no quorum: Celery has two lines for each attempt."""
 SEND_PATIENCE_S = 10.0
-"""For which a message that cannot be sent again is tried again, in its slot. Given back to the
-broker at once it would come back at once: a loop, which a quorum queue ends by dropping it."""
+"""Seconds for which the sending of a message is tried again, in its pool slot. Given back to the
+broker at once, it would come back at once: a loop, which a quorum queue ends by dropping it."""
 POLL_INTERVAL_S = 0.5
-"""Between two looks at who holds what a task is waiting to take over."""
+"""Seconds between two looks at who holds the lock that a task is to take over."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message that a worker delivers: Celery's account of it; what it locks, where and how."""
+    """A message that a worker delivers: its task and request; what it locks, where and how."""
 
     task: Any
     request: Any
@@ -60,7 +60,7 @@ class Message:
         return shown(self.resources)
 
     def skip(self, holder: Owner | None, policy: str, because: object) -> Skipped:
-        """Tell that it is skipped, and return its result."""
+        """Tell listeners that it is skipped, and return its result."""
         tell_skipped(self.task, self.request.id, self.resource, holder, policy)
         return Skipped(self.resource, str(because))
 
@@ -101,13 +101,13 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
 def replace_holder(
     message: Message, refusal: ResourceHeld, until: float, acquire: Callable[[float], object]
 ) -> None:
-    """Have the holder revoked, and take the lock when it is free: when the holder is dead.
+    """Have the holder revoked, and take the lock when that has ended.
 
     Args:
         message: What replaces it.
         refusal: Tells who holds it.
         until: When to give up, by `time.monotonic`; seconds.
-        acquire: Tries for so many seconds.
+        acquire: Tries to take the lock, for the seconds that it is given.
 
     Raises:
         ResourceHeld: It is not free in time, or its holder cannot be revoked.
@@ -128,7 +128,7 @@ def replace_holder(
 
 
 def _revocable(message: Message, refusal: ResourceHeld) -> str:
-    """The id of the task that holds it; raises the refusal if that cannot be revoked."""
+    """Return the id of the task that holds the lock; raise the refusal if it cannot be revoked."""
     owner = refusal.holder.owner if refusal.holder else None
     held_by = owner.task_id if owner is not None else ""
     if not held_by:
@@ -161,7 +161,7 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     Args:
         message: The message.
         refusal: Why.
-        attempts: Goes with it: what `count_refusal` said.
+        attempts: What `headers.count_refusal` returned, which goes with it.
 
     Raises:
         Retry, Ignore: It is sent.
@@ -169,15 +169,17 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     """
     app, request, copy = message.task.app, message.request, attempts.get("copy", False)
     why = "held" if isinstance(refusal, ResourceHeld) else "unavailable"
-    # Whoever receives it parks it, unless too many are parked: it has come from the pool then.
+    # The worker that receives it will park it. If it has been refused before and was not parked,
+    # too many are, and it will not.
     parked = attempts.pop("parked", False) or attempts[why] == 1
     parked = parked and parks(message.options)
     holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
     if message.options.shared and holder and holder.owner:
-        # Parked, it would go at once: its key is free for all but another delivery of this message.
+        # Not if another delivery of this message reads: the key is free for all others, so that a
+        # worker would not keep it parked.
         parked = parked and holder.owner.task_id != short_id(request.id)
     by_broker = broker.delayed_by_broker(app, request)
-    # Else a worker holds it meanwhile.
+    # Where the broker cannot delay it, a worker keeps it meanwhile, and not for too long.
     most = math.inf if by_broker else broker.unacknowledged_for(app) / 4
     pause = backoff(message.options, refusal, attempts, parked, most)
     pause = attempts["pause"] = float(math.ceil(pause)) if by_broker else pause
@@ -201,24 +203,25 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
 
 
 def _level(refusal: NotAcquired, count: int, copy: bool) -> int:
-    """How loudly the log says that a message is sent again, for the n-th time."""
-    if copy and count & (count - 1):
-        return logging.DEBUG  # it looks as long as its first is at work
+    """Return the log level for a message that is sent again, for the n-th time."""
+    if copy and count & (count - 1):  # not a power of two
+        return logging.DEBUG  # a copy tries for as long as its first delivery is at work
     if isinstance(refusal, QuorumUnavailable):
         away = frozenset(vote.node for vote in refusal.votes if vote.vote is Vote.SILENT)
         if not unavailable(away, time.monotonic()) and count > 1:
-            return logging.DEBUG  # while there is no quorum, every attempt of every task
+            return logging.DEBUG  # one line is enough for all tasks that find no quorum
     ordinary = isinstance(refusal, ResourceHeld) and not refusal.permanent
     return logging.INFO if ordinary else logging.WARNING
 
 
 def _send(message: Message, again: Any) -> None:
-    """Send it; where that fails, for a while: kombu raises anything as its connection breaks.
+    """Send it, and try again for a while if that fails.
 
     Raises:
-        Reject: It cannot be sent, but given back to the broker: it was not acknowledged yet.
+        Reject: It cannot be sent, but it can be given back: it is not acknowledged yet.
         RedlockError: It can never be sent.
-        Exception: It cannot be sent, nor given back.
+        Exception: It can be neither sent nor given back. When a connection breaks, kombu may raise
+            anything.
     """
     if broker.misaddressed(message.request):
         raise RedlockError(
@@ -227,7 +230,7 @@ def _send(message: Message, again: Any) -> None:
             resource=message.resource,
         )
 
-    def cannot(attempt: tenacity.RetryCallState) -> None:
+    def warn(attempt: tenacity.RetryCallState) -> None:
         if attempt.attempt_number == 1 and attempt.outcome is not None:
             line = "%s cannot be sent again (%r); trying for %g s"
             logger.warning(line, message.called, attempt.outcome.exception(), SEND_PATIENCE_S)
@@ -237,14 +240,14 @@ def _send(message: Message, again: Any) -> None:
             stop=tenacity.stop_after_delay(SEND_PATIENCE_S),
             wait=tenacity.wait_random_exponential(0.2, max=2.0),
             retry=tenacity.retry_if_not_exception_type(SoftTimeLimitExceeded),
-            before_sleep=cannot,
+            before_sleep=warn,
             reraise=True,
         )(again.apply_async)
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:
-        # With late acknowledgement the message can go back to the broker; otherwise, and if the
-        # broker would drop it, the task must fail, for all to see: not be lost without a word.
+        # With late acknowledgement the message can go back to the broker. Otherwise, and if the
+        # broker would drop it, the task must fail: better an error than a message that is lost.
         dropped = broker.on_last_delivery(message.task.app, message.request)
         if message.task.acks_late and broker.has_way_back(message.request) and not dropped:
             raise Reject(error, requeue=True) from error
@@ -270,9 +273,9 @@ def end(message: Message, how: str, refusal: NotAcquired) -> Skipped:
 
 
 class _OfDelivery(type):
-    """Makes `isinstance` true for the refusals of deliveries alone.
+    """Make `isinstance` true for the refusals of deliveries alone.
 
-    What a body lets escape, of another lock that it wanted, is not expected.
+    A refusal of another lock, which a body asked for and did not catch, is not expected.
     """
 
     def __instancecheck__(cls, error: object) -> bool:

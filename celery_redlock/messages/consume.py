@@ -1,9 +1,9 @@
-"""What a delivery does about its message's reservation, in the process that runs the body.
+"""Take care of a message's reservation, in the process that runs the body.
 
-Before the body: a reservation is confirmed, or freed, as its scope says; a message without one
-(`send_task`, beats, other languages, a duplicate inside a canvas) tries to take it. One that finds
-it to be another's is a duplicate, and does not run. After the body it is freed, unless the message
-comes back, or has been sent again.
+Before the body a reservation is confirmed, or freed, as its scope says. A message without one
+(`send_task`, beats, other languages, a duplicate inside a canvas) tries to take it. If another
+message has it, this one is a duplicate, and does not run. After the body it is freed, unless the
+message comes back, or has been sent again.
 
 While the body runs, a reservation is extended like a lock, and registered like one; but with late
 acknowledgement it must outlive its worker, because the message does.
@@ -43,15 +43,15 @@ __all__ = ["ReservedDelivery", "arrival_of", "comes_back", "note_of"]
 logger = logging.getLogger("celery_redlock.task")
 
 ARRIVAL = "redlock_arrival"
-"""Attribute of a request: what is done about its reservation."""
+"""Attribute of a request: its `ReservedDelivery`, which is called its arrival."""
 
 
 class ReservedDelivery:
     """A delivery, as far as its reservation is concerned.
 
     Attributes:
-        note: What is known of its reservation.
-        passed_on: Whether its reservation goes with another message by now.
+        note: What is known of its reservation: from the message, or what its task would reserve.
+        passed_on: Whether its reservation belongs to another message by now.
         einfo: Celery's report of its failure or retry, once there is one.
     """
 
@@ -60,7 +60,7 @@ class ReservedDelivery:
         self._task, self._request = message.task, message.request
         self._redlock, self._options = message.redlock, message.options
         self._header = said(message.request, RESERVATION)
-        # It has been parked, or refused: others are likely to wait behind it, in this worker, too.
+        # It has been parked or refused, so others are likely to wait behind it in this worker.
         self._contended = bool(mapping_of(message.request, ATTEMPTS))
         self.note = self._said() or Reservation(
             message.resources,
@@ -75,11 +75,11 @@ class ReservedDelivery:
 
     @property
     def task_id(self) -> Any:
-        """Of the message."""
+        """The id of the message's task."""
         return self._request.id
 
     def _said(self, confirmed: bool = False) -> Reservation | None:
-        """What counts of its header, if that is of this very call's resources."""
+        """Return the reservation in its header, if that is for the resources of this call."""
         if self._header is None:
             return None
         note = Reservation.of(self._header, self.task_id, self._options, confirmed=confirmed)
@@ -110,7 +110,7 @@ class ReservedDelivery:
         return Delivery(self._message, held).run(body)
 
     def _ask_of_its_call(self) -> None:
-        """Where its call reserved more than its task does, ask the nodes whether it is so."""
+        """If its header says that more was reserved than its task does, ask the nodes."""
         asked = self._said(confirmed=True)
         if asked is not None and asked.token and asked.scope != self.note.scope:
             claim = claim_for(self._redlock, asked.resources, asked.ttl, token=asked.token)
@@ -139,16 +139,20 @@ class ReservedDelivery:
         return self._take() if other is not None and self._ended(other) else other
 
     def _named(self) -> Claim:
-        """A claim with the message's token; with a new one if it has none."""
+        """Return a claim with the message's token, or with a new one if it has none."""
         # For how long it is asked for while the body runs.
         ttl = self._options.ttl if self._dies_with_us else max(self.note.ttl, self._options.ttl)
         return claim_for(
-            *(self._redlock, self.note.resources, ttl, self.task_id, self._task.name),
+            self._redlock,
+            self.note.resources,
+            ttl,
+            self.task_id,
+            self._task.name,
             token=self.note.token,
         )
 
     def _other(self, token: str | None) -> Owner | None:
-        """Who has it, if that is another message of this task."""
+        """Return who has it, if that is another message of this task."""
         owner = Owner.of(token) if token else None
         if owner is None or owner.task_id in ("", short_id(self.task_id)):
             return None
@@ -175,7 +179,7 @@ class ReservedDelivery:
             if owner.task_id == short_id(self.task_id):
                 return self._own(token)
             if reservation.is_anothers(owner, self._task):
-                return None  # whose turn it is, their lock decides
+                return None  # the lock decides which of the two runs
             step = meets_reservation(
                 self._ended(owner),
                 late=time.monotonic() > until,
@@ -195,7 +199,7 @@ class ReservedDelivery:
         return None
 
     def _ended(self, owner: Owner) -> str | None:
-        """The state in which another has ended, if it is to have freed its reservation by now."""
+        """Return the state in which another has ended, if it should have freed its reservation."""
         return end_of(self._task, owner.task_id, self.note.scope)
 
     def _free_of(self, owner: Owner) -> bool:
@@ -203,10 +207,11 @@ class ReservedDelivery:
         return reservation.free_of(self._redlock, names, owner.task_id, limit) is not False
 
     def _own(self, token: str) -> Owner | None:
-        """A task with our id has it, though the message does not say so.
+        """Go on where a task with our id has it, though the message does not say so.
 
-        An earlier delivery of the message took it, if the broker says that there was one. Else
-        anybody may have used that id: its reservation is left alone, and this one has none.
+        If the broker says that there was an earlier delivery of the message, that one took it.
+        Otherwise another task may have been given that id: leave its reservation alone, and have
+        none.
         """
         if not is_redelivered(self._request.delivery_info):
             return None
@@ -214,14 +219,14 @@ class ReservedDelivery:
         return self._confirm()
 
     def _tell(self, token: str, begun: bool = False) -> None:
-        """Put it into the headers that a retry of this message will have."""
+        """Put the reservation into the headers that a retry of this message will have."""
         self.note = replace(self.note, token=token, begun=begun)
         headers = self._request.headers
         own = headers if isinstance(headers, dict) else {}
         self._request.headers = {**own, RESERVATION: self.note.header()}
 
     def _begin(self, body: Callable[[], Any]) -> Any:
-        """The body's turn has come: free the reservation, and run it if it was ours."""
+        """Free the reservation, right before the body, and run the body if it was ours."""
         claim, self._claim = self._claim, None
         if claim is not None:
             ours, token = reservation.start(self._redlock, claim)
@@ -234,7 +239,7 @@ class ReservedDelivery:
         return body()
 
     def _duplicate(self, owner: Owner) -> Any:
-        """Its key is reserved by another: end as `on_duplicate` says."""
+        """End as `on_duplicate` says: another has reserved its key."""
         message, note = self._message, self.note
         what = f"{note.resource} is reserved by {owner}"
         skipped = message.skip(owner, note.on_duplicate, owner)
@@ -262,21 +267,21 @@ class ReservedDelivery:
             self._redlock.client.registry.granted(claim, longest)
 
     def _lost(self, claim: Claim) -> None:
-        """Its lock still excludes others; only the queue may fill again."""
+        """Log that the reservation is lost: the lock still keeps others out, but not the queue."""
         self._redlock.client.registry.unregister(claim)
         logger.warning("%s: its reservation is lost (%s)", self._message.called, claim.lost)
 
     def _drop(self, claim: Claim) -> None:
-        """No longer keep it alive; what is on the nodes stays there."""
+        """Stop extending it; what is on the nodes stays there."""
         self._redlock.client.watchdog.drop(claim)
         self._redlock.client.registry.unregister(claim)
 
     # -- After it --------------------------------------------------------------------------------
 
     def pass_on(self) -> None:
-        """The message is sent again (or another with its id): its reservation goes with that one.
+        """Leave the reservation to the message, which is sent again (or to another with its id).
 
-        Nothing more is written for this one: it might come behind the other's end.
+        Write nothing more for this delivery: it might arrive after the other has ended.
         """
         self.passed_on = True
         if self._claim is not None and self.note.token:
@@ -295,12 +300,12 @@ class ReservedDelivery:
             if left > 0 and claim.held(now):
                 held.keep(left)
                 return
-        # The worker gives the next of them to another child as soon as this one has ended: it must
-        # not come to the nodes before our release, over another connection.
+        # As soon as this body has ended, the worker gives the next delivery to another pool child.
+        # That one must not reach the nodes, over another connection, before our release.
         held.release(wait=self._contended)
 
     def end(self, state: str | None, retval: Any) -> None:
-        """This delivery is over."""
+        """Free or keep the reservation: this delivery is over."""
         if not self.note.token and self._claim is None:
             return
         claim = self._claim or self._named()
@@ -340,11 +345,11 @@ def comes_back(task: Any, state: str | None, retval: Any) -> bool:
 
 
 def arrival_of(request: Any) -> ReservedDelivery | None:
-    """What a delivery does about its reservation, if it has come to that."""
+    """Return the `ReservedDelivery` of a request, if its body's process has made one."""
     arrival = getattr(request, ARRIVAL, None)
     return arrival if isinstance(arrival, ReservedDelivery) else None
 
 
 def note_of(request: Any) -> Reservation | None:
-    """What the message of a request has reserved: to free it."""
+    """Return what the message of a request has reserved, in order to free it."""
     return Reservation.of(said(request, RESERVATION), request.id) if request is not None else None

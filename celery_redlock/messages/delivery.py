@@ -1,8 +1,7 @@
 """One delivery of a message by a worker: it gets its lock, or it is sent away.
 
-In the process that runs the body, right before the body: only there can a task still be sent away
-(`Retry`, `Ignore` and `Reject` raised there are honoured, what a `task_prerun` receiver raises is
-not).
+This happens in the process that runs the body, right before the body: Celery honours `Retry`,
+`Ignore` and `Reject` there, but not what a receiver of `task_prerun` raises.
 """
 
 from __future__ import annotations
@@ -39,29 +38,29 @@ LEASE = "redlock_lease"
 """Attribute of a request: the lock its delivery runs under."""
 
 SPLIT_PATIENCE_S = 0.3
-"""To try on, at least, where nobody holds it: of those who tried at once, one will have it. Were
-all of them sent away, or skipped, the work would be done by none."""
+"""Seconds at least to go on trying after a split vote: one of those that tried at once will get the
+lock. Were all of them sent away, or skipped, nobody would do the work."""
 PREDECESSOR_PATIENCE_S = 2.0
-"""To wait for a predecessor that has published us and is about to end."""
+"""Seconds to wait for the task that has published us and is about to end."""
 LEAST_KEPT_S = 1.0
-"""No broker gives a message to another worker sooner: none counts in less than seconds."""
+"""Seconds before which no broker gives a message to another worker: all count in whole seconds."""
 LONG_S = 0.5
-"""After which its key may have been paused since it was looked: it has waited for its lock."""
+"""Seconds of waiting for a lock after which its key is looked at again: it may be paused by now."""
 MIN_MARK_LIFE_S = 180.0
-"""For which the nodes remember that a delivery is done, at least: for a copy of its message to be
-delivered. It comes to the head of its queue, and looks again after half a minute at most."""
+"""Seconds at least for which the nodes remember that a delivery is done, so that a copy of its
+message learns it. A copy comes to the head of its queue, and tries every half minute at least."""
 
 
 class _Done(Exception):
-    """This delivery's message was worked on to its end by another delivery of it."""
+    """Another delivery of this message has done its work."""
 
 
 class DoneBefore(Ignore):
-    """Ends a delivery of such a message: state, result and callbacks are those of the other."""
+    """Tells Celery to drop a delivery for that reason: the other has stored state and result."""
 
 
 class Delivery:
-    """One delivery of a message by a worker: its lock, and what it does without."""
+    """One delivery of a message by a worker: how it gets its lock, or does without."""
 
     def __init__(self, message: Message, held: HeldLease) -> None:
         request, task = message.request, message.task
@@ -72,11 +71,11 @@ class Delivery:
         self._begun = time.monotonic()
         attempts, waited = headers.mapping_of(request, ATTEMPTS), headers.waited(request)
         self._copy = attempts.get("copy") is True
-        # Whether the broker says that this message was with a worker before: whoever holds the lock
-        # now may not be there any more when we have waited.
+        # Whether the broker says that this message was with a worker before. If that one holds the
+        # lock, it may be dead.
         self._redelivered = headers.is_redelivered(request.delivery_info)
-        # Whether there may have been another delivery of this very message. Kept for too long it is
-        # delivered to another worker, which may be faster.
+        # Whether there may be another delivery of this very message: one that is kept for too long
+        # is delivered to another worker as well, which may be faster.
         self._again = (
             self._copy
             or attempts.get("again") is True
@@ -105,8 +104,8 @@ class Delivery:
             logger.info("%s is done: this was a second delivery of it", message.called)
             tell_skipped(message.task, request.id, message.resource, None, "done")
             raise DoneBefore from None  # acknowledged
-        # Counted from the next conflict: a retry of the user's would carry the count along.
-        # And a delay's traces, with which RabbitMQ might drop it.
+        # A retry of the user's copies these headers. It must not take along our count of refusals,
+        # nor the traces of a delay, with which RabbitMQ might drop it.
         if isinstance(request.headers, dict):
             request.headers = without_delays(request.headers)
             request.headers.pop(ATTEMPTS, None)
@@ -133,7 +132,7 @@ class Delivery:
         return {**attempts, **{name: True for name, given in flags.items() if given}}
 
     def _refused(self, refusal: NotAcquired, body: Callable[[], Any]) -> Any:
-        """It has no lock, and has waited for as long as it was to wait in its process."""
+        """Do what the policy says: it has no lock, and may not wait any longer in its process."""
         message = self._message
         attempts = self._attempts(refusal)
         action = decide(self._options, refusal, attempts)
@@ -155,13 +154,13 @@ class Delivery:
     # -- The lock ---------------------------------------------------------------------------------
 
     def _acquire(self) -> None:
-        """Acquire the lock, trying for as long as it is to be waited for in this process.
+        """Acquire the lock, unless another delivery of the message is at work or done.
 
         Raises:
             _Done: Another delivery has done the work.
         """
         rated = self._options.rate is not None
-        if rated:  # before it starts, as that counts; to start keeps no other delivery out
+        if rated:  # looked up before: a start counts, and keeps no other delivery out
             self._first_at_work()
         try:
             self._try()
@@ -177,14 +176,15 @@ class Delivery:
             )
 
     def _try(self) -> None:
-        """Try to take the lock, for as long as its holder is to be waited for."""
+        """Try to take the lock, for as long as it may wait for its holder in this process."""
         options = self._message.options
-        # One that replaces its holder waits for nobody before; nor does one with a function to ask.
+        # One that replaces the holder does not wait for it first. Nor does one whose policy is a
+        # function to be asked: its `wait` is 0.
         wait = 0.0 if options.on_conflict == "replace" else self._held.request.wait
         patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
         if self._copy:
             wait = min(wait, patience)
-        # Who has started before is in nobody's way by being at work.
+        # Under a rate another that is at work is in nobody's way.
         rated = options.rate is not None
         redelivered = self._redelivered and not self._copy and not rated
         try:
@@ -196,15 +196,15 @@ class Delivery:
             elif is_split(refusal):
                 self._held.acquire(wait=max(SPLIT_PATIENCE_S, wait))
             elif redelivered:
-                # The holder may be this very message, delivered before, and still come to its end:
-                # after a lost connection to the broker, or after a `visibility_timeout`.
+                # The holder may be an earlier delivery of this message that is still at work: after
+                # a lost connection to the broker, or a `visibility_timeout`.
                 self._copy = holder is not None and self._same(holder)
                 self._held.acquire(wait=min(wait, patience) if self._copy else wait)
             else:
                 raise
 
     def _insist(self, refusal: ResourceHeld) -> None:
-        """Go on trying, where the policy is not content with the refusal."""
+        """Go on if the holder is to be replaced, or as the user's function says; else raise."""
         message = self._message
         asks = callable(message.options.on_conflict) and not self._copy
         if asks:
@@ -220,10 +220,10 @@ class Delivery:
     # -- Another delivery of the message ----------------------------------------------------------
 
     def _first_at_work(self, refusal: ResourceHeld | None = None) -> bool:
-        """Whether another delivery of this very message is at work; this is a copy then.
+        """Return whether another delivery of this message is at work, and note that this is a copy.
 
         Raises:
-            _Done: It has come to its end.
+            _Done: It has done the work.
         """
         if not self._again:
             return False
@@ -245,7 +245,7 @@ class Delivery:
     def _same(self, owner: Owner) -> bool:
         """Whether a lock is held for this very message, by another delivery of it.
 
-        Of another task it is another message, whoever gave it this id.
+        A message of another task is another message, even with the same id.
         """
         mine = self._owner
         same = (owner.task_id, owner.retries, owner.task) == (mine.task_id, mine.retries, mine.task)
@@ -275,8 +275,8 @@ class Delivery:
     def _has_ended(self, owner: Owner) -> bool:
         """Whether the holder's result is stored already: it is about to free its lock.
 
-        For example another member of the group whose chord's body this is. A task that is to be
-        sent again need not know.
+        For example, the holder is in the group whose chord has this task as its body. A task that
+        would be sent again need not know.
         """
         options = self._message.options
         if options.on_conflict == "retry" or options.hold_for:
@@ -286,7 +286,7 @@ class Delivery:
 
 
 def unlocked(message: Message, body: Callable[[], Any]) -> Any:
-    """Run a body without its lock. The body's calls of its task see that they are nested."""
+    """Run a body without its lock. If it calls its own task, that call sees that it is nested."""
     lease: HeldLease = Unlocked(message.resources, message.redlock)
     setattr(message.request, LEASE, lease)
     with lease:
@@ -294,7 +294,7 @@ def unlocked(message: Message, body: Callable[[], Any]) -> Any:
 
 
 def first_call(request: Any) -> bool:
-    """Whether this is the body's first call in a delivery by a worker: not a plain or nested one"""
+    """Whether a worker calls the body of this delivery: it is no plain, eager or nested call."""
     return (
         request is not None
         and not request.called_directly
@@ -304,15 +304,15 @@ def first_call(request: Any) -> bool:
 
 
 def lease_of(request: Any) -> HeldLease | None:
-    """The lock that a delivery runs under, if it has come to that.
+    """Return the lock that a delivery runs under, if it has one yet.
 
-    A message's headers become attributes of its request: what is no lease was put there by them.
+    A message's headers become attributes of its request, so the attribute may be anything.
     """
     held = getattr(request, LEASE, None)
     return held if isinstance(held, HeldLease) else None
 
 
 def _other_task(refusal: ResourceHeld) -> Owner | None:
-    """Which delivery of a task holds the lock, if it is one."""
+    """Return which delivery of a task holds the lock; None if something else does."""
     owner = refusal.holder.owner if refusal.holder else None
     return owner if owner is not None and owner.task_id else None

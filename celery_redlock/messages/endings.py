@@ -1,9 +1,9 @@
 """The signal handlers that give back what the message of a task had, at every ending.
 
-In the process that runs the body: `task_postrun` comes after every ending that Python survives, in
+In the process that runs the body, `task_postrun` comes after every ending that Python survives, in
 every pool, after the result is stored and the user's hooks have run. `task_success`,
-`task_failure` and `task_retry` release too, where they come first; releasing again is nothing. In
-a worker's main process, the reservation of a message that comes to no body is freed.
+`task_failure` and `task_retry` come earlier, and release as well; to release again does nothing. A
+worker's main process frees the reservation of a message that never comes to a body.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["end", "over", "received", "refused", "release"]
 
 
 def _request_of(task: Any) -> Any:
-    """What a task is at work on in this thread; None for nothing."""
+    """Return the request that a task is working on in this thread, or None."""
     stack = getattr(task, "request_stack", None)
     return stack.top if stack is not None else None
 
@@ -42,7 +42,7 @@ def release(
     einfo: Any = None,
     **_signal: Any,
 ) -> None:
-    """The body's process: this delivery is over."""
+    """Release the lock, in the body's process: this delivery is over."""
     request = _request_of(sender)
     held = lease_of(request)
     arrival = arrival_of(request)
@@ -51,14 +51,14 @@ def release(
     if einfo is not None:
         arrival.einfo = einfo
     if signal is signals.task_postrun and arrival.einfo is not None:
-        # All have seen it, and the main process reads its text alone. With the frames a failure or
-        # a retry is 40 to 100 kB. What is over 16 billiard writes in two pieces: a soft time limit
-        # that strikes between the two, or a broker that is lost then, stops this child's slot or
-        # the whole worker for good (see docs/operating.md).
+        # Everybody here has seen the traceback, and the main process reads its text alone. With
+        # its frames a failure or a retry has 40 to 100 kB, and billiard writes more than 16 kB in
+        # two pieces: a soft time limit, or the loss of the broker, between the two would stop this
+        # pool slot or the whole worker for good (see docs/operating.md).
         arrival.einfo.tb = None
     if held is None:
         return
-    if signal is signals.task_success:  # come to its end, and not only to an end
+    if signal is signals.task_success:  # other endings may have left work undone
         mark_done(held)
     again = signal is signals.task_retry
     if signal is signals.task_postrun:
@@ -67,7 +67,7 @@ def release(
 
 
 def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:
-    """The body's process: this delivery is over, and what it was reserved for."""
+    """Free the reservation, in the body's process: this delivery is over."""
     request = _request_of(sender)
     arrival = arrival_of(request)
     if arrival is not None:
@@ -77,13 +77,16 @@ def end(sender: Any = None, state: str | None = None, retval: Any = None, **_sig
         if note is not None and not comes_back(sender, state, retval):
             _free(sender.app, note)
     if isinstance(retval, Retry) and isinstance(retval.exc, NotAcquired):
-        # Each holds frames that hold it, and Celery's copy of them all: half a megabyte, which
-        # would wait for a full collection.
+        # The two and their frames refer to each other: half a megabyte, with Celery's copy of the
+        # frames, that would stay until a full garbage collection.
         retval.__traceback__ = retval.exc.__traceback__ = None
 
 
 def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
-    """The main process: a message was revoked or has expired; or, unseen, its body has died."""
+    """Free the reservation, in the main process: a message was revoked or has expired.
+
+    Or its body has died, and no handler ran there.
+    """
     if request is None:
         request = _request_of(sender)
     note = note_of(request)
@@ -92,7 +95,7 @@ def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
 
 
 def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
-    """The main process: a message cannot be read, or its task is not known here."""
+    """Free the reservation, in the main process: a message is unreadable, or its task unknown."""
     headers = getattr(message, "headers", None)
     if isinstance(headers, Mapping):
         note = Reservation.of(said(headers, RESERVATION), headers.get("id"))
@@ -101,18 +104,17 @@ def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
 
 
 def _free(app: Any, note: Reservation) -> None:
-    """Free what a message had that is over."""
+    """Free the reservation of a message that is over."""
     if note.token and note.scope != "until_expired" and enabled(app.conf):
         free_soon(Redlock.from_app(app), note)
 
 
 def received(request: Any = None, **_signal: Any) -> None:
-    """The main process: note when a message came, and how; is it at work here already?
+    """Note, in the main process, when and how a message came; keep its reservation alive.
 
-    While it is held here, its reservation is.
-
-    After a lost connection a worker may be given its own message again, and begin with it only when
-    the first has ended: too late to meet its lock.
+    Mark it as a copy if it is at work here already. After a lost connection a worker may be given
+    its own message again, and begin with it only when the first has ended: too late to meet its
+    lock.
     """
     lock = lock_of(request.task)
     if lock is None:
@@ -140,12 +142,13 @@ def _same_message(one: Any, other: Any) -> bool:
 
 
 def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
-    """Free it where Celery acknowledges a message and no signal tells of its end.
+    """Free a reservation where Celery acknowledges the message and no signal tells of its end.
 
-    Before 5.7 that is so when a body has raised SystemExit, which it cannot store as a result, and
-    at the hard time limit, as `task_failure` does not say of which request. And when a message that
-    comes `again` is known to be done (`worker_deduplicate_successful_tasks`):
-    if its first body's process died just before it was to free the reservation, nobody has.
+    Before 5.7 it does so when a body raises SystemExit, which it cannot store as a result, and at
+    the hard time limit, because its `task_failure` does not name the request. In any version it
+    does so when a message that comes `again` is known to be done
+    (`worker_deduplicate_successful_tasks`): if the process of its first body died just before it
+    freed the reservation, nobody else has.
     """
     on_failure, on_success, app = request.on_failure, request.on_success, request.app
 
@@ -170,7 +173,7 @@ def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
 
 
 def _is_time_limit(info: Any) -> bool:
-    """Whether a body was killed at its hard time limit, by a Celery that does not say whose."""
+    """Whether a body was killed at its hard time limit, and Celery does not name its request."""
     cause = getattr(info, "exception", None)
     cause = getattr(cause, "exc", cause)  # billiard wraps it, with its traceback
     return isinstance(cause, TimeLimitExceeded) and not hasattr(Task, "retry_on_worker_lost")

@@ -1,8 +1,8 @@
-"""What becomes of a message that meets another's lock, or another's reservation.
+"""Decide what becomes of a message that meets another's lock, or another's reservation.
 
-Decided here, and done by `delivery.py`, `conflict.py`, `consume.py` and `publication.py`. What is
-given decides, and nothing is asked or written, so `celery redlock explain` gives the worker's own
-answers for a conflict that it only thinks of.
+It is done by `delivery.py`, `conflict.py`, `consume.py` and `publication.py`. A decision depends on
+its arguments alone, and asks or writes nothing. So `celery redlock explain` can ask for the answers
+that a worker would get.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
     "meets_reservation",
     "parkable",
     "parks",
-    "set_at_work",
+    "set_parking",
 ]
 
 MIN_PAUSE_S = 0.1
@@ -42,7 +42,8 @@ PUT_OFF_SPREAD_S = 1.0
 """Over which tasks are spread that were put off until one moment; each worker reads the uptime of a
 server to a second."""
 
-_at_work = [False]
+_parking = [False]
+"""Whether this process is a worker that parks deliveries, or a pool child of one."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +52,11 @@ class Action:
 
     Attributes:
         do: "retry" sends it again, "run" runs it without its lock, "skip", "raise" and "reject" end
-            it, "wait" and "replace" go on trying, and "ask" asks the function that was declared.
+            it, "wait" and "replace" go on trying, and "ask" asks the user's function for a policy.
         wait: For how long it tries in its process; seconds.
         then: What ends it when it gives up: "skip", "raise" or "reject".
-        deadline: For how long one holder may be in its way before it gives up; seconds, None for
-            ever.
+        deadline: For how long one holder may be in its way before it gives up, in seconds; None if
+            it never does.
         gives_up: Whether it ends because that time is over.
     """
 
@@ -72,18 +73,18 @@ def decide(
     """Return what a delivery does that is refused its lock.
 
     Args:
-        options: How its task is locked. `on_conflict` is what its function has said, where one was
-            asked.
+        options: How its task is locked. If its `on_conflict` was a function that has been asked,
+            its answer is there in its place.
         refusal: Whether the lock is held, or too few nodes answer.
-        attempts: Of the message, this refusal counted; None if it is its first.
+        attempts: What the message says of its refusals, with this one; None if it is the first.
     """
     attempts = attempts or {}
     copy = attempts.get("copy", False)
     held = not isinstance(refusal, QuorumUnavailable)
     policy = options.on_conflict if held else options.on_unavailable
     if held and copy:
-        # To skip it or to fail would be told of the first delivery, which has the same id; and if
-        # that one dies, this is the message that is left.
+        # Were it skipped or failed, that would be the state of the first delivery, too, which has
+        # the same id; and if the first dies, this is the message that is left.
         policy = "retry"
     if not isinstance(policy, str):
         return Action("ask")
@@ -108,7 +109,7 @@ def backoff(
     Args:
         options: How its task is locked.
         refusal: Why it is sent again.
-        attempts: Of the message, this refusal counted.
+        attempts: What the message says of its refusals, with this one.
         parked: Whether a worker will park it.
         most: The longest pause that its broker lets a worker keep it for; seconds.
     """
@@ -133,7 +134,8 @@ def backoff(
 def meets_reservation(end: str | None, *, late: bool, freed: bool, successor: bool = False) -> str:
     """Return what a message does whose key another task has reserved.
 
-    Its result is stored before its key is freed: whoever has just read that is no duplicate.
+    A task's result is stored before its key is freed: a message that was sent because of that
+    result is no duplicate.
 
     Args:
         end: The state in which the other has ended; None if it is not known to.
@@ -152,7 +154,7 @@ def meets_reservation(end: str | None, *, late: bool, freed: bool, successor: bo
 
 
 def is_split(refusal: ResourceHeld) -> bool:
-    """Whether its nodes were shared among several who tried, so that none of them has a quorum."""
+    """Whether several that tried at once share the nodes, so that none of them has a quorum."""
     holder = refusal.holder
     return holder is not None and not refusal.permanent and holder.nodes < holder.quorum
 
@@ -176,9 +178,9 @@ def check_rejecting(task: Any, options: TaskOptions) -> None:
 # -- Parking --------------------------------------------------------------------------------------
 
 
-def set_at_work(parking: bool) -> None:
-    """The worker's main process, before it forks its pool: deliveries are parked here, or not."""
-    _at_work[0] = parking
+def set_parking(parking: bool) -> None:
+    """Note, in a worker's main process before it forks its pool, whether it parks deliveries."""
+    _parking[0] = parking
 
 
 def parks(options: TaskOptions) -> bool:
@@ -186,7 +188,7 @@ def parks(options: TaskOptions) -> bool:
 
     Such a delivery never waits in a pool slot: its body's process sends it again at once.
     """
-    return _at_work[0] and parkable(options)
+    return _parking[0] and parkable(options)
 
 
 def parkable(options: TaskOptions) -> bool:

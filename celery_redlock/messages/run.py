@@ -1,4 +1,4 @@
-"""Runs a task's body under its lock: a delivery by a worker, a plain call, an eager one."""
+"""Run a task's body under its lock: for a delivery by a worker, a plain call or an eager one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any
 
 from celery.exceptions import Retry
 
-from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease
@@ -19,6 +18,7 @@ from ..locking.request import LockRequest
 from ..locking.unlocked import Unlocked
 from ..protocol.errors import ConfigurationError, NotAcquired
 from ..protocol.names import checked_names
+from ..protocol.rate import Rate
 from ..protocol.texts import shown
 from ..protocol.values import Owner
 from ..runtime.interrupt import Interruptible
@@ -53,10 +53,11 @@ def run(
             return body()
     options = lock.options(app)
     delivered = first_call(request)
-    # Where those that wait are parked, none waits in its pool slot unless it asks for that.
-    parked = delivered and parks(options) and not lock.waits
+    # Where this worker parks what must wait, no delivery waits in its pool slot, unless its task
+    # declares a wait.
+    parked = delivered and parks(options) and not lock.has_wait
     redlock = Redlock.from_app(app)
-    if len(resources) > 1:  # one alone is of a key, which is a name, and goes with its options
+    if len(resources) > 1:  # one alone was checked when its key was made and its task declared
         checked_names(resources, fencing=options.fencing)
         if options.shared:
             raise ConfigurationError(
@@ -76,9 +77,10 @@ def run(
         declared=declared,
         shared=options.shared,
     )
-    held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
-    if options.rate is not None:
-        held = start_of(held, options)
+    if (pace := options.pace) is not None:
+        held = _start_of(redlock, asked, pace)
+    else:
+        held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     held.task = task.name if task is not None else ""
     if options.on_lost == "raise":
         block = Interruptible(held.loss, held.lost_unawares)
@@ -87,7 +89,7 @@ def run(
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
     if delivered and options.progress_timeout is not None:
-        from ..locking.progress import Progress  # most programs have none
+        from ..locking.progress import Progress  # most programs do not need it
 
         watch = Progress(held, options.progress_timeout, options.on_lost)
         body = functools.partial(watch.run, body)
@@ -100,36 +102,34 @@ def run(
                 # Celery makes a copy of each frame, at half a millisecond.
                 raise again.with_traceback(None) from again.exc
             raise
-    if options.scope == "until_executing":  # which excludes no body from another
+    if options.scope == "until_executing":  # it keeps out no other body
         with Unlocked(resources, redlock):
             return body()
-    try:  # not `with`: a time limit may strike between taking the lock and owing to free it
+    # Not `with`: a time limit may strike when the lock is taken, and the block has yet to begin.
+    try:
         held.__enter__()
         return body()
     finally:
         held.__exit__(None, None, None)
 
 
-def start_of(asked: HeldLease, options: TaskOptions) -> HeldLease:
+def _start_of(redlock: Redlock, request: LockRequest, pace: Rate) -> HeldLease:
     """Return what stands for a lock where a rate says when a body may start.
 
     Raises:
         ConfigurationError: A function has made several keys.
     """
-    from ..locking.start import Start  # most programs need neither
+    from ..locking.start import Start  # most programs do not need it
 
-    request, pace = asked.request, options.pace
-    assert pace is not None
     if len(request.names) > 1:
         raise ConfigurationError(
-            f"{asked.resource}: a rate is of one key; return one from the function that makes it"
+            f"{request.resource}: a rate is of one key; return one from the function that makes it"
         )
-    wait, owner = request.wait, request.owner
-    return Start(asked.redlock, request.names[0], pace, wait=wait, owner=owner)
+    return Start(redlock, request.names[0], pace, wait=request.wait, owner=request.owner)
 
 
 def _owner(here: Owner, task: Any, delivered: Any) -> Owner | None:
-    """Who asks: a task that is called here, or the delivery that a request is of."""
+    """Return who asks: a task that is called here, or the delivery that a request belongs to."""
     if task is None:
         return None
     if delivered is None:

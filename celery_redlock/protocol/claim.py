@@ -1,4 +1,4 @@
-"""What one token may claim: the mutable book-keeping behind a lease, by the rules of `lease.py`."""
+"""What one token may hold: the mutable book-keeping behind a lease, by the rules of `lease.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Claim", "acknowledged"]
 
 
 class Claim:
-    """What one token may claim: its expiry at every node, and the deadline that follows.
+    """What one token may hold: until when on each node, and the deadline that follows.
 
     The mutable book-keeping behind a `Lease`. A claim is *pending* until it is granted, then
     *held* until it is lost or ended. Every attempt makes a new one, with a new token.
@@ -41,8 +41,8 @@ class Claim:
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
         below: A RENEW extends it only where no more than this is left of it; seconds.
         silent: Nodes that did not answer the last request for it, and why not.
-        kept: Tells, per node, what a keeper in another process was acknowledged for this token; it
-            is asked before the lease is called lost.
+        kept: Returns, per node, the expiry that a supervisor in another process had confirmed for
+            this token. It is asked before the lease is called lost.
     """
 
     # Ten thousand of them may be alive.
@@ -73,7 +73,7 @@ class Claim:
         self.silent: Mapping[int, str] = {}
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
-        """`node` confirmed our token, to a request sent at `sent`; the answer was read at `now`."""
+        """Note that `node` confirmed our token: asked at `sent`, its answer was read at `now`."""
         if self.granted_at is not None and not self._open(now):
             return
         expiry = sent + self.ttl
@@ -83,10 +83,10 @@ class Claim:
                 self._settle(now)
 
     def forgotten(self, node: int, now: float) -> bool:
-        """`node` does not hold our token. Whether it should have: then it lost its memory."""
+        """Note that `node` does not hold our token; return whether it lost it before its time."""
         if not self._open(now):
             return False
-        self._ask_keeper()  # what it was told before must not count after this
+        self._ask_supervisor()  # what the node told it before must not count after this
         amnesia = self.expiries[node] > now
         if self.expiries[node] != NEVER:
             self._put(node, NEVER)
@@ -160,12 +160,12 @@ class Claim:
     def _put(self, node: int, expiry: float) -> None:
         self.expiries = _with(self.expiries, node, expiry)
 
-    def _ask_keeper(self) -> None:
+    def _ask_supervisor(self) -> None:
         if self.kept is not None:
             self.learn(self.kept())
 
     def _open(self, now: float) -> bool:
-        """Whether answers still count; notices a deadline that has passed."""
+        """Return whether answers still count; past the deadline, note that the lease is lost."""
         if self._over(now):
             self.lose("expired")
         return self.lost is None
@@ -180,15 +180,19 @@ class Claim:
         self.deadline = sorted(self.expiries)[count - quorum_of(count)] - drift(self.ttl)
 
     def _over(self, now: float) -> bool:
-        """Whether a lease has reached its deadline, and no keeper knows of a later one."""
+        """Whether a lease has reached its deadline, and no supervisor knows of a later one."""
         if self.granted_at is None or self.lost is not None or now < self.deadline:
             return False
-        self._ask_keeper()
+        self._ask_supervisor()
         return now >= self.deadline
 
 
 def acknowledged(claims: Iterable[Claim], node: int, sent: float, now: float) -> None:
-    """Call `Claim.acknowledged` of each, and only once of those that it finds and leaves alike."""
+    """Call `Claim.acknowledged` for each; for a row of claims that are alike, only for the first.
+
+    Leases that are extended together mostly have the same numbers, before and after: the others
+    take over what the first was given.
+    """
     known, until, ttl = _nothing(0), NEVER, 0.0
     then, deadline = known, until
     for claim in claims:
@@ -203,7 +207,7 @@ def acknowledged(claims: Iterable[Claim], node: int, sent: float, now: float) ->
         known, until, ttl = claim.expiries, claim.deadline, claim.ttl
         claim.acknowledged(node, sent, now)
         if now >= until or claim.lost is not None:
-            until = math.nan  # it was over, or has asked its keeper: none is like it
+            until = math.nan  # it was over, or has asked its supervisor: none is like it
         then, deadline = claim.expiries, claim.deadline
 
 
@@ -213,7 +217,7 @@ def _nothing(nodes: int) -> list[float]:
 
 
 def _with(expiries: list[float], node: int, expiry: float) -> list[float]:
-    # One number for all that was asked at once, which is five times a hundred bytes of a lease.
+    # Nodes that were asked at once share one float: five separate ones would be 120 bytes a lease.
     expiries = expiries.copy()
     expiries[node] = expiries[expiries.index(expiry)] if expiry in expiries else expiry
     return expiries

@@ -3,14 +3,14 @@
 A lease is a promise of N independent nodes, each with a clock of its own, so its holder counts for
 itself, and always to its own disadvantage. For every node it keeps one number: the time *before*
 the acknowledged request was sent, plus the ttl. No node drops our token before that moment (its
-own countdown began later), save for the difference of clock rates, for which the *drift* is
-deducted. A quorum of nodes holds our token until the q-th largest of these numbers: that is the
+own countdown began later), except that clocks run at different rates: the *drift* is deducted for
+that. A quorum of nodes holds our token until the q-th largest of these numbers: that is the
 deadline. The same rule serves acquisition, late answers, partial extensions and repair, and
 nothing else ever moves the deadline.
 
 Once the clock has reached the deadline the lease is lost for good, decided here, without a word
-from any node. An extension that is acknowledged later cannot revive it, for in between another
-may have held the resource.
+from any node. An extension that is acknowledged later cannot revive it, because another may have
+held the resource in between.
 
 Times are seconds on a monotonic clock which the caller owns; this module never looks at one.
 """
@@ -42,7 +42,7 @@ FENCE_LIMIT = 2**53 - 1
 
 
 def drift(ttl: float) -> float:
-    """Seconds of a ttl that are never counted as held, for clock drift (Redis page)."""
+    """Return the seconds of a ttl that are never counted as held, for clock drift (Redis page)."""
     return DRIFT_RATE * ttl + DRIFT_FLOOR
 
 
@@ -52,8 +52,8 @@ class Lease:
 
     Attributes:
         resource: What is exclusive; several names in one text, where it is more than one.
-        token: The random proof of who holds it, new for every attempt. Not a fencing token: the
-            resource cannot tell an old one from a new one by it.
+        token: The random proof of who holds it, new for every attempt. It is no fencing token: it
+            does not tell which of two leases is the newer one.
         ttl: What the nodes were asked for, in seconds.
         deadline: Held while the clock is before this, in seconds of that clock.
         clock: The monotonic clock of the driver that granted it.
@@ -75,7 +75,7 @@ class Lease:
     granted_at: float = field(default=0.0, repr=False, compare=False)
 
     def remaining(self, now: float | None = None) -> float:
-        """Seconds left, drift already deducted (the paper's *validity*); 0.0 when over."""
+        """Return the seconds left, drift deducted (*validity* on the Redis page); 0.0 when over."""
         return max(0.0, self.deadline - (self.clock() if now is None else now))
 
     @property

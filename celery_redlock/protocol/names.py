@@ -229,10 +229,10 @@ def matching(pattern: str) -> Callable[[str], object]:
 
 
 def mark_of(owner: Owner, resources: Sequence[str]) -> str:
-    """The name of the mark that says that a delivery is done.
+    """Return the name of the mark that says that a delivery is done.
 
-    Anybody who may publish can give any task the id of another. So it names the task and what that
-    locks, too, in a digest: of a delivery of another task, or under another lock, it says nothing.
+    Anybody who may publish can give a task the id of another one. So the name has a digest of the
+    task and of what it locks, too: it says nothing of another task's delivery, or of another lock.
     """
     work = ascii((owner.task, tuple(resources)))  # the same text in every version of Python
     digest = hashlib.sha256(work.encode()).hexdigest()[:16]
@@ -240,10 +240,10 @@ def mark_of(owner: Owner, resources: Sequence[str]) -> str:
 
 
 def slots(name: str, limit: int) -> list[str]:
-    """The names of a resource that `limit` may hold at a time; one of them is its own.
+    """Return the names of the slots of a resource; the first is the resource's own name.
 
-    Whoever locks it without a limit, or with another, thus takes one of the same slots: there are
-    never more holders than the largest limit says.
+    So a lock without a limit, or with another one, takes one of the same slots, and there are never
+    more holders than the largest limit says.
     """
     return [name, *(f"{name}{SLOT_SUFFIX}{number}" for number in range(2, limit + 1))]
 
@@ -259,19 +259,19 @@ def least(limit: Limit) -> int:
 
 
 def slots_of(names: Sequence[str], limit: Limit) -> list[list[str]]:
-    """Return, for each name, the slots in which others may be who count."""
+    """Return, for each name, the slots that others may have taken, and that count."""
     wide = limit.wide if isinstance(limit, Limits) else ()
     return [*map(slots, names, wide or of_each(names, limit))]
 
 
 def grouped(items: Iterable[T], like: Iterable[Sequence[object]]) -> Iterator[list[T]]:
-    """Yield what stands in one row in groups of the same lengths as these."""
+    """Yield the items of a row in groups that are as long as those of `like`."""
     row = iter(items)
     return (list(islice(row, len(group))) for group in like)
 
 
 def takeable(names: Sequence[str], limit: Limit, free: Iterable[bool]) -> list[list[str]]:
-    """Return, for each name, slots that a claim may take: of as many as there is room for.
+    """Return, for each name, slots that a claim may take: as many as there is room for.
 
     Args:
         names: Of the claim.

@@ -1,6 +1,6 @@
-"""Why an attempt failed, in words for people: from the votes of a round to an error.
+"""Turn the votes of a round into an error that tells people why an attempt failed.
 
-Held by another, or no quorum: never one for the other. Pure.
+Either another holds it, or there is no quorum; never say one for the other. Pure.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from .texts import are_needed, of_nodes
 from .values import NOT_WAITED_FOR, Holder, NodeVote, Owner, Vote, is_shared, token_digest
 
 __all__ = [
+    "add_readers",
     "all_held",
     "free",
     "free_in",
     "holder",
     "if_permanent",
     "last_votes",
-    "names_readers",
     "refusal",
     "room_in",
     "seen",
@@ -89,19 +89,25 @@ def _retry_after(ballot: Round) -> float | None:
 def holder(
     resource: str, tokens: Sequence[str], quorum: int, expires_in: float | None = None
 ) -> Holder:
-    """Whose token most nodes hold; `tokens` has one per node that holds any."""
+    """Return whose token most nodes hold; `tokens` has one per node that holds any."""
     token, count = Counter(tokens).most_common(1)[0]
-    if is_shared(token):  # any of those that hold it together
+    if is_shared(token):  # all readers count as one holder
         count = sum(map(is_shared, tokens))
     return Holder(resource, Owner.of(token), count, quorum, expires_in, token_digest(token))
 
 
-def names_readers(ballot: Round, look: Round) -> bool:
-    """Put readers' tokens into a ballot, where a writer was told only that something is there."""
+def add_readers(ballot: Round, look: Round) -> bool:
+    """Put readers' tokens into a ballot that only says that something is there; return if any.
+
+    Args:
+        ballot: A writer's ACQUIRE.
+        look: A PEEK after it.
+    """
     found = False
     for node, held in enumerate(look.details):
         if ballot.details[node] == FOREIGN and isinstance(held, tuple) and is_shared(held[0]):
-            ballot.details[node], found = held[0], True
+            ballot.details[node] = held[0]
+            found = True
     return found
 
 
@@ -140,9 +146,9 @@ def free(ballot: Round) -> list[bool]:
 
 
 def settled(ballot: Round, queries: Iterable[int]) -> bool:
-    """Return whether each of some queries of a PEEK is held by one who has a quorum.
+    """Return whether each of some queries of a PEEK is held by one token at a quorum.
 
-    Else it may be of those who try at once, and free in a moment, whatever its ttl.
+    Else several may be trying at once, and it may be free in a moment, whatever the ttl.
     """
     quorum = ballot.quorum
     return all(max(Counter(tokens(ballot, n)).values(), default=0) >= quorum for n in queries)
@@ -156,29 +162,29 @@ def all_held(
     lost: Holder | None,
     rate: Rate | None = None,
 ) -> ResourceHeld:
-    """Return the error for names of which not each had a slot to grant.
+    """Return the error for a request that found no free slot of some of its names.
 
     Args:
         resource: All that was asked for, for people.
-        full: Those that had none: how many may hold each, and which queries are of its slots.
+        full: The names without a free slot: how many may hold each, and which queries are of it.
         ballot: A PEEK over all slots.
         nodes: The nodes' addresses.
-        lost: Who has taken one that was free in this round, if there was one.
-        rate: What the slots are of, if they are starts.
+        lost: Who took a slot that was free in this PEEK; None if there was no such slot.
+        rate: The rate, if the slots are its starts.
     """
     name, (many, queries) = next(iter(full.items()))
     several = name != resource and rate is None
 
     def promise(slot: int) -> tuple[bool, float]:
-        """Whether it is held by one; and for how long yet. Split among several it is free soon."""
+        """Whether one token holds it at a quorum, else it is free soon; and for how long yet."""
         counts = Counter(tokens(ballot, slot)).values()
         return max(counts, default=0) >= ballot.quorum, free_in(ballot, slot)
 
     who = lost
     if who is None:
         first = min([n for n in queries if tokens(ballot, n)], key=promise)
-        called = name if rate is None else resource
-        who = holder(called, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
+        shown_as = name if rate is None else resource
+        who = holder(shown_as, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
     said = f"is held by as many as may, {many} at a time; one is {who}"
     if rate is not None:
         said = (
@@ -203,7 +209,7 @@ def all_held(
 def if_permanent(
     error: NotAcquired, ballot: Round, nodes: Sequence[str], keys: Sequence[str]
 ) -> NotAcquired:
-    """Return the error for another program's key, which says so if that will never go away.
+    """Return an error that says so if another program's key will never go away; else the same one.
 
     Args:
         error: For the ACQUIRE that was not granted.
@@ -231,7 +237,7 @@ def if_permanent(
 
 
 def last_votes(claim: Claim, nodes: Sequence[str]) -> list[NodeVote]:
-    """What each node answered to the last request for `claim`, as far as it did."""
+    """Return what each node answered to the last request for `claim`, as far as it did."""
     return [
         NodeVote(name, Vote.SILENT, claim.silent[index])
         if index in claim.silent
@@ -241,7 +247,7 @@ def last_votes(claim: Claim, nodes: Sequence[str]) -> list[NodeVote]:
 
 
 def silent(ballot: Round) -> Mapping[int, str]:
-    """The nodes that have not answered in a round, and why not."""
+    """Return the nodes that have not answered in a round, and why not."""
     answers = enumerate(zip(ballot.votes, ballot.details, strict=True))
     whys = [
         (index, NOT_WAITED_FOR if vote is None else str(detail))
@@ -253,7 +259,7 @@ def silent(ballot: Round) -> Mapping[int, str]:
 
 @lru_cache
 def _shared(whys: tuple[tuple[int, str], ...]) -> Mapping[int, str]:
-    """One for all leases of which the same is to be told, as each keeps it."""
+    """Return the same object for the same reasons: each of many leases keeps one."""
     return MappingProxyType(dict(whys))
 
 

@@ -4,9 +4,11 @@ Nothing here reads a clock, draws a random number or touches a socket. An operat
 of *rounds* (`round.py`). It yields a round; its driver writes the request to every target, hands in
 the answers as they arrive (`Round.answer`, `Round.silence`), and resumes the generator with the
 time once the round is decided or its patience is over. The driver over real sockets (`driver.py`)
-and the simulated world of the tests run this very code.
+and the simulated world of the tests run this very code. A round whose votes are counted is called a
+*ballot*.
 
 The page this implements: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+docs/algorithm.md lists the rules, why each is there, and which lines keep it.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ __all__ = [
     "acquire",
     "extend",
     "free",
-    "leave",
-    "line_up",
     "look",
     "mark",
     "peek",
+    "queue",
+    "queue_round",
     "release",
     "start",
     "undo",
@@ -41,22 +43,8 @@ FENCE_AHEAD = 86_400 * 1_000_000
 """Microseconds by which a fencing token may be ahead of the wall clock of its holder. A node may
 answer any number, and the largest one spreads to all nodes, so a node that lies would poison them.
 It is more than the error of a clock that shows local time instead of UTC. It is less than the time
-for which a node remembers a number (`FENCE_LIFE_MS`); otherwise a number that was forgotten
+for which a node remembers a number (`names.FENCE_LIFE_S`); otherwise a number that was forgotten
 might be larger than the next."""
-
-
-def look(node: int, now: float) -> Round:
-    """Make the round that asks one node about itself, ahead of a request."""
-    round_ = Round(Verb.LOOK, [Query((), node + 1)], now, 0.0, (node,))
-    round_.closed = True
-    return round_
-
-
-def mark(node: int, now: float, text: str) -> Round:
-    """Make the round that leaves a mark on one node, for the next to meet it."""
-    round_ = Round(Verb.MARK, [Mark((TRUSTED_KEY,), node + 1, text)], now, 0.0, (node,))
-    round_.closed = True
-    return round_
 
 
 def acquire(
@@ -95,8 +83,8 @@ def acquire(
     # 3. Granted if a quorum said yes, and 4. time is left of it.
     if ballot.yes >= ballot.quorum and claim.grant(now):
         return ballot
-    # 5. Otherwise undo it everywhere, also where no answer came: the request may yet arrive. Only
-    # where none was written (the node is down, or has answered nothing for long) there is nothing.
+    # 5. Otherwise undo it everywhere, also where no answer came: the request may yet arrive. There
+    # is nothing to undo where none was written: the node is down, or was silent for too long.
     suspects = [
         node
         for node in asked.targets
@@ -107,17 +95,18 @@ def acquire(
 
 
 def start(claim: Claim, now: float, patience: float, rate: Rate) -> Steps[Round]:
-    """Try once to take a start: a claim that outlasts the rate's window from when this returns.
+    """Try once to take one of the starts that a rate allows (`rate.py`).
 
-    `claim.held` tells the outcome. Nobody extends it, and nobody gives it back. If what was asked
-    for is too short by then, because nodes are far away or we were paused, it is renewed once for
-    longer. Half of the slack is left for what comes between this and the body's first line.
+    A start is a claim that nobody extends or gives back, and it must outlast the rate's window,
+    counted from the moment when this returns. `claim.held` tells the outcome. If the claim would
+    end too soon, because nodes are far away or we were paused, it is renewed once, for longer. Half
+    of the slack is left for what comes between this and the body's first line.
 
     Args:
         claim: As for `acquire`, of one slot, with the rate's ttl.
         now: The time before anything is sent; seconds.
         patience: How long to wait for a quorum; seconds.
-        rate: Its rate.
+        rate: How often bodies may start.
     """
     least = rate.window + rate.slack / 2
     asked = yield from acquire(claim, now, patience)
@@ -158,21 +147,27 @@ def _fence(ballot: Round) -> bool:
     return tokens.count(token) >= ballot.quorum
 
 
-def line_up(
+def queue_round(
     entry: QueueEntry, now: float, verb: Verb = Verb.ENQUEUE, nodes: Iterable[int] | None = None
 ) -> Round:
-    """Join the wait queues of what `entry` names, or leave them: ENQUEUE, DEQUEUE or HAND_ON.
+    """Make the round that joins the wait queues of what `entry` names, or leaves them.
 
-    On some nodes, or on all. Nobody waits for the answers.
+    Nobody waits for the answers.
+
+    Args:
+        entry: Who waits, and for what.
+        now: The time before anything is sent; seconds.
+        verb: ENQUEUE, DEQUEUE or HAND_ON.
+        nodes: On which nodes; None for all.
     """
     return Round(verb, [entry], now, 0.0, nodes)
 
 
-def leave(
+def queue(
     entry: QueueEntry, now: float, verb: Verb, nodes: Iterable[int] | None = None
 ) -> Steps[None]:
-    """Do the same as a separate operation."""
-    yield line_up(entry, now, verb, nodes)
+    """Join wait queues or leave them, as a separate operation; see `queue_round`."""
+    yield queue_round(entry, now, verb, nodes)
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:
@@ -209,8 +204,8 @@ class Released(NamedTuple):
 
     Attributes:
         held: Whether the lease was held until then.
-        called: Whether a node called somebody who waits.
-        confirmed: Whether a quorum has answered: then nobody is kept out any more.
+        called: Whether a node called a waiter.
+        confirmed: Whether a quorum has answered, so that the lock keeps nobody out any more.
     """
 
     held: bool
@@ -228,7 +223,7 @@ def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
     claim.ended = True  # no extension may be written behind this
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
-    held = held and not ballot.denied
+    held = held and not ballot.denied  # denied: too few nodes still had our token
     return Released(held, "called" in ballot.details, ballot.quorum_answered)
 
 
@@ -239,7 +234,7 @@ def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
     Nodes that are away are told when they are back.
     """
     claim.ended = True
-    claim.written = (1 << claim.nodes) - 1  # by the other; so it is owed
+    claim.written = (1 << claim.nodes) - 1  # the other may have asked every node: all are told
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
     return ballot
@@ -253,3 +248,23 @@ def peek(queries: Sequence[Query | Claim], now: float, patience: float) -> Steps
     ballot = Round(Verb.PEEK, queries, now, patience)
     yield ballot
     return ballot
+
+
+def look(node: int, now: float) -> Round:
+    """Make the round that asks one node about itself, ahead of a request."""
+    return _aside(Verb.LOOK, Query((), node + 1), node, now)
+
+
+def mark(node: int, now: float, text: str) -> Round:
+    """Make the round that writes into one node's data that the node has earned its vote."""
+    return _aside(Verb.MARK, Mark((TRUSTED_KEY,), node + 1, text), node, now)
+
+
+def _aside(verb: Verb, query: Query, node: int, now: float) -> Round:
+    """Make a round for one node, in which nobody counts votes or waits for an answer.
+
+    The others are not in it: `query` is for so many nodes that this one has its index.
+    """
+    round_ = Round(verb, [query], now, 0.0, (node,))
+    round_.closed = True
+    return round_

@@ -25,8 +25,8 @@ class Round:
 
     Attributes:
         verb: What is asked.
-        claims: What it is about: claims, or a `QueueEntry` where it is of the wait queue, or each
-            `Query` of a PEEK. Only extensions and a PEEK carry more than one.
+        claims: What it is about: claims; a `QueueEntry`, where a wait queue is joined or left; or
+            the queries of a PEEK, LOOK or MARK. Only extensions and a PEEK carry more than one.
         sent: The time before the first byte was sent, from which leases are counted; seconds.
         until: When nodes that have not answered count as silent; seconds.
         targets: Node indexes that are asked.
@@ -34,7 +34,8 @@ class Round:
         details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
             it is silent, what it holds (PEEK; of many claims a list).
         closed: Whether nobody waits for it any more. Late answers still count for the lease.
-        amnesiac: Claims whose token a node has lost before its time, until that is told.
+        amnesiac: Claims whose token a node has lost before its time. The node takes them out once
+            the log has said so.
     """
 
     __slots__ = (
@@ -110,7 +111,7 @@ class Round:
     @property
     def decided(self) -> bool:
         """Whether the outcome is certain, so that nobody has to wait for further answers."""
-        if self.yes + self.no + self.silent == len(self.targets) or self.until <= self.sent:
+        if self.yes + self.no + self.silent == len(self.targets) or not self.waits:
             return True
         return self.verb.decided(self)
 
@@ -122,7 +123,12 @@ class Round:
     @property
     def denied(self) -> bool:
         """Whether so many have said no that a quorum cannot say yes, whoever is yet to answer."""
-        return self.no > len(self.votes) - self.quorum
+        return self.no > self._spare
+
+    @property
+    def _spare(self) -> int:
+        """How many nodes a quorum can do without."""
+        return len(self.votes) - self.quorum
 
     @property
     def waits(self) -> bool:
@@ -132,7 +138,8 @@ class Round:
     def close(self, reason: str = "") -> list[int]:
         """Count the nodes that have not answered as silent; return which they are.
 
-        For a reason; else for what it is: they have not answered in time.
+        Args:
+            reason: Why they are silent; if empty, because they have not answered in time.
         """
         late: list[int] = []
         if not self.decided:
@@ -214,14 +221,13 @@ class Round:
     # -- When a verb is decided although nodes have not answered yet
 
     def _won_or_lost(self) -> bool:
-        spare = len(self.votes) - self.quorum
-        if self.yes >= self.quorum or self.silent > spare:
+        if self.yes >= self.quorum or self.silent > self._spare:
             return True
-        # Lost already; but say which way only when it is certain: held, or no quorum.
-        return self.no + self.silent > spare and self.yes + self.no >= self.quorum
+        # It is lost already, but an error must say why: held by another, or no quorum.
+        return self.no + self.silent > self._spare and self.quorum_answered
 
     def _known_or_not(self) -> bool:
-        return self.yes >= self.quorum or len(self.votes) - self.no - self.silent < self.quorum
+        return self.yes >= self.quorum or self.no + self.silent > self._spare
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,12 +240,12 @@ class Verb:
         count: Counts a node's answer; the arguments are those of `Round.answer`.
         decided: Tells whether the outcome is certain though nodes have not answered yet.
         wrote: Tells whether an answer proves that the node can write.
-        sets: It may set our token, so an undoing must follow.
-        frees: It deletes our token, so it is owed to a node that cannot be asked now.
-        extends: It carries many claims, and none that has ended.
-        needs_memory: "It is free" does harm if the node has forgotten a lock.
-        can_wait: It may be asked later, because nobody needs the answer.
-        calls: It calls a waiter.
+        sets: Whether it may set our token, so that an undoing must follow.
+        frees: Whether it deletes our token, so that it is owed to a node that cannot be asked now.
+        extends: Whether it carries many claims, and none that has ended.
+        needs_memory: Whether "it is free" does harm if the node has forgotten a lock.
+        can_wait: Whether it may be asked later, because nobody needs the answer.
+        calls: Whether it may call a waiter.
     """
 
     word: str
@@ -254,7 +260,8 @@ class Verb:
     can_wait: bool = False
     calls: bool = False
 
-    if TYPE_CHECKING:  # as fields that a tool may print, each row would hold all others
+    # For type checkers alone: hypothesis prints what is annotated, each row with all others in it.
+    if TYPE_CHECKING:
         ACQUIRE: ClassVar[Verb]
         EXTEND: ClassVar[Verb]
         RENEW: ClassVar[Verb]
@@ -271,14 +278,19 @@ class Verb:
 
 # Set our token where no other is set (Redis page, step 2).
 Verb.ACQUIRE = Verb(
-    *("acquire", replies.acquired, Round._acquired, Round._won_or_lost),
+    "acquire",
+    decode=replies.acquired,
+    count=Round._acquired,
+    decided=Round._won_or_lost,
     wrote=lambda answer: not isinstance(answer, str),
     sets=True,
     needs_memory=True,
 )
 # Renew our token where it is set; set it again where none is.
 Verb.EXTEND = Verb(
-    *("extend", replies.extended, Round._extended),
+    "extend",
+    decode=replies.extended,
+    count=Round._extended,
     decided=lambda round_: round_._full,
     wrote=lambda outcomes: outcomes.strip(REFUSED) != "",
     sets=True,
@@ -288,14 +300,17 @@ Verb.EXTEND = Verb(
 # the holder's, so its request may arrive after the release. It waits for all answers, because it
 # must at least learn in time where the token is missing.
 Verb.RENEW = Verb(
-    *("renew", replies.extended, Round._extended),
+    "renew",
+    decode=replies.extended,
+    count=Round._extended,
     wrote=Verb.EXTEND.wrote,
     extends=True,
 )
 # Delete our token, and no other, and wake the first waiter.
 Verb.RELEASE = Verb(
-    *("release", replies.released),
-    decided=lambda round_: round_.yes + round_.no >= round_.quorum,
+    "release",
+    decode=replies.released,
+    decided=lambda round_: round_.quorum_answered,
     frees=True,
     can_wait=True,
     calls=True,
@@ -312,7 +327,9 @@ Verb.FENCE = Verb(
 # Tell who holds it, and for how long. Of several names: the first holder, and how long until all
 # of them are free.
 Verb.PEEK = Verb(
-    *("peek", replies.peeked, Round._peeked),
+    "peek",
+    decode=replies.peeked,
+    count=Round._peeked,
     wrote=lambda _seen: False,
     needs_memory=True,
 )
@@ -323,7 +340,7 @@ Verb.DEQUEUE = Verb("leave", can_wait=True)
 # Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next one.
 Verb.HAND_ON = Verb("pass", can_wait=True, calls=True)
 # Tell whether it still is a master. Only the request behind it waits for the answer.
-Verb.LOOK = Verb("tell its role", replies.looked)
+Verb.LOOK = Verb("tell its role", decode=replies.looked)
 # Leave word in the node's own data that it has earned its vote (`restart_guard.py`).
 Verb.MARK = Verb("mark")
 

@@ -35,12 +35,12 @@ whoever extends or frees a claim knows what it is of, also where a node has forg
 
 
 def is_shared(token: str) -> bool:
-    """Whether it is a reader's: any number of them hold a resource, or one that is none."""
+    """Whether a token is a reader's: many readers may hold a resource at once, or one writer."""
     return token.endswith(SHARED)
 
 
 class Vote(enum.Enum):
-    """A node's answer. Three of them, for *no answer* is neither a yes nor a no."""
+    """A node's answer. There are three, because *no answer* is neither a yes nor a no."""
 
     YES = "yes"
     NO = "no"
@@ -114,7 +114,12 @@ class Owner:
             return None
         stamp, host, pid, task_id, retries, task, asked, nonce = parts
         return cls(
-            *(host, int(pid), _unescape(task_id), int(retries), stamp, _unescape(task)),
+            host=host,
+            pid=int(pid),
+            task_id=_unescape(task_id),
+            retries=int(retries),
+            stamp=stamp,
+            task=_unescape(task),
             since=int(asked) / 1e3,
             shared=is_shared(nonce),
         )
@@ -158,13 +163,13 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Names whose holder the nodes are asked for.
+    """A question to the nodes: who holds these names.
 
     Attributes:
         resources: The names on the nodes.
         nodes: How many nodes there are.
-        shared: Whether it is asked who keeps a new reader out; else, who holds it.
-        ended: As of a claim; a question never sets a token, so it cannot come too late.
+        shared: Whether the question is who keeps a new reader out, rather than who holds them.
+        ended: As of a claim. A question never sets a token, so it never comes too late.
     """
 
     resources: tuple[str, ...]

@@ -38,13 +38,13 @@ T = TypeVar("T")
 BATCH = 200
 """Leases in one request: keeps a node's other clients from waiting a whole tick."""
 POLL_S = 0.01
-"""How long to poll at a time: a handler that interrupts the poll may read the answer that it is
+"""Seconds to poll at a time: a handler that interrupts the poll may read the answer that it waits
 for."""
-CALL_S = 0.25
-"""How long it may take to call who waits, where the node does not do it by itself."""
 UNWATCHED_POLL_S = 0.002
-"""The same for what the poll does not tell of: a connection that is being made, room in a socket's
-buffer."""
+"""The same where the poll does not tell of what is waited for: that a connection is made, or that a
+socket's buffer has room."""
+CALL_S = 0.25
+"""Seconds that it may take us to call a waiter, where the node does not do it by itself."""
 
 
 class Driver(Connections):

@@ -1,8 +1,8 @@
-"""Connects the handlers of Celery's signals wherever a task with a lock is declared.
+"""Connect the handlers of Celery's signals wherever a task with a lock is declared.
 
-A program that declares and publishes such tasks, and runs none, needs little of this package. All
-else is loaded when the first handler or body is called: in a worker at `worker_init`, before its
-pool is forked.
+A program that declares and publishes such tasks, and runs none, needs little of this package. Its
+other modules are loaded when the first handler or body is called: in a worker at `worker_init`,
+before its pool is forked.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "disconnect": ("worker_process_shutdown",),
     "leave": ("worker_shutdown",),
 }
-"""What is called by which signals; of one signal in this order."""
+"""Each handler in `startup.py`, and the signals that call it; one signal calls them in order."""
 
 
 @functools.cache
 def load() -> Any:
-    """Import, at the first call, what takes locks and what gives them back.
+    """Return `startup.py`, which has all that takes locks and gives them back.
 
-    All of it, so that none is left to import while a lock is held: a time limit could strike then.
+    The first call imports it. It imports everything, so that nothing is left to import while a lock
+    is held, when a time limit could strike.
     """
     from . import startup
 
@@ -49,7 +50,7 @@ def load() -> Any:
 
 
 def _late(name: str) -> Callable[..., None]:
-    """Return what calls a handler, which it loads at its first call."""
+    """Return a function that calls a handler, and loads it at its first call."""
 
     def handler(**signal: Any) -> None:
         getattr(load(), name)(**signal)

@@ -1,4 +1,4 @@
-"""What a worker does at its start: it checks settings and nodes, and its children connect.
+"""Start a worker: check its settings and nodes, watch its pool children, and connect them.
 
 In a worker's main process, a supervisor reads what the pool children hold, extends it where they
 are stopped or busy, and frees it when they die: see `supervisor.py`.
@@ -30,7 +30,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.values import quorum_of
 from . import remote_control
 
-# What `install.py` calls, and what the children of a pool are to find loaded.
+# What `install.py` and `task.py` call, so that pool children find it loaded.
 __all__ = [
     "announce",
     "begin_beat",
@@ -56,10 +56,10 @@ _warnings: list[str] = []
 
 
 def check(sender: Any = None, **_signal: Any) -> None:
-    """The main process, before any task is received: refuse to start with what cannot work.
+    """Refuse to start, in the main process before any task is received, with what cannot work.
 
-    Nodes that are away are no error. Celery logs what a signal handler raises and goes on; it does
-    not so with SystemExit.
+    Nodes that are away are no error. Celery logs what a signal handler raises and goes on, unless
+    it is a SystemExit.
     """
     app = sender.app
     remote_control.register()
@@ -110,7 +110,7 @@ def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:
 
 
 def watch_pauses(sender: Any = None, **_signal: Any) -> None:
-    """The main process: watch for pauses, so that no task has to."""
+    """Watch for pauses, in the main process, so that no task has to."""
     if not _takes_locks(sender.app):
         return
     from .parking.consumer import Parking
@@ -124,7 +124,7 @@ def watch_pauses(sender: Any = None, **_signal: Any) -> None:
 
 
 def supervise(sender: Any = None, **_signal: Any) -> None:
-    """The main process of a prefork worker: extend and free what its children hold."""
+    """Extend and free, in the main process of a prefork worker, what its children hold."""
     from celery.concurrency.prefork import TaskPool
 
     from ..keepalive.supervisor import LeaseSupervisor
@@ -149,7 +149,7 @@ def supervise(sender: Any = None, **_signal: Any) -> None:
 
 
 def announce(sender: Any = None, **_signal: Any) -> None:
-    """The main process, once its log is set up: say what the locks do not protect against."""
+    """Log, in the main process, how tasks are locked, and what that does not protect against."""
     app = sender.app
     if not _locked_tasks(app):
         return
@@ -163,14 +163,23 @@ def announce(sender: Any = None, **_signal: Any) -> None:
     if answer is not None and answer < quorum:
         logger.warning(
             "%d node%s, %d answer%s: nothing can be locked until %d %s (%s)",
-            *(len(nodes), several, answer, "s" if answer == 1 else ""),
-            *(quorum, "does" if quorum == 1 else "do", ", ".join(nodes)),
+            len(nodes),
+            several,
+            answer,
+            "s" if answer == 1 else "",
+            quorum,
+            "does" if quorum == 1 else "do",
+            ", ".join(nodes),
         )
     else:
         logger.info(
             "tasks are locked on %d node%s (%s), quorum %d, ttl %g s, keeper %s, restart guard %s",
-            *(len(nodes), several, ", ".join(nodes), quorum),
-            *(redlock.ttl, app.conf.get("redlock_keeper", "thread")),
+            len(nodes),
+            several,
+            ", ".join(nodes),
+            quorum,
+            redlock.ttl,
+            app.conf.get("redlock_keeper", "thread"),
             "on" if redlock.client.guard.on else "off",
         )
     while _warnings:
@@ -185,7 +194,7 @@ def announce(sender: Any = None, **_signal: Any) -> None:
 
 
 def connect(**_signal: Any) -> None:
-    """A pool child: connect before its first task, in the background."""
+    """Connect a pool child in the background, before its first task."""
     app = _state.get_current_app()
     if _takes_locks(app):
         redlock = Redlock.from_app(app)
@@ -196,27 +205,28 @@ def connect(**_signal: Any) -> None:
 
 
 def disconnect(**_signal: Any) -> None:
-    """A pool child that ends: prolong what it has published, and hear of its last release.
+    """Prolong what a pool child that ends has published, and hear of its last release.
 
-    Else it dies with a lock, for all that its supervisor knows, which frees it again and says so.
+    Else the supervisor would believe that it died with a lock, free that again, and say so.
     """
     app = _state.get_current_app()
     if _takes_locks(app):
         redlock = Redlock.from_app(app)
         for claim in _left_behind(redlock):
-            # Its nodes are away. This process will not be there when they are back: its parent is.
+            # Its nodes are away. When they are back this process has ended, but not its parent.
             redlock.client.registry.register(claim)
 
 
 def leave(sender: Any = None, **_signal: Any) -> None:
-    """The main process of a worker that ends: name what too few nodes have heard to be free."""
+    """Warn, in the main process of a worker that ends, of what too few nodes know to be free."""
     if not _takes_locks(sender.app):
         return
     for claim in _left_behind(Redlock.from_app(sender.app)):
         logger.warning(
             "this worker ends before enough nodes have heard that %s is free: it stays taken for"
             " up to %.0f s, or until `celery redlock release` when they are back",
-            *(claim.resource, claim.ttl),
+            claim.resource,
+            claim.ttl,
         )
 
 
@@ -227,7 +237,7 @@ def _left_behind(redlock: Redlock) -> list[Claim]:
 
 
 def begin_beat(sender: Any = None, **_signal: Any) -> None:
-    """A beat, alone or in a worker (`-B`): see `scheduler.py`, which no other process needs."""
+    """Guard a beat, alone or in a worker (`-B`), by `scheduler.py`, which only beats need."""
     from ..beat import scheduler
 
     scheduler.guard(sender)

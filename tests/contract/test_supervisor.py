@@ -58,7 +58,7 @@ def held(redlock: Redlock) -> Iterator[Callable[..., HeldLease]]:
     def hold(resource: str, **options: float) -> HeldLease:
         lease = redlock.lock(resource, **options)
         lease.acquire()
-        redlock.client.watchdog.drop(lease._held())
+        redlock.client.watchdog.drop(lease._known_claim())
         leases.append(lease)
         return lease
 
@@ -197,7 +197,7 @@ def child_that_holds(
                 if patience is not None:
                     until = time.monotonic() + patience
                     redlock.client.registry.in_pool_child = True
-                    redlock.client.registry.patience(lease._held(), until)
+                    redlock.client.registry.patience(lease._known_claim(), until)
             os.write(writing, b"held")
             time.sleep(30)
         finally:

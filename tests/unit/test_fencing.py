@@ -238,7 +238,7 @@ def redlock() -> Redlock:
 def test_a_proposal_exceeds_what_was_granted_whatever_the_wall_clock_says(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grant(operation: Any) -> Round:
+    def grant(operation: Any, _ahead: None) -> Round:
         steps = operation(NOW)
         round_: Round = next(steps)
         round_.answer(0, round_.claims[0].proposal, NOW)
@@ -264,7 +264,7 @@ def test_the_wall_clock_is_read_after_the_time_that_the_lease_counts_from(
         events.append("proposal")
         return 100
 
-    def run(operation: Any) -> Round:
+    def run(operation: Any, _ahead: None) -> Round:
         events.append("now")
         steps = operation(NOW)
         round_: Round = next(steps)
@@ -357,7 +357,7 @@ def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]
     """A lock over a fake node, that it reaches at once."""
     node = FakeNode()
 
-    def run(operation: Any) -> Any:
+    def run(operation: Any, _ahead: None = None) -> Any:
         try:
             steps = operation(monotonic())
             round_ = next(steps)

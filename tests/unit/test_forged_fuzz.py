@@ -274,7 +274,7 @@ def test_a_workers_main_process_goes_on(
     if held:
         _look([(one, overdue(note)) for one, note in held.items()])
     parking = _parking(ran.app)
-    parking._is_parked(request)
+    parking._park(request)
     for parked in parking.admission.parked():
         assert math.isfinite(parked.since) and math.isfinite(parked.rank[0])
     refused(sender=request.task, message=SimpleNamespace(headers=request.request_dict))
@@ -300,7 +300,7 @@ def test_a_task_that_reserves_nothing_waits_its_turn_whatever_a_header_says(
     ran: Ran, header: Any
 ) -> None:
     parking = _parking(ran.app)
-    assert parking._is_parked(Received(ran.task("while_executing"), header))
+    assert parking._park(Received(ran.task("while_executing"), header))
 
 
 @pytest.mark.parametrize("bad", [{"stamps": 7}, {"stamps": {"who": {}}}, {"id": []}])

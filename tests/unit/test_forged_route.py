@@ -69,7 +69,7 @@ def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
 def test_what_is_parked_can_be_given_back(ran: Ran, info: Any) -> None:
     request = Received(ran.task("while_executing"), {})
     request.request_dict["delivery_info"] = info
-    assert _parking(ran.app)._is_parked(request) is (info in GENUINE)
+    assert _parking(ran.app)._park(request) is (info in GENUINE)
 
 
 @pytest.mark.parametrize("info", FORGED + NOWHERE[:2] + GENUINE, ids=str)

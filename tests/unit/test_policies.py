@@ -194,7 +194,7 @@ def test_reject_rejects_the_message_and_does_not_requeue_it(
 def test_what_is_acknowledged_early_cannot_be_rejected(
     app: Any, option: str, caplog: Log, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("celery_redlock.messages.policy._at_work", [False])
+    monkeypatch.setattr("celery_redlock.messages.policy._parking", [False])
     app.conf.redlock_retry_deadline = 60
 
     @app.task(name="early", base=SingletonTask, **{f"lock_{option}": "reject"})

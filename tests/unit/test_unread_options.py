@@ -55,7 +55,7 @@ def starts(app: Any) -> bool:
 @pytest.fixture(autouse=True)
 def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "celery_redlock.messages.policy._at_work", [False]
+        "celery_redlock.messages.policy._parking", [False]
     )  # as the worker leaves it
 
 

@@ -6,14 +6,14 @@ import pytest
 
 from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages import policy
-from celery_redlock.messages.policy import parks, set_at_work
+from celery_redlock.messages.policy import parks, set_parking
 
 OPTIONS = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
 
 
 @pytest.fixture
 def parking(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "_at_work", [True])
+    monkeypatch.setattr(policy, "_parking", [True])
 
 
 def test_what_waits_for_a_lock_is_parked(parking: None) -> None:
@@ -38,8 +38,8 @@ def test_nor_where_no_worker_has_begun_to() -> None:
 
 
 def test_it_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(policy, "_at_work", [False])
-    set_at_work(True)
+    monkeypatch.setattr(policy, "_parking", [False])
+    set_parking(True)
     assert parks(OPTIONS)
-    set_at_work(False)
+    set_parking(False)
     assert not parks(OPTIONS)

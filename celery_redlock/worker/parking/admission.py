@@ -1,13 +1,13 @@
-"""Which delivery of a locked task goes to the pool now, and which wait parked: decisions only.
+"""Decide which delivery of a locked task goes to the pool now, and which wait parked.
 
-The state of a worker's main process, without Celery, network, thread or clock. `consumer.py` tells
-it what arrives and what ends, `dispatcher.py` which resources are free.
+This is state of a worker's main process, without Celery, network, thread or clock. `consumer.py`
+tells it what arrives and what ends, `dispatcher.py` which resources are free.
 
-A delivery whose resources are at work in this worker, or are waited for here, is parked. Those
-parked for the same resources go one at a time, when the nodes have called this worker or have said
-that they are free: the most urgent first, then the one that has waited longest. Where a resource
-has a limit, that many are at work together. This only keeps deliveries from meeting held locks: one
-that goes still has to get its lock.
+A delivery is parked if a body in this worker uses its resources, or others wait for them here.
+Deliveries that are parked for the same resources go one at a time, when the nodes have called this
+worker or have said that these are free: the most urgent first, then the one that has waited
+longest. Where a resource has a limit, so many are at work together. All this only keeps deliveries
+from meeting held locks: one that goes still has to get its lock.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from ...protocol.names import Limit, Limits, least, of_each
 __all__ = ["AdmissionQueue", "Parked", "Resources"]
 
 Resources = tuple[str, ...]
-"""What a delivery locks, all of it or none. In here, two deliveries wait for the same only if all
-of it is the same."""
+"""The names that a delivery locks, all or none. In here, two deliveries wait for the same only if
+all names are the same."""
 
 PRESUMED_DEAD_S = 0.5
-"""Seconds after which a body that has begun, and whose resource is free all the same, holds up no
-other: its process has died or its lease is over, and the pool is yet to tell."""
+"""Seconds after which a body whose resource the nodes call free no longer holds up the next: its
+process has died or its lease is over, and the pool has yet to tell."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +40,7 @@ class Parked:
         request: Celery's, unacknowledged.
         resources: What it waits for.
         limit: How many may hold each of that at a time.
-        shared: Whether it is a reader, beside which others may be.
+        shared: Whether it is a reader.
         since: Since when its task waits; seconds since 1970.
         until: When it goes even though its resource is held; seconds.
         rank: Its place among those of its resource: urgency, since, order of arrival.
@@ -60,25 +60,26 @@ class _Known:
     """What is known of the deliveries for the same resources."""
 
     running: dict[int, tuple[Any, float, bool]] = field(default_factory=dict)
-    """By identity: the deliveries that are with the pool, since when, and whether they read."""
+    """By the `id` of its request, each delivery that is with the pool: the request, since when, and
+    whether it is a reader."""
     parked: list[Parked] = field(default_factory=list)
     called: bool = False
-    """Whether the nodes have called this worker, and nobody has gone since."""
+    """Whether the nodes have called this worker, and no delivery has gone since."""
 
 
 class AdmissionQueue:
-    """Safe in threads; nothing here waits.
+    """The parked deliveries of a worker, and those with its pool. Any thread may use it.
 
     Args:
         most: How many deliveries are parked at most.
-        now: Returns what their limit is for the time being.
+        limit_now: Returns what their declared limit is now: an operator may have changed it.
     """
 
     def __init__(
-        self, most: int, now: Callable[[Resources, Limit], Limit] = lambda _of, limit: limit
+        self, most: int, limit_now: Callable[[Resources, Limit], Limit] = lambda _of, limit: limit
     ) -> None:
         self.most = most
-        self._now = now
+        self._limit_now = limit_now
         self._known: dict[Resources, _Known] = {}
         self._paused: dict[Parked, None] = {}
         self._count = 0
@@ -101,7 +102,7 @@ class AdmissionQueue:
         limit: Limit = 1,
         shared: bool = False,
     ) -> bool:
-        """Decide whether a delivery goes to the pool at once; else it is parked.
+        """Return whether a delivery goes to the pool at once; else park it.
 
         Args:
             request: Celery's.
@@ -119,7 +120,7 @@ class AdmissionQueue:
             rank = (urgency, since, next(self._numbers))
             parked = Parked(request, resources, limit, shared, since, until, rank)
             is_first = not known.parked and _has_room(
-                parked, [*known.running.values()], self._now(resources, limit)
+                parked, [*known.running.values()], self._limit_now(resources, limit)
             )
             if (is_first and not again) or self._count >= self.most:
                 known.running[id(request)] = (request, now, shared)
@@ -128,7 +129,7 @@ class AdmissionQueue:
             self._count += 1
             return False
 
-    # -- While keys are paused: whoever waits for one of them goes for no call and no look
+    # -- While keys are paused: a delivery that waits for one of them stays, even if it is free
 
     def hold(self, request: Any, resources: Resources, *, since: float, until: float) -> bool:
         """Keep a delivery until it is resumed; return whether there was room.
@@ -194,8 +195,8 @@ class AdmissionQueue:
         Args:
             resources: What it locks.
             now: Seconds.
-            free: Whether the nodes have just said that it may be had; else they must have called
-                this worker.
+            free: Whether the nodes have just said that it is free; else they must have called this
+                worker.
         """
         with self._lock:
             known = self._known.get(resources)
@@ -205,11 +206,11 @@ class AdmissionQueue:
             if not _has_room(parked, _at_work(known, now), self._limit(resources, known)):
                 return None
             go_on = len(known.parked) > 1 and parked.shared and known.parked[1].shared
-            known.called = known.called and go_on  # the readers that follow go with it
+            known.called = known.called and go_on  # one call is for all readers that come next
             return self._go(parked, now)
 
     def take_overdue(self, now: float) -> Parked | None:
-        """Return one that goes whatever the nodes say: it must not stay unacknowledged longer."""
+        """Return one that goes in any case: it must not stay unacknowledged any longer."""
         with self._lock:
             due = (parked for parked in self._everything() if parked.until <= now)
             parked = next(due, None)
@@ -262,15 +263,15 @@ class AdmissionQueue:
             return [(one, of) for of, known in everything for one, *_ in known.running.values()]
 
     def _limit(self, resources: Resources, known: _Known) -> Limit:
-        """Return the largest of their limits: a function may answer another task, or later, more.
+        """Return the largest of their limits: functions may return several, for tasks or over time.
 
-        One that goes too early is refused by its lock, which asks its own function again.
+        A delivery that goes too early is refused by its lock.
         """
         limits = {parked.limit for parked in known.parked}
         limit = limits.pop()
         if limits:
             limit = Limits(tuple(map(max, *(of_each(resources, one) for one in (limit, *limits)))))
-        return self._now(resources, limit)
+        return self._limit_now(resources, limit)
 
     def _everything(self) -> list[Parked]:
         parked = [parked for known in self._known.values() for parked in known.parked]
@@ -307,7 +308,7 @@ def _has_room(parked: Parked, at_work: list[tuple[Any, float, bool]], limit: Lim
 
 
 def _at_work(known: _Known, now: float) -> list[tuple[Any, float, bool]]:
-    """Those with the pool that may hold the resource, or are about to ask for it."""
+    """Return those with the pool that may hold the resource, or are about to ask for it."""
     return [
         one
         for one in known.running.values()

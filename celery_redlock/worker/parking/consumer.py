@@ -7,11 +7,11 @@ dies.
 
 1. While a pool slot is free, the prefetch window is wider by the number of those parked, so that
    tasks of other keys pass by (`prefetch.py`).
-2. While none is, nothing could pass by, and others may have slots: the window is the ordinary one,
-   and what is parked beyond it goes back to the broker.
-3. When the worker stops, all of it goes back at once; the bodies that still run are not waited for.
+2. While no slot is free, nothing could pass by, and other workers may have one: the window is the
+   ordinary one, and what is parked beyond it goes back to the broker.
+3. When the worker stops, all of it goes back at once, and does not wait for bodies that still run.
 
-Nothing that goes wrong in here stops a delivery: it goes to the pool, as it would without us.
+No error in here stops a delivery: it goes to the pool, as it would without parking.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import logging
 import os
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from celery import bootsteps, signals
@@ -35,7 +35,7 @@ from ...locking.pauses import Pause, covering, limited
 from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
 from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, receive, said
-from ...messages.policy import parkable, set_at_work
+from ...messages.policy import parkable, set_parking
 from ...messages.reservation import Reservation
 from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
@@ -64,9 +64,9 @@ def begin(app: Any) -> None:
     parking = conf.get("redlock_parking", True) and enabled(conf)
     if conf.get("worker_disable_prefetch", False):
         parking = False  # what is parked would count as what is at work
-    # Also those that never wait for a lock: their keys can be paused.
+    # Tasks that never wait for a lock count as well: their keys can be paused.
     parking = bool(parking) and any(lock_of(task) is not None for task in app.tasks.values())
-    set_at_work(parking)
+    set_parking(parking)
     if parking:
         app.steps["consumer"].add(Parking)
     else:
@@ -110,7 +110,7 @@ class Parking(bootsteps.StartStopStep):
     # -- Celery's main thread: connecting and stopping -------------------------------------------
 
     def start(self, consumer: Any) -> None:
-        """The consumer has connected to its broker, and has yet to ask for messages."""
+        """Begin: the consumer has connected to its broker, and has yet to ask for messages."""
         self.admission.take_back(0)  # of another connection: the broker delivers them again
         self._prefetch.connected()
         if consumer.hub is not None:
@@ -121,7 +121,7 @@ class Parking(bootsteps.StartStopStep):
             consumer.hub.add_reader(self._wire[0], self._read)
 
     def stop(self, consumer: Any) -> None:
-        """The consumer stops, or has lost its connection."""
+        """Give all back: the consumer stops, or has lost its connection."""
         if consumer.blueprint.state != RUN:
             self.dispatcher.close()
             self._discard_revoked()  # another worker may not have heard of it, and would run it
@@ -141,15 +141,16 @@ class Parking(bootsteps.StartStopStep):
         return bool(given < (pool.limit if pool.is_green else pool.num_processes))
 
     def __call__(self, request: Any) -> Any:
-        """A request is to go to the pool."""
+        """Give a request to the pool, unless it has to wait here."""
         try:
-            if (self._pauses and self._is_held_back(request)) or self._is_parked(request):
+            if (self._pauses and self._hold_back(request)) or self._park(request):
                 return None
         except Exception:
             logger.exception("%s[%s] is not parked", request.name, request.id)
         return self._to_pool(request)
 
-    def _is_parked(self, request: Any) -> bool:
+    def _park(self, request: Any) -> bool:
+        """Park a delivery if it has to wait for its lock; return whether it has."""
         lock = lock_of(request.task)
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
@@ -167,14 +168,14 @@ class Parking(bootsteps.StartStopStep):
         if not resources or (not again and self._may_be_a_duplicate(request, options)):
             return False
         if on_last_delivery(self._app, request.request_dict):
-            return False  # given back once more, it would be dropped; the pool sends it again
+            return False  # if we gave it back, it would be dropped; the pool sends it again
         if not has_way_back(request.request_dict):
             return False
         now = monotonic()
         since = attempts["since"]
         longest = self._longest * JITTER.uniform(0.75, 1.0)
         if options.retry_deadline is not None:
-            # In time to be refused once more; and once before, to learn who is in its way.
+            # It must go in time to be refused once more; before that, once to learn by whom.
             left = options.retry_deadline
             left = left - attempts["stuck"] if again else left / 4
             longest = min(longest, max(left, MIN_PARKED_S))
@@ -192,7 +193,7 @@ class Parking(bootsteps.StartStopStep):
             shared=options.shared,
         ):
             return False
-        # Its time has begun, though it may have met no lock yet.
+        # It waits from now on, though it may not have met a lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "parked": True}
         try:
             self._some_are_new = True
@@ -203,18 +204,19 @@ class Parking(bootsteps.StartStopStep):
             logger.exception("%s[%s] is parked", request.name, request.id)
         return True
 
-    def _is_held_back(self, request: Any) -> bool:
-        """Keep a delivery because its key is paused; else what runs the body sends it again."""
+    def _hold_back(self, request: Any) -> bool:
+        """Keep a delivery if its key is paused; return whether it is kept.
+
+        Else the process that runs the body sends it again.
+        """
         if lock_of(request.task) is None:
             return False
         try:
             resources = resources_of(request.task, request.args, request.kwargs)
         except Exception:
             return False  # the body's process says what is wrong
-        pause = covering(self._pauses, resources)
-        if pause is None or not has_way_back(request.request_dict):
-            return False
-        if on_last_delivery(self._app, request.request_dict):
+        pause, message = covering(self._pauses, resources), request.request_dict
+        if pause is None or not has_way_back(message) or on_last_delivery(self._app, message):
             return False
         attempts, now = attempts_of(request.request_dict), monotonic()
         until = now + self._longest * JITTER.uniform(0.75, 1.0)
@@ -240,14 +242,14 @@ class Parking(bootsteps.StartStopStep):
         return float(-priority if amqp else priority)
 
     def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
-        """Whether its task is reserved, and maybe for another: the body's process finds out."""
+        """Whether its key may be reserved for another message: the body's process finds out."""
         note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
         if note is not None:
             return note.scope != "while_executing" and not (note.token or note.begun)
         return options.scope != "while_executing"
 
     def _watch(self, request: Any, resources: Resources) -> None:
-        """Have its end told. By attributes of the instance: its class has its own."""
+        """Learn of its end: wrap the methods, on this instance, by which the pool tells of it."""
 
         def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
             def told(*args: Any, **kwargs: Any) -> Any:
@@ -261,7 +263,7 @@ class Parking(bootsteps.StartStopStep):
 
         request.on_success = then(request.on_success, lambda *_, **__: True)
         request.on_failure = then(request.on_failure, lambda *_, **__: True)
-        # At the hard limit it is yet to be killed; then the pool tells of it, or nobody does.
+        # At the hard limit it has yet to be killed, and the pool may not tell of its end.
         request.on_timeout = then(request.on_timeout, lambda soft, timeout: not soft)
 
     # -- In whichever thread Celery tells of it --------------------------------------------------
@@ -277,17 +279,17 @@ class Parking(bootsteps.StartStopStep):
                 self._ended(running, resources)
 
     def pauses_are(self, pauses: tuple[Pause, ...]) -> None:
-        """These are the pauses; called again and again while there are any, and once after."""
+        """Note the pauses; called again and again while there are any, and once more after."""
         self._post(self._hold_and_resume, pauses)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
-        """Have it called in the main thread, soon."""
+        """Have a function called in the main thread, soon."""
         self._posted.append((function, args))
         if self._wire is not None:
-            with contextlib.suppress(OSError):  # it is full: it will be read
+            with contextlib.suppress(OSError):  # it is full, so it will be read
                 os.write(self._wire[1], b"\0")
         elif getattr(self._consumer.pool, "is_green", False):
-            # Whoever gives a full pool a task waits for a slot: no greenlet of the pool may.
+            # To give a full pool a task is to wait for a slot: no greenlet of the pool may do that.
             self._consumer.timer.call_after(0.0, self._do_posted)
         else:
             self._consumer.call_soon(self._do_posted)
@@ -299,7 +301,11 @@ class Parking(bootsteps.StartStopStep):
         self._do_posted()
 
     def _do_posted(self) -> None:
-        for function, args in _taken(self._posted):
+        while True:
+            try:
+                function, args = self._posted.popleft()
+            except IndexError:
+                return
             try:
                 function(*args)
             except Exception:
@@ -326,7 +332,7 @@ class Parking(bootsteps.StartStopStep):
             self._ended(parked.request, parked.resources)
 
     def _is_ours(self, request: Any) -> bool:
-        """Whether a request that was parked is still wanted, and ours for as long as any."""
+        """Return whether a parked request is still to run here; let it go if another has it."""
         if request not in state.reserved_requests:
             return False
         if self._prefetch.keep(request):
@@ -353,18 +359,18 @@ class Parking(bootsteps.StartStopStep):
         for parked in resumed:
             request = parked.request
             if self._is_ours(request):
-                # As if it came now: no holder was in its way meanwhile.
+                # As if it came only now: while it was paused, no holder was in its way.
                 receive(request.request_dict, request.content_type)
                 self(request)
         self._sweep()
 
     @property
     def _extra(self) -> int:
-        """By how much the window is to be wider: nothing passes by while the pool is full."""
+        """By how much the prefetch window is to be wider: not while the pool is full."""
         return 0 if self._full else len(self.admission)
 
     def _sweep(self) -> None:
-        """Look after the revoked, the expired, the overdue, and how full the pool is."""
+        """Deal with what was revoked, has expired or is overdue; note whether the pool is full."""
         now = monotonic()
         has_slot = self._has_slot()
         self._full_since = None if has_slot else self._full_since or now
@@ -391,10 +397,3 @@ class Parking(bootsteps.StartStopStep):
             due = parked.request.expires or parked.request.id in state.revoked
             if due and parked.request.revoked():
                 self.admission.withdraw(parked)
-
-
-def _taken(row: deque[Any]) -> Iterator[Any]:
-    """Each of a row, taken out of it; others may do the same."""
-    with contextlib.suppress(IndexError):
-        while True:
-            yield row.popleft()

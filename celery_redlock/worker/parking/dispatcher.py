@@ -1,18 +1,19 @@
-"""Tells a worker's main process which of the resources it waits for may be asked for now.
+"""Tell a worker's main process which of the resources it waits for may be asked for now.
 
-One thread, started by the first parking; all that parking needs from the network happens here, so
-that the main process never waits. For each resource that somebody is parked for, the worker stands
-in the wait queue on the nodes (`wait_queue.py`), like any other waiter: a release calls the first
-of the queue only. When it is called, the main process lets one delivery go, and the worker queues
-again behind the other waiters. A worker without a free pool slot hands the call on at once, and
-does not stand in the queue until it has one: it never keeps a free resource from others.
+This is one thread, started when the first delivery is parked. All that parking needs from the
+network happens here, so that the main process never waits. For each resource that somebody is
+parked for, the worker stands in the wait queue on the nodes (`wait_queue.py`), like any other
+waiter: a release calls the first of the queue only. When the worker is called, the main process
+lets one delivery go, and the worker queues again behind the other waiters. A worker without a free
+pool slot hands the call on at once, and stays out of the queue until it has one: it never keeps a
+free resource from others.
 
 Calls get lost, holders die, nodes are away: so the nodes are also asked which of the resources are
 free, all of them in one request, more often than once a second.
 
-Deliveries that lock several resources stand in the queues of those that the last look found held.
-To be called for one of them is a reason to look whether all are free, and if they are not, the call
-is handed on: the one that is free is another's.
+For deliveries that lock several resources the worker stands in the queues of those that the last
+look found held. When it is called for one of them, it looks whether all are free. If they are not,
+it hands the call on, so that another can take the one that is free.
 """
 
 from __future__ import annotations
@@ -49,34 +50,35 @@ free resource that is waited for is taken within a second, whatever became of it
 AFTER_END_S = 0.1
 """Seconds after the end of a body of ours until we look: its release has called someone."""
 SLOT_S = 0.05
-"""Seconds between two looks at the pool, where a resource is free and no slot is."""
+"""Seconds between two looks at the pool while a resource is free and no pool slot is."""
 QUEUE_UP_S = 1.0
-"""Seconds for which a resource is free and no slot is, until a delivery is given to the pool all
-the same: it takes its turn there among the other tasks, or it would never have one."""
+"""Seconds for which a resource is free and no pool slot is, until a delivery is given to the pool
+all the same. It takes its turn there among the other tasks; otherwise it might never get one."""
 CALLED_S = 0.1
-"""Seconds for which we keep a call for a body of ours that has just released its slot."""
+"""Seconds for which we keep a call, because a body of ours is about to free its pool slot."""
 RENEW_S = 20.0
 """Seconds between two requests that keep our place; the nodes forget it after 60."""
 TOGETHER_S = 0.1
-"""Seconds over which workers spread that wait for the same start: one of them will have it."""
+"""Seconds over which the workers spread that wait for the same start: one of them will get it."""
 SWEEP_S = 0.25
 """Seconds between two sweeps through what is parked."""
 NO_QUORUM_S = 1.0
-"""Seconds without a quorum after which deliveries go, one at a time, to do as they are told."""
+"""Seconds without a quorum after which deliveries go, one at a time, and do what their
+`on_unavailable` says."""
 
 JITTER = random.SystemRandom()
 
 
 class ParkingDispatcher:
-    """One per worker.
+    """Waits on the nodes for all that a worker has parked; there is one in each worker.
 
     Args:
         redlock: The locks that are waited for.
         admission: Knows who is parked.
         has_slot: Tells whether the pool could begin with another task now.
-        proceed: Called with what may be asked for; whether the nodes have just said that it is free
-            (else they have called us); and whether its delivery is to join the pool's own queue,
-            though no slot is free.
+        proceed: Called with the resources that may be asked for; whether the nodes have just said
+            that they are free (else they have called us); and whether the delivery is to join the
+            pool's own queue though no pool slot is free.
         sweep: Called every `SWEEP_S` while anybody is parked.
     """
 
@@ -105,11 +107,11 @@ class ParkingDispatcher:
         self._ask(resources, self._look_now)
 
     def ended(self, resources: Resources) -> None:
-        """A body of ours has ended, and others are parked."""
+        """Look again soon: a body of ours has ended, and others are parked."""
         self._ask(resources, self._look_soon)
 
     def gone(self, resources: Resources) -> None:
-        """A delivery was given to the pool: stand in the queue again, for the next one."""
+        """Queue again, for the next delivery: one was given to the pool."""
         self._ask(resources, self._queue_for_next)
 
     def next_in(self, resources: Resources) -> float | None:
@@ -124,7 +126,7 @@ class ParkingDispatcher:
         return [plain(name) for entry in queued for name in entry.resources]
 
     def close(self) -> None:
-        """Leave all queues, soon: this worker asks for nothing any more."""
+        """Leave all queues soon: this worker asks for nothing any more."""
         self._closing = True
         self._bell.set()
 
@@ -167,7 +169,7 @@ class ParkingDispatcher:
             try:
                 if self._attend(watched, now, horizon):
                     looks.append(watched)
-            except Exception:  # of one, and it holds up no other
+            except Exception:  # the others go on
                 name = printable(shown(watched.resources))
                 logger.exception("%s is looked after again in 1 s", name)
                 watched.due = now + 1.0
@@ -178,7 +180,7 @@ class ParkingDispatcher:
         due = min(watched.due for watched in self._watched.values())
         return max(0.0, min(due, self._swept + SWEEP_S) - monotonic())
 
-    # -- What is asked of it ---------------------------------------------------------------------
+    # -- Our place in the queues -----------------------------------------------------------------
 
     def _begin(self, resources: Resources, now: float) -> Watched:
         exits = ExitStack()
@@ -196,7 +198,7 @@ class ParkingDispatcher:
         watched.due = min(watched.due, now + AFTER_END_S)
 
     def _queue(self, watched: Watched, now: float) -> None:
-        """Stand in the queue, behind those who wait already."""
+        """Join the queue, behind the others that wait already."""
         since = time.time_ns() // 1000
         watched.entry = replace(watched.entry, resources=watched.resources, since=since)
         watched.called = False
@@ -210,29 +212,30 @@ class ParkingDispatcher:
             self._look_soon(watched, now)  # one call may have been for two places that were freed
 
     def _stand(self, watched: Watched, now: float) -> None:
+        """Join the queue, or keep our place in it."""
         member = self._member(watched)
         if member != watched.entry.token:
             if watched.queued is not None:
-                self._leave(watched, Verb.DEQUEUE)
+                self._tell_queue(watched, Verb.DEQUEUE)
             watched.entry = replace(watched.entry, token=member)
         watched.place.forget()
         watched.queued = now
-        self._leave(watched, Verb.ENQUEUE)
+        self._tell_queue(watched, Verb.ENQUEUE)
 
     def _member(self, watched: Watched) -> str:
-        """What stands in the queue for the one that goes next: a reader waits by another name."""
+        """Return our name in the queue: another one if the delivery that goes next is a reader."""
         is_shared = self._admission.is_shared(watched.resources)
         return watched.place.member + (SHARED if is_shared else "")
 
-    def _leave(self, watched: Watched, verb: Verb, names: Resources | None = None) -> None:
+    def _tell_queue(self, watched: Watched, verb: Verb, names: Resources | None = None) -> None:
         entry = replace(watched.entry, resources=names or watched.entry.resources)
-        self._redlock.client.driver.run(lambda now: quorum.leave(entry, now, verb))
+        self._redlock.client.driver.run(lambda now: quorum.queue(entry, now, verb))
 
     def _unwatch(self, watched: Watched) -> None:
         self._watched.pop(watched.resources, None)
         watched.exits.close()
         if watched.queued is not None:
-            self._leave(watched, Verb.HAND_ON)
+            self._tell_queue(watched, Verb.HAND_ON)
 
     # -- What may go -----------------------------------------------------------------------------
 
@@ -242,7 +245,7 @@ class ParkingDispatcher:
         Args:
             watched: What somebody is parked for.
             now: Seconds.
-            horizon: Until when what is due may be asked along with what is due now.
+            horizon: What is due until then may be asked along with what is due now; seconds.
         """
         parked, running = self._admission.counts(watched.resources)
         if not parked:
@@ -250,18 +253,18 @@ class ParkingDispatcher:
             return False
         calls = watched.place.calls if watched.queued is not None else 0
         if 0 < calls < watched.place.quorum and watched.due > now:
-            # The nodes do not agree; most likely the others' calls are on their way.
+            # Fewer than a quorum have called: most likely the others' calls are on their way.
             watched.due = min(watched.due, now + JITTER.uniform(*FEW_CALLED_S))
             return False
         if calls and watched.is_one and (calls < watched.place.quorum or not watched.place.sure):
-            self._stand(watched, now)  # another was called, or nobody: the nodes are asked
+            self._stand(watched, now)  # it is not certain that we were called: ask the nodes
             watched.due = now
         elif calls:
             watched.place.forget()
-            watched.queued = None  # whoever is called stands in the queue no more
+            watched.queued = None  # a node takes whom it calls out of the queue
             watched.called = True
             watched.due = now
-            # The slot of a body that has just released will do.
+            # A body that has just released its lock is about to free its pool slot.
             if watched.is_one and (self._has_slot() or running):
                 watched.due = now + CALLED_S
                 self._admission.called(watched.resources)
@@ -271,7 +274,7 @@ class ParkingDispatcher:
             return False
         has_slot = self._has_slot()
         if watched.called and (watched.is_one or not has_slot):
-            # Nothing has come of it: another may have a slot for it.
+            # We cannot use the call: another worker may have a free pool slot.
             self._admission.called(watched.resources, False)
             self._hand_on(watched)
         if not has_slot:
@@ -289,7 +292,7 @@ class ParkingDispatcher:
     def _hand_on(self, watched: Watched) -> None:
         """Have the nodes call the next waiter in our place."""
         watched.called = False
-        self._leave(watched, Verb.HAND_ON)
+        self._tell_queue(watched, Verb.HAND_ON)
 
     def _batches(self, looks: Sequence[Watched]) -> Iterator[list[tuple[Watched, Limit]]]:
         """Divide what is looked at into requests, each of about `BATCH` names."""
@@ -306,7 +309,7 @@ class ParkingDispatcher:
             yield batch
 
     def _look(self, looks: Sequence[tuple[Watched, Limit]]) -> None:
-        """Ask who holds what, and let those go that nobody is in the way of."""
+        """Ask who holds what, and let those deliveries go whose resources are free."""
         redlock = self._redlock
         every = [slots_of(watched.resources, limit) for watched, limit in looks]
         readers = [self._admission.is_shared(watched.resources) for watched, _limit in looks]
@@ -327,7 +330,7 @@ class ParkingDispatcher:
             if watched.is_start and left and min(left) > 0:
                 watched.next_at = now + min(left)
                 if outcome.settled(ballot, range(at, at + count)):
-                    # Nobody gives one back, so nothing changes until then.
+                    # Nobody gives a start back, so nothing changes until then.
                     soon = watched.next_at + JITTER.uniform(0.002, TOGETHER_S)
                     watched.due = min(soon, now + RENEW_S)
             at += count
@@ -337,12 +340,12 @@ class ParkingDispatcher:
                 watched.no_slot = None
 
     def _may_go(self, watched: Watched, limit: Limit, left: Sequence[float], now: float) -> int:
-        """Return how many deliveries may go.
+        """Return how many deliveries may go; if none, queue for those resources that are full.
 
         Args:
             watched: What they are parked for.
             limit: How many may hold each of that.
-            left: For how long each slot is held yet; nothing if no quorum has answered; seconds.
+            left: For how long each slot is still held, in seconds; empty if no quorum has answered.
             now: Seconds.
         """
         if not left:
@@ -359,8 +362,9 @@ class ParkingDispatcher:
         full = tuple(name for name, slots in zip(names, free, strict=True) if not slots)
         if not watched.is_one and (watched.called or full != watched.entry.resources):
             room = tuple(name for name in watched.entry.resources if name not in full)
-            if room and limit != 1:  # HAND_ON sees one slot only; from outside the queue it calls
-                self._leave(watched, Verb.DEQUEUE, room)
+            # HAND_ON looks at one slot alone, but calls in any case if we stand in no queue.
+            if room and limit != 1:
+                self._tell_queue(watched, Verb.DEQUEUE, room)
             self._hand_on(watched)
             watched.entry = replace(watched.entry, resources=full)
             self._stand(watched, now)

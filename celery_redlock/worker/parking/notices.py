@@ -1,4 +1,4 @@
-"""Says which deliveries wait in this worker, and for what: in its log, and as events of tasks."""
+"""Tell which deliveries wait in this worker, and for what: in its log, and as events of tasks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ logger = logging.getLogger("celery_redlock.parking")
 
 
 class Notices:
-    """One per worker.
+    """Tells of the deliveries that wait in a worker; there is one in each worker.
 
     Args:
-        admission: Knows who is at work here.
+        admission: Knows what is at work here.
         events: Whether events are sent as well.
     """
 
@@ -33,9 +33,9 @@ class Notices:
         self._said: set[str] = set()  # tokens of pauses
 
     def parked(self, request: Any, resources: Resources, since: float) -> None:
-        """Say that it is parked; and who holds its lock, if that is at work here."""
+        """Say that it is parked; and which delivery holds its lock, if that is at work here."""
         what, is_start = _said(resources)
-        # Of starts, none that is at work is in the way.
+        # A start is not kept back by bodies that are at work.
         running = () if is_start else self._admission.running()
         here = next((one for one, name in running if name == resources), None)
         if self._events:
@@ -54,7 +54,7 @@ class Notices:
         self._log(request, "parked", resources, who)
 
     def held_back(self, request: Any, resources: Resources, pause: Pause) -> None:
-        """Say that it waits because of a pause; of the first one also whose pause, and why."""
+        """Say that it waits because of a pause; for the first, also whose pause it is, and why."""
         if pause.token not in self._said:
             self._said.add(pause.token)
             logger.warning("%s; tasks of its keys wait", pause)

@@ -1,10 +1,10 @@
 """Widen the prefetch window by what is parked, and give messages back.
 
-Parked deliveries are unacknowledged. So that they do not fill the prefetch window, and tasks of
-other keys pass by, the window is made wider by their number; where that cannot be done, no more are
-parked than leave half of it. And so that nobody waits for them for an hour when this worker dies, a
-Redis broker is told to give them to another worker a minute after we stop saying that we are here
-(an AMQP broker does so at once, by itself).
+Parked deliveries are unacknowledged. They would fill the prefetch window, and tasks of other keys
+could not pass by: so the window is made wider by their number. Where that cannot be done, they may
+fill half of it at most. If this worker dies, nobody should wait for them for an hour: a Redis
+broker is told to give them to another worker a minute after we stop saying that we are here. (An
+AMQP broker does that at once, by itself.)
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ RETURN_S = 60.0
 """Seconds after which a Redis broker gives what is parked to another worker, if we are silent. It
 looks every 100 s or so."""
 RENEW_S = 15.0
-"""Seconds between two times that we say we are here."""
+"""Seconds between two times that we say that we are here."""
 LAST_READ_S = 0.2
 """Seconds for which a worker that stops reads what its broker was sending."""
 LAST_POP_S = 1.5
 """The same with Redis: kombu's last BRPOP takes messages from the queue for another second."""
 LOOP_S = 0.5
 """Seconds for which a loop that blocks (a green pool's, or where the transport has no event loop)
-waits for messages. Celery's waits two: who may go on meanwhile, and a window that is wider, it does
-not see, and with Redis it has asked for nothing."""
+waits for messages. Celery's waits for two: until then it does not see which delivery may go on, nor
+that the window is wider, and with Redis it may have asked for nothing."""
 QOS = (60, 10)
-"""AMQP 0-9-1's number of basic.qos."""
+"""The number of basic.qos in AMQP 0-9-1."""
 
 
 class Prefetch:
@@ -73,7 +73,7 @@ class Prefetch:
 
     @property
     def _is_per_consumer(self) -> bool:
-        """Whether Celery sets the window for consumers to come: that of a running one stays."""
+        """Whether Celery sets the window for new consumers only: a running one keeps its own."""
         app, connection = self._consumer.app, self._consumer.connection
         detects = app.conf.get("worker_detect_quorum_queues", False)  # Celery 5.4 has no such
         if detects and has_quorum_queues(app):
@@ -117,7 +117,7 @@ class Prefetch:
         return MAX_PARKED if self.widens else max(1, self._consumer.qos.value // 2)
 
     def give_back(self, requests: Collection[Any]) -> None:
-        """Give messages back to their queues; first in line there."""
+        """Give messages back to the heads of their queues."""
         if not requests:
             return
         self._consumer.qos.update()
@@ -181,7 +181,7 @@ class Prefetch:
         self._failing = False
 
     def keep(self, request: Any) -> bool:
-        """Have a message for the whole visibility timeout; return whether it is still ours."""
+        """Keep a message for the whole visibility timeout; return whether it is still ours."""
         qos = self._redis_qos
         try:
             return qos is None or self._date(qos, [request], time.time()) > 0
@@ -200,7 +200,7 @@ class Prefetch:
 
     @property
     def _redis_qos(self) -> Any:
-        """What kombu emulates acknowledgement with on Redis; None with other brokers."""
+        """The object by which kombu emulates acknowledgement on Redis; None with other brokers."""
         qos = getattr(self._consumer.task_consumer.channel, "qos", None)
         return qos if hasattr(qos, "unacked_index_key") else None
 

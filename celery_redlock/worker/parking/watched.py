@@ -1,4 +1,4 @@
-"""What a worker's dispatcher knows of one resource, or several, that deliveries are parked for."""
+"""What a worker's dispatcher knows of the resources that some deliveries are parked for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Call", "Watched"]
 
 
 class Call(SafeEvent):
-    """Rings the dispatcher's bell as well."""
+    """Wakes the dispatcher's thread as well, by its bell."""
 
     def __init__(self, bell: SafeEvent) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Call(SafeEvent):
 
 
 class Watched:
-    """What somebody here is parked for."""
+    """The resource, or several, that some deliveries are parked for, and our place in its queue."""
 
     def __init__(
         self, resources: Resources, place: Waiter, entry: QueueEntry, exits: ExitStack
@@ -41,14 +41,15 @@ class Watched:
         self.called = False
         """Whether we were called, and nothing has come of it yet."""
         self.no_slot: float | None = None
-        """Since when no slot has been seen for it."""
+        """Since when it is free and no pool slot is; None if that is not so."""
         self.no_quorum: float | None = None
+        """Since when no quorum answers; None if one does."""
         self.next_at: float | None = None
         """When the next start may be, where a rate counts them, as far as is known."""
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a single resource, which a call is as good as a look for."""
+        """Whether it is a single resource: a call then shows that it is free, without a look."""
         return len(self.resources) == 1
 
     @property
