@@ -314,16 +314,20 @@ class Parking(bootsteps.StartStopStep):
         parked = self.admission.take(resources, monotonic(), free=free)
         if parked is not None:
             self.dispatcher.gone(resources)
-            self._unpark(parked)
-            if parked.shared and self.admission.is_shared(resources):
+            if not self._unpark(parked):
+                self._post(self._proceed, resources, True, queue_up)  # it was the next one's turn
+            elif parked.shared and self.admission.is_shared(resources):
                 self._post(self._proceed, resources, free, False)  # with those right behind it
 
-    def _unpark(self, parked: Parked) -> None:
+    def _unpark(self, parked: Parked) -> bool:
+        """Give it to the pool; return whether it is still ours."""
         self._prefetch.widen(self._extra)
-        if self._is_ours(parked.request):
+        is_ours = self._is_ours(parked.request)
+        if is_ours:
             self._to_pool(parked.request)
         else:
             self._ended(parked.request, parked.resources)
+        return is_ours
 
     def _is_ours(self, request: Any) -> bool:
         """Whether a request that was parked is still wanted, and ours for as long as any."""
