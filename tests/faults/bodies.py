@@ -27,6 +27,7 @@ class Body:
             without having been told.
         lies: What the library said that was not so, or the register did, and when; each once.
         refused: How many of its writes the register refused.
+        shared: It only reads.
     """
 
     process: Process
@@ -43,12 +44,14 @@ class Body:
     untold: float
     lies: dict[str, float]
     refused: int = 0
+    shared: bool = False
 
     def __str__(self) -> str:
         return (
             f"{self.resource} by {self.process.worker}/{self.process.pid}"
             f" [{self.begin:.3f}, covered to {self.within:.3f}, end {self.end:.3f}"
-            f"{'' if self.exited else ' (killed)'}] token {self.token} task {self.task}"
+            f"{'' if self.exited else ' (killed)'}]{' reads' if self.shared else ''}"
+            f" token {self.token} task {self.task}"
         )
 
 
@@ -117,4 +120,5 @@ def _body(process: Process, run: list[Line], seen_alive: float) -> Body:
         untold=untold,
         lies=lies,
         refused=refused,
+        shared=enter.shared,
     )

@@ -62,6 +62,7 @@ class Line(NamedTuple):
         held: Whether the library says that it is held.
         more: How often the task had been retried; of `wrote`: whether that was accepted; of `sent`
             and `received`: when it is due, if that is later; seconds.
+        shared: Of a body: it only reads, and others may beside it.
     """
 
     at: float
@@ -75,6 +76,7 @@ class Line(NamedTuple):
     valid: float = 0.0
     held: bool = False
     more: Any = None
+    shared: bool = False
 
 
 class Pen:

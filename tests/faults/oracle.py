@@ -85,6 +85,7 @@ class Verdict:
         problems: Violations.
         limits: What is a documented limit or price, and how often it was met.
         bodies: All of them.
+        beside: How many readers began beside another.
         nodes: How many nodes there are.
         longest: The longest that a token stayed on a quorum after its body's end; seconds.
         excused: The same, where its worker or a majority of nodes was under a fault.
@@ -93,6 +94,7 @@ class Verdict:
     problems: list[Problem] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
     bodies: list[Body] = field(default_factory=list)
+    beside: int = 0
     nodes: int = NODES
     longest: float = 0.0
     excused: float = 0.0
@@ -170,12 +172,15 @@ def _born(every: Iterable[Body], resource: str, until: float) -> list[float]:
 
 
 def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> None:
-    """Of one resource, by begin."""
+    """Of one resource, by begin: any number of readers, or one writer."""
     open_: list[Body] = []
     for body in of_one:
         open_ = [earlier for earlier in open_ if earlier.end > body.begin]
+        verdict.beside += body.shared and any(earlier.shared for earlier in open_)
         for earlier in open_:
             text = f"{earlier}  AND  {body}"
+            if earlier.shared and body.shared:
+                continue
             if body.begin >= min(earlier.within, body.within):
                 verdict.limit("overlap past a validity")
             elif _forgotten(earlier.begin, body.begin, faults):
