@@ -22,6 +22,8 @@ HOT = 3
 """The first of them are wanted by a third of all tasks."""
 READ = RESOURCES[HOT - 1 : HOT + 2]
 """Those that some tasks only read, where the store has shared locks."""
+SELDOM_WRITTEN = READ[-1]
+"""One of these, which only what acts send writes."""
 RATE = 20.0
 """Tasks a second, while not too many wait."""
 WAITING = 70
@@ -141,6 +143,7 @@ class Feeder:
         task = choose.choices(("early", "late", "skipping"), (60, 32, 8))[0]
         if self.is_read(resource):
             task = choose.choices(("reading", "writing", task), (70, 15, 15))[0]
+            task = "reading" if resource == SELDOM_WRITTEN else task
         manner = choose.choices(
             ("sleep", "loop", "stubborn", "raise", "retry", "gil", "_exit"), (70, 9, 8, 5, 5, 2, 1)
         )[0]

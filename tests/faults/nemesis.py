@@ -55,6 +55,7 @@ FLOOD = Phase("flood", 0.0, 0.0, 0.0, 0.3, only=("flood",))
 RECONNECTS = Phase("reconnects", 0.0, 0.0, 0.0, 0.3, only=("drop_broker",))
 LEAVING = Phase("leaving", 0.0, 0.0, 0.0, 0.3, only=("restart_busy",))
 """One kind of load each. The same."""
+READING = Phase("reading", 0.0, 0.0, 0.0, 0.3, only=("stream",))
 LATER = Phase("later", 0.0, 0.0, 0.0, 0.3, only=("revoke_later",))
 """Tasks with an ETA. The same."""
 GENTLE = (
@@ -81,7 +82,7 @@ PHASES_OF_ETCD = (
     *(phase for phase in PHASES if phase.name not in ("memory", "others")),
     Phase("members", 0.5, 0.0, 8.0, only=("pause_member", "kill_member")),
 )
-DIRECTED = (SHORT, PRODUCERS, LATER, SLEEPERS, ENDINGS, BUSY, FLOOD, RECONNECTS, LEAVING)
+DIRECTED = (SHORT, PRODUCERS, READING, LATER, SLEEPERS, ENDINGS, BUSY, FLOOD, RECONNECTS, LEAVING)
 PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
 
 

@@ -41,8 +41,9 @@ FREED_BY_HELPER = "worker kill -9"
 """One more of these, where a worker has a helper."""
 
 VERDICTS = (
-    "two claims overlap within both validities, premises kept (majority kept memory or restarted"
-    " later than TTL, clock rates within the bound, no jump, no eviction) | **VIOLATION**",
+    "two claims overlap within both validities, and not both only read, premises kept (majority"
+    " kept memory or restarted later than TTL, clock rates within the bound, no jump, no eviction)"
+    " | **VIOLATION**",
     'library said "held", or let the body go on unsignalled, at or after valid_until on its own'
     " clock; extension claimed without a quorum; fence not increasing; release removed another's"
     " key; key left > TTL; call longer than node_timeout + eps; lock not released on *any* ending"
@@ -58,8 +59,10 @@ VERDICTS = (
     "a third client wins nothing while two split the votes | expected; must end by jitter",
     "a key that is free and wanted (its message is with a worker that has a free slot, or in the"
     " queue while some worker has one) is taken later than 1 s; an unrelated no-op waits longer"
-    " than 1 s where a slot is free; the prefetch window at rest is not what it was; a message is"
-    " unacknowledged at rest | **VIOLATION**",
+    " than 1 s where a slot is free; a reader waits longer than 1 s where a key is only read and no"
+    " writer waits; readers that come later than a writer that waits are let in for longer than 1 s"
+    "; the prefetch window at rest is not what it was; a message is unacknowledged at rest"
+    " | **VIOLATION**",
     "a process asked, heard or concluded something against the rules of the algorithm, by its own"
     " trace | **VIOLATION**",
 )

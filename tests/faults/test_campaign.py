@@ -44,6 +44,7 @@ def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(tmp_
     assert len(report.verdict.bodies) > 30, str(report)
     assert sum(report.counts.values()) > 3, str(report)
     assert report.waits.probes > 3, str(report)
+    assert report.verdict.beside > 0, str(report)
     assert report.lost == 0
 
 

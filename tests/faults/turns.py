@@ -7,8 +7,7 @@ later are not to be let in before it. Both within a second, where somebody has a
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from tests.faults.feeder import Sent
 from tests.faults.oracle import Verdict
@@ -70,7 +69,6 @@ def judge_turns(
     for key, by_id in wants.items():
         taken = written.get(key, [])
         read = [body for body in verdict.bodies if body.resource == key and body.shared]
-        begins = [body.begin for body in read]
         writers = [
             (begin, end + BARRIER)
             for sent in by_id
@@ -90,25 +88,13 @@ def judge_turns(
                     verdict.problem(KEPT_OUT, begin, text)
                 continue
             for begin, end in union(spans):
-                seconds, at = _passed(begin, end, taken, begins, counted)
-                passed = max(passed, seconds)
-                if seconds > WAIT + SEEN:
-                    who = read[begins.index(at)]
-                    text = f"{key} {sent} since {begin:.3f}, and {seconds:.2f} s later: {who}"
-                    verdict.problem(PASSED, at, text)
+                later = [one for one in read if ledger[one.task].at > begin and one.begin < end]
+                for body in later:
+                    last = max((until for _since, until in taken if until <= body.begin), default=0)
+                    seconds = counted(max(begin, last), body.begin)
+                    passed = max(passed, seconds)
+                    if seconds > WAIT + SEEN:
+                        text = f"{key} {sent} since {begin:.3f}, {seconds:.2f} s later: {body}"
+                        verdict.problem(PASSED, body.begin, text)
+                        break
     return kept_out, passed
-
-
-def _passed(
-    begin: float,
-    end: float,
-    taken: Spans,
-    begins: Sequence[float],
-    counted: Callable[[float, float], float],
-) -> tuple[float, float]:
-    """For how long readers were let in before a writer that waits in one piece; and the last."""
-    worst = 0.0, 0.0
-    for at in begins[bisect.bisect_right(begins, begin) : bisect.bisect_left(begins, end)]:
-        last = max((until for _since, until in taken if until <= at), default=begin)
-        worst = max(worst, (counted(max(begin, last), at), at))
-    return worst
