@@ -97,8 +97,15 @@ def test_the_oracle_sees_planted_bugs_over_postgresql(tmp_path: Path, mutant: st
 
 
 @pytest.mark.slow
-def test_the_oracle_sees_what_a_minority_quorum_does(tmp_path: Path) -> None:
-    report = campaign(tmp_path / "run", 60.0, seed=1, mutant="minority-quorum")
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        *("minority-quorum", "writer-among-readers", "reader-beside-writer", "rude-readers"),
+        "shy-readers",
+    ],
+)
+def test_the_oracle_sees_planted_bugs(tmp_path: Path, mutant: str) -> None:
+    report = campaign(tmp_path / "run", 60.0, seed=1, mutant=mutant)
     assert report.first is not None, str(report)
 
 
