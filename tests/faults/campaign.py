@@ -103,7 +103,7 @@ def campaign(
             alive = dict(sentry.alive)
             found = judge(
                 lines, alive, faults, sights, sentry.stalls, until, len(stage.nodes),
-                lasting(store, TTL),
+                lasting(store, TTL), sentry.starved,
             )  # fmt: skip
             waits.append(
                 judge_liveness(
