@@ -103,7 +103,7 @@ def campaign(
             alive = dict(sentry.alive)
             found = judge(
                 lines, alive, faults, sights, sentry.stalls, until, len(stage.nodes),
-                lasting(store, TTL), sentry.starved,
+                lasting(store, TTL),
             )  # fmt: skip
             waits.append(
                 judge_liveness(

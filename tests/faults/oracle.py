@@ -11,13 +11,12 @@ docs/bug-or-limit.md, `VERDICTS` here; a test compares them. How much time is gr
   node shows a token any more.
 - `BACK`: after the return of a quorum, bodies run again.
 
-Only these are forgiven by a stall of the machine, and `PROMPT` by what stood in the kernel's run
-queue meanwhile. An overlap never is.
+Only these are forgiven by a stall of the machine. An overlap never is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.bodies import REFUSED, Body, bodies
@@ -129,7 +128,6 @@ def judge(
     until: float = float("inf"),
     nodes: int = NODES,
     ttl: float = TTL,
-    starved: Callable[[float, float], float] = lambda _begin, _end: 0.0,
 ) -> Verdict:
     """The verdict on the locks, so far.
 
@@ -142,7 +140,6 @@ def judge(
         until: Only what had time to end before this is judged by time; seconds.
         nodes: How many nodes there are.
         ttl: For how long a key may live that is put for a ttl.
-        starved: For how long those that free a lock had to wait for a core between two times.
     """
     verdict = Verdict(bodies=bodies(lines, alive), nodes=nodes)
     by_resource: dict[str, list[Body]] = {}
@@ -165,7 +162,7 @@ def judge(
     for of_one in by_resource.values():
         _overlaps(verdict, of_one, faults)
         _fences(verdict, of_one)
-    _blocks(verdict, list(sights), faults, stalls, until, ttl, starved)
+    _blocks(verdict, list(sights), faults, stalls, until, ttl)
     _returns(verdict, faults, stalls, until)
     verdict.problems.sort(key=lambda problem: problem.at)
     return verdict
@@ -225,7 +222,6 @@ def _blocks(
     stalls: Sequence[tuple[float, float]],
     until: float,
     ttl: float,
-    starved: Callable[[float, float], float],
 ) -> None:
     """Tokens that stay longer than they may."""
     owners = {(body.resource, body.token): body for body in verdict.bodies}
@@ -255,8 +251,6 @@ def _blocks(
         if _touched(owner, faults, stalls, verdict.quorum):
             verdict.excused = max(verdict.excused, block)
             continue
-        if block > PROMPT:  # ahead of the release Celery stores the result
-            block -= starved(end, end + block)
         verdict.longest = max(verdict.longest, block)
         if block > PROMPT:
             text = f"still on a quorum {block:.2f} s after its end: {whose}"

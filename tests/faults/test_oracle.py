@@ -228,8 +228,6 @@ def test_a_lock_that_is_not_freed() -> None:
     assert kinds((A, lines), sights=[late]) == ["not freed"]
     assert kinds((A, lines), sights=[sight(lines, 2.0 + PROMPT + 0.1, nodes=2)]) == []
     assert kinds((A, lines), sights=[late], stalls=[(2.5, 3.0)]) == []
-    assert kinds((A, lines), sights=[late], starved=lambda _begin, _end: 0.2) == []
-    assert kinds((A, lines), sights=[late], starved=lambda _begin, _end: 0.05) == ["not freed"]
 
 
 @pytest.mark.parametrize(
