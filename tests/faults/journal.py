@@ -7,7 +7,8 @@ A body writes `enter`, every few milliseconds `alive`, and `exit`; `told` when i
 lease is over; `wrote` after it has written to a fenced register.
 Around bodies, the worker writes `received`, `pooled` and `returned` (its main process: it has a
 message, has handed it to the pool, gives it back to the broker), `sent` (whoever publishes a task),
-`got` and `done` (the process and thread that runs it); of itself `connected`, `disconnected` and
+`got` and `done` (the process and thread that runs it), and `storing` and `stored` between the
+body's end and that; of itself `connected`, `disconnected` and
 `stopping`.
 """
 

@@ -247,7 +247,7 @@ def _blocks(
             verdict.problem("key left longer than a ttl", last, text)
         if owner is None:
             continue
-        block = sight.majority_until(verdict.quorum) - end
+        block = sight.majority_until(verdict.quorum) - end - owner.storing
         if _touched(owner, faults, stalls, verdict.quorum):
             verdict.excused = max(verdict.excused, block)
             continue

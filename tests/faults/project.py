@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from celery import Celery, Task, bootsteps
+from celery.backends.base import Backend
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import (
     before_task_publish,
@@ -278,6 +279,22 @@ def _returned(reject: Any) -> Any:
 
 
 Message.reject = _returned(Message.reject)  # type: ignore[method-assign]
+
+
+def _storing(store_result: Any) -> Any:
+    """When Celery writes what became of a task: it may have to connect for that."""
+
+    def storing(self: Any, task_id: str, *args: Any, **options: Any) -> Any:
+        pen.write("storing", task_id)
+        try:
+            return store_result(self, task_id, *args, **options)
+        finally:
+            pen.write("stored", task_id)
+
+    return storing
+
+
+Backend.store_result = _storing(Backend.store_result)
 
 
 class Connection(bootsteps.StartStopStep):

@@ -230,6 +230,15 @@ def test_a_lock_that_is_not_freed() -> None:
     assert kinds((A, lines), sights=[late], stalls=[(2.5, 3.0)]) == []
 
 
+@pytest.mark.parametrize(("stored", "found"), [(2.3, []), (2.05, ["not freed"])])
+def test_it_is_held_until_the_result_is_stored(stored: float, found: list[str]) -> None:
+    lines = body(A, 1.0, 2.0)
+    task = lines[0].task
+    store = [Line(2.01, "storing", 1, task), Line(stored, "stored", 1, task)]
+    late = sight(lines, 2.0 + PROMPT + 0.1)
+    assert kinds((A, [*lines, *store]), sights=[late]) == found
+
+
 @pytest.mark.parametrize(
     ("fault", "excuses"),
     [
