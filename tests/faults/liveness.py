@@ -154,7 +154,8 @@ def judge_liveness(
     there: dict[str, Spans] = {}
     for sent in sorted(ledger.values(), key=lambda one: one.at):
         spans: list[tuple[Span, str]] = []
-        for custody in _custodies(sent, traces.get(sent.id, []), workers, down, until, at_once):
+        trace = traces.get(sent.id, [])
+        for custody in _custodies(sent, trace, workers, down, until, at_once, starved):
             where = anywhere
             if custody.dead:
                 dead.setdefault(sent.resource, []).append((custody.begin, custody.end))
@@ -270,6 +271,7 @@ def _custodies(
     down: Spans,
     until: float,
     at_once: bool,
+    starved: Callable[[float, float], float],
 ) -> list[_Custody]:
     """Where a message was from when to when, while nobody worked on it."""
     found: list[_Custody] = []
@@ -297,7 +299,7 @@ def _custodies(
         if worker.stopping < at and pooled is None:
             given_back = worker.died if kept else max(since, worker.stopping) + BACK_IN_QUEUE
         mine = min(gone, given_back, at)
-        here, lies = union([] if kept else [(since, mine)]), worker.dying(pooled)
+        here, lies = union([] if kept else [(since, mine)]), worker.dying(pooled, starved)
         found.extend(_Custody(*span, where) for span in without(here, lies))
         found.extend(_Custody(*span, where, dead=True) for span in both(here, lies))
         # kombu gives back what it has when it has lost its connection, by another one, and then

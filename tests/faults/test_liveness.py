@@ -184,6 +184,10 @@ def test_what_a_child_had_been_handed_that_then_ended() -> None:
     after = ran(other, "y", 7.2, 7.3)
     both = [sent("x"), sent("y")]
     assert judge(handed, behind, (A1, []), late, after, tasks=both, slots=slots, **ended)[0] == []
+    busy = {"alive": {A1: 1.9}, "slots": slots}  # its death is seen late on a busy machine
+    assert judge(handed, (A1, []), late, tasks=[sent("x")], **busy)[0] == [STUCK]
+    busy["starved"] = lambda begin, end: 0.2 if end - begin < 1.0 else 0.0
+    assert judge(handed, (A1, []), late, tasks=[sent("x")], **busy)[0] == []
     later = (A, [line(2.1, "received", "x"), line(2.6, "pooled", "x")])
     assert judge(later, (A1, []), late, tasks=[sent("x")], slots=slots, **ended)[0] == [STUCK]
 
