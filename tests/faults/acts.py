@@ -92,8 +92,8 @@ class Acts(MoreNodeActs, LinkActs, WorkerActs, LoadActs):
             "warm": 1, "cold": 1, "kill_helper": 1,
         },
         "load": {
-            "busy_slots": 4, "flood": 3, "restart_busy": 2, "drop_broker": 3, "cut_broker": 1,
-            "restart_broker": 1, "revoke_later": 2, "purge": 1,
+            "busy_slots": 4, "flood": 3, "stream": 2, "restart_busy": 2, "drop_broker": 3,
+            "cut_broker": 1, "restart_broker": 1, "revoke_later": 2, "purge": 1,
             "kill_producers": 0,
         },
     }  # fmt: skip

@@ -27,6 +27,8 @@ class Body:
             without having been told.
         lies: What the library said that was not so, or the register did, and when; each once.
         refused: How many of its writes the register refused.
+        shared: It only reads.
+        storing: Seconds for which, after its end, Celery stored what became of it.
     """
 
     process: Process
@@ -43,12 +45,15 @@ class Body:
     untold: float
     lies: dict[str, float]
     refused: int = 0
+    shared: bool = False
+    storing: float = 0.0
 
     def __str__(self) -> str:
         return (
             f"{self.resource} by {self.process.worker}/{self.process.pid}"
             f" [{self.begin:.3f}, covered to {self.within:.3f}, end {self.end:.3f}"
-            f"{'' if self.exited else ' (killed)'}] token {self.token} task {self.task}"
+            f"{'' if self.exited else ' (killed)'}]{' reads' if self.shared else ''}"
+            f" token {self.token} task {self.task}"
         )
 
 
@@ -63,8 +68,17 @@ def bodies(lines: Mapping[Process, Sequence[Line]], alive: Mapping[Process, floa
     for process, of_one in lines.items():
         runs: dict[str, list[Line]] = {}
         last: dict[int, Line] = {}
+        ended: dict[int, Line] = {}
+        storing: dict[str, float] = {}
         for line in of_one:
+            before = last.get(line.thread)
             last[line.thread] = line
+            if line.kind == "exit":
+                ended[line.thread] = line
+            elif line.kind == "stored" and before is not None and before.kind == "storing":
+                body = ended.get(line.thread)
+                if body is not None and body.task == line.task:
+                    storing[body.run] = storing.get(body.run, 0.0) + line.at - before.at
             if line.kind in BODY:
                 runs.setdefault(line.run, []).append(line)
         for run in runs.values():
@@ -72,6 +86,7 @@ def bodies(lines: Mapping[Process, Sequence[Line]], alive: Mapping[Process, floa
                 # Killed, if the thread never wrote again: it lived as long as its process.
                 silent = last[run[-1].thread] is run[-1] and run[-1].kind != "exit"
                 found.append(_body(process, run, alive.get(process, 0.0) if silent else 0.0))
+                found[-1].storing = storing.get(run[0].run, 0.0)
     return sorted(found, key=lambda body: body.begin)
 
 
@@ -117,4 +132,5 @@ def _body(process: Process, run: list[Line], seen_alive: float) -> Body:
         untold=untold,
         lies=lies,
         refused=refused,
+        shared=enter.shared,
     )

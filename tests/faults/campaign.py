@@ -84,7 +84,7 @@ def campaign(
         wait_until(
             lambda: all(worker.ready for worker in stage.workers), START, "the workers are ready"
         )
-        feeder = Feeder(stage.app, stage.results, seed)
+        feeder = Feeder(stage.app, stage.results, seed, reads=store == "redis")
         sentry = Sentry(stage.standing, RESOURCES, stage.journal)
         nemesis = Nemesis(stage, feeder, seed, seconds, phases)
         faults = nemesis.chronicle.faults

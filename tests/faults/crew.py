@@ -35,14 +35,18 @@ class Crew:
     def _contend(self, *resources: str, many: int = 2, seconds: float = 0.05) -> None:
         """Somebody waits for these."""
         for resource in resources:
+            tasks = ("early", "late", *("reading", "writing") * self.feeder.is_read(resource))
             for _one in range(many):
-                self.feeder.send(resource, seconds, task=self.choose.choice(("early", "late")))
+                self.feeder.send(resource, seconds, task=self.choose.choice(tasks))
 
     def _busy(
         self, *resources: str, seconds: float, manner: str = "sleep"
     ) -> Generator[float, None, list[tuple[Process, Line]]]:
         """Bodies run there; wait a little until they do, and tell which of them do."""
-        ids = {self.feeder.send(resource, seconds, manner).id for resource in resources}
+        ids = set()
+        for resource in resources:
+            task = "reading" if self.feeder.is_read(resource) else "early"
+            ids.add(self.feeder.send(resource, seconds, manner, task).id)
         found: list[tuple[Process, Line]] = []
         for _look in range(15):
             yield 0.1

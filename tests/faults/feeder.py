@@ -20,6 +20,10 @@ from tests.faults.stage import PROJECT, TTL
 RESOURCES = tuple(f"f{number}" for number in range(20))
 HOT = 3
 """The first of them are wanted by a third of all tasks."""
+READ = RESOURCES[HOT - 1 : HOT + 2]
+"""Those that some tasks only read, where the store has shared locks."""
+SELDOM_WRITTEN = READ[-1]
+"""One of these, which only what acts send writes."""
 RATE = 20.0
 """Tasks a second, while not too many wait."""
 WAITING = 70
@@ -86,12 +90,22 @@ class Feeder:
         results: Where results are.
         seed: Of all choices.
         rate: Tasks a second.
+        reads: Some tasks only read.
     """
 
-    def __init__(self, app: Celery, results: LocalServer, seed: int, rate: float = RATE) -> None:
+    def __init__(
+        self,
+        app: Celery,
+        results: LocalServer,
+        seed: int,
+        rate: float = RATE,
+        *,
+        reads: bool = False,
+    ) -> None:
         self.ledger: dict[str, Sent] = {}
         self.held_back = 0
         self.rate = rate
+        self.reads = reads
         self._app = app
         self._results = redis.Redis.from_url(results.url)
         self._random = random.Random(f"{seed}/feed")
@@ -127,6 +141,9 @@ class Feeder:
         else:
             seconds = choose.uniform(0.6, 3 * TTL)
         task = choose.choices(("early", "late", "skipping"), (60, 32, 8))[0]
+        if self.is_read(resource):
+            task = choose.choices(("reading", "writing", task), (70, 15, 15))[0]
+            task = "reading" if resource == SELDOM_WRITTEN else task
         manner = choose.choices(
             ("sleep", "loop", "stubborn", "raise", "retry", "gil", "_exit"), (70, 9, 8, 5, 5, 2, 1)
         )[0]
@@ -146,6 +163,10 @@ class Feeder:
         sent = Sent(str(uuid.uuid4()), task, resource, seconds, manner, now())
         self.publish(sent)
         return sent
+
+    def is_read(self, resource: str) -> bool:
+        """Whether there are tasks that only read it."""
+        return self.reads and resource in READ
 
     def fill(self, worker: str, seconds: float) -> Sent:
         """An unlocked task that takes one slot of one worker."""
@@ -207,6 +228,8 @@ class Feeder:
             self.publish(sent)
             if "time_limit" in sent.options:  # somebody waits for what will be killed
                 self.send(sent.resource, 0.05)
+            if sent.task == "reading":  # beside it
+                self.send(sent.resource, max(sent.seconds, 0.1), task="reading")
 
 
 def _enter(sent: Sent, meta: dict[str, Any]) -> None:

@@ -7,7 +7,8 @@ A body writes `enter`, every few milliseconds `alive`, and `exit`; `told` when i
 lease is over; `wrote` after it has written to a fenced register.
 Around bodies, the worker writes `received`, `pooled` and `returned` (its main process: it has a
 message, has handed it to the pool, gives it back to the broker), `sent` (whoever publishes a task),
-`got` and `done` (the process and thread that runs it); of itself `connected`, `disconnected` and
+`got` and `done` (the process and thread that runs it), and `storing` and `stored` between the
+body's end and that; of itself `connected`, `disconnected` and
 `stopping`.
 """
 
@@ -62,6 +63,7 @@ class Line(NamedTuple):
         held: Whether the library says that it is held.
         more: How often the task had been retried; of `wrote`: whether that was accepted; of `sent`
             and `received`: when it is due, if that is later; seconds.
+        shared: Of a body: it only reads, and others may beside it.
     """
 
     at: float
@@ -75,6 +77,7 @@ class Line(NamedTuple):
     valid: float = 0.0
     held: bool = False
     more: Any = None
+    shared: bool = False
 
 
 class Pen:

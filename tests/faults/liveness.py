@@ -28,9 +28,8 @@ from tests.faults.oracle import Verdict
 from tests.faults.sentry import Sight
 from tests.faults.slots import CONNECTED, SEEN, Main, WorkerLife, free_slots, worker_lives
 from tests.faults.spans import Span, Spans, both, longest, union, without
+from tests.faults.turns import READS, WAIT, busy, judge_turns
 
-WAIT = 1.0
-"""Seconds that a key may be free and wanted, and a no-op wait for a free slot."""
 BACK_IN_QUEUE = 2.0
 """Seconds within which a worker that is told to stop gives back what it has not begun."""
 
@@ -74,12 +73,16 @@ class Waits:
         noop: The longest that a no-op waited where there was a free slot; seconds.
         probes: How many no-ops were judged.
         popped: How many messages waited in the socket of a worker without room.
+        kept_out: The longest that a reader was kept out where it might have been let in; seconds.
+        passed: The longest that readers were let in before a writer that waits; seconds.
     """
 
     wanted: float = 0.0
     noop: float = 0.0
     probes: int = 0
     popped: int = 0
+    kept_out: float = 0.0
+    passed: float = 0.0
 
 
 @dataclass
@@ -148,14 +151,17 @@ def judge_liveness(
     ends = _ends(workers, faults)
     keys: dict[str, list[tuple[Span, str, str]]] = {}
     dead: dict[str, Spans] = {}
+    there: dict[str, Spans] = {}
     for sent in sorted(ledger.values(), key=lambda one: one.at):
         spans: list[tuple[Span, str]] = []
-        for custody in _custodies(sent, traces.get(sent.id, []), workers, down, until, at_once):
+        trace = traces.get(sent.id, [])
+        for custody in _custodies(sent, trace, workers, down, until, at_once, starved):
             where = anywhere
             if custody.dead:
                 dead.setdefault(sent.resource, []).append((custody.begin, custody.end))
                 continue
             if custody.where != BROKER:
+                there.setdefault(sent.id, []).append((custody.begin, custody.end))
                 worker = workers[custody.where]
                 where = worker.well if custody.asks else worker.free
             got_by = custody.next
@@ -183,9 +189,15 @@ def judge_liveness(
             if seconds > WAIT + SEEN:
                 text = f"{seconds:.2f} s, {begin:.3f} to {end:.3f}: {_story(sent, traces)}"
                 verdict.problem("a no-op waits though a slot is free", begin, text)
-    busy = _busy(verdict, sights)
+    sights = list(sights)
+    held = busy(verdict, sights)
+    read: dict[str, dict[str, Spans]] = {
+        one.resource: {} for one in ledger.values() if one.task == READS
+    }
     for key, wants in keys.items():
-        taken = union([*busy.get(key, []), *dead.get(key, [])])
+        for span, id_, _at in wants if key in read else ():
+            read[key].setdefault(id_, []).append(span)
+        taken = union([*held.get(key, []), *dead.get(key, [])])
         idle = without(union(span for span, _id, _at in wants), taken)
         for begin, end in idle:
             seconds = counted(begin, end)
@@ -199,6 +211,7 @@ def judge_liveness(
                     f" as {_story(ledger[who[0][0]], traces)}"
                 )
                 verdict.problem("a key is free and wanted, and nobody takes it", begin, text)
+    waits.kept_out, waits.passed = judge_turns(verdict, ledger, read, there, sights, counted)
     return waits
 
 
@@ -258,6 +271,7 @@ def _custodies(
     down: Spans,
     until: float,
     at_once: bool,
+    starved: Callable[[float, float], float],
 ) -> list[_Custody]:
     """Where a message was from when to when, while nobody worked on it."""
     found: list[_Custody] = []
@@ -285,7 +299,7 @@ def _custodies(
         if worker.stopping < at and pooled is None:
             given_back = worker.died if kept else max(since, worker.stopping) + BACK_IN_QUEUE
         mine = min(gone, given_back, at)
-        here, lies = union([] if kept else [(since, mine)]), worker.dying(pooled)
+        here, lies = union([] if kept else [(since, mine)]), worker.dying(pooled, starved)
         found.extend(_Custody(*span, where) for span in without(here, lies))
         found.extend(_Custody(*span, where, dead=True) for span in both(here, lies))
         # kombu gives back what it has when it has lost its connection, by another one, and then
@@ -321,16 +335,3 @@ def _custodies(
             found.append(_Custody(line.at, ended, main, asks=True))
     leave(until if not sent.done else min(until, trace[-1][0].at if trace else until), None)
     return found
-
-
-def _busy(verdict: Verdict, sights: Iterable[Sight]) -> dict[str, Spans]:
-    """When each key was taken: by a body, or by a token on so many nodes that no other gets it."""
-    found: dict[str, Spans] = {}
-    for body in verdict.bodies:
-        found.setdefault(body.resource, []).append((body.begin, body.within))
-    for sight in sights:
-        last = sight.majority_until(verdict.nodes - verdict.quorum + 1)
-        if last:
-            span = (min(sight.first.values()) - SEEN / 2, last + SEEN / 2)
-            found.setdefault(sight.resource, []).append(span)
-    return {key: union(spans) for key, spans in found.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from tests.faults.crew import Crew, Steps
-from tests.faults.feeder import HOT, RESOURCES
+from tests.faults.feeder import HOT, READ, RESOURCES, SELDOM_WRITTEN
 from tests.faults.journal import now
 from tests.faults.messages import ORPHAN
 from tests.faults.stage import SLOTS
@@ -42,6 +42,18 @@ class LoadActs(Crew):
                 self.choose.choice(RESOURCES), many=self.choose.choice((100, 300)), seconds=0.02
             )
             yield 8.0
+
+    def stream(self) -> Steps:
+        """Readers of one key keep coming, each before the last has ended; and mostly writers."""
+        resource = self.choose.choice(READ)
+        if not self.feeder.is_read(resource):
+            return
+        with self.chronicle.fault("stream of readers"):
+            for number in range(14):
+                self.feeder.send(resource, 1.5, task="reading")
+                if resource != SELDOM_WRITTEN and number % 5 == 3:
+                    self.feeder.send(resource, 0.1, task="writing")
+                yield 0.4
 
     def restart_busy(self) -> Steps:
         """A worker is told to stop while one body runs long and many wait there."""

@@ -35,7 +35,9 @@ ENDS = {
 ORPHAN = 8.0
 """Seconds for which the reservation of a producer that was killed may keep others from publishing,
 and for the message of one that was not to be worked off."""
-LOCKED = ("early", "late", "skipping")
+LATE = ("late", "reading")
+"""The tasks that are acknowledged late."""
+LOCKED = (*LATE, "early", "skipping", "writing")
 """The tasks that want a key."""
 MOVES = ("sent", "received", "returned", "got", "enter")
 """What tells who has a message: the last of these."""
@@ -131,7 +133,7 @@ def _end(
         return "stuck", True
     if not trace and not sent.certain:
         return "never sent: the broker was away", False
-    if sent.task != "late":
+    if sent.task not in LATE:
         # Acknowledged, and then its process was killed: Celery's documented loss.
         for process, line in trace:
             if line.kind in ("received", "got", "enter") and _ended(process, line.at, faults):
@@ -180,7 +182,7 @@ def _twice(
             tries.setdefault(line.more or 0, []).append(line)
     for runs in tries.values():
         for again in runs[1:]:
-            if sent.task == "late":
+            if sent.task in LATE:
                 verdict.limit("run again (late acknowledgement)")
             elif again.at > sent.at + VISIBILITY or _broken(sent.at, again.at, faults):
                 verdict.limit("run again (delivered again by the broker)")

@@ -15,6 +15,8 @@ from typing import Any, NoReturn
 
 from celery import signals
 
+from tests.faults.turns import KEPT_OUT, PASSED
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -208,6 +210,53 @@ def _wide_window() -> None:
     QoS.decrement_eventually = lambda self, n=1: self.value
 
 
+def _writer_among_readers() -> None:
+    """A writer without a fencing token takes the place of readers."""
+    from celery_redlock.protocol.round import Verb
+    from celery_redlock.stores.redis import requests, scripts
+
+    acquire = requests._acquire
+    blind = b"""\
+if type(redis.pcall('ZCARD', KEYS[1])) == 'number' then redis.call('DEL', KEYS[1]) end
+"""
+
+    def acquires(claims: Any, prefix: str, plain: bool) -> bytes:
+        claim = claims[0]
+        if claim.proposal is not None or requests.is_shared(claim.token):
+            return acquire(claims, prefix, plain)
+        values = requests._bytes(claim.token), requests._milliseconds(claim.ttl)
+        return requests._eval(blind + scripts.ACQUIRE, requests._keys(claims, prefix), *values)
+
+    requests._REQUESTS[Verb.ACQUIRE] = acquires
+
+
+def _readers_see(here: bytes, instead: bytes) -> None:
+    """Change the scripts of those that ask as readers."""
+    from celery_redlock.stores.redis import scripts
+
+    assert here in scripts.ACQUIRE_SHARED, here
+    scripts.ACQUIRE_SHARED = scripts.ACQUIRE_SHARED.replace(here, instead)
+    scripts.PEEK_SHARED = scripts.PEEK_SHARED.replace(here, instead)
+
+
+def _reader_beside_writer() -> None:
+    """A reader takes the yes of a node where a writer is."""
+    barred = b"if held then return held end"
+    _readers_see(barred, b"if type(held) == 'string' and held ~= token then return false end")
+
+
+def _rude_readers() -> None:
+    """Readers do not look whether a writer waits."""
+    _readers_see(b"'#line', 0, -1)", b"'#nobody', 0, -1)")
+
+
+def _shy_readers() -> None:
+    """A worker waits for its readers as if they were writers."""
+    from celery_redlock.worker.parking.admission import AdmissionQueue
+
+    AdmissionQueue.is_shared = lambda _self, _resources: False  # type: ignore[method-assign]
+
+
 def _nothing() -> None: ...
 
 
@@ -240,6 +289,14 @@ MUTANTS: dict[str, Mutant] = {
         ("a key is free and wanted",), seconds=30.0),
     "wide-window": Mutant("the prefetch window at rest is what it was at the start", _wide_window,
         ("nodes", "later"), ("prefetch",), seconds=12.0),
+    "writer-among-readers": Mutant("a writer does not enter while others read",
+        _writer_among_readers, ("reading",), WITHIN, seconds=20.0),
+    "reader-beside-writer": Mutant("a reader does not enter while another writes",
+        _reader_beside_writer, ("reading",), WITHIN, seconds=20.0),
+    "rude-readers": Mutant("new readers let a writer pass that waits", _rude_readers,
+        ("reading",), (PASSED,), seconds=40.0),
+    "shy-readers": Mutant("a reader that waits goes when no writer does", _shy_readers,
+        ("reading",), (KEPT_OUT,), seconds=40.0),
     "swallow": Mutant("a task that waits is not lost", _swallow, ("nodes",), ("message",),
         seconds=15.0),
 }  # fmt: skip

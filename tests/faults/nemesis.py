@@ -44,6 +44,7 @@ PHASES = (
     Phase("memory", 0.5, 0.0, 8.0, only=("forget_one_of_three",)),
     Phase("others", 0.5, 0.0, 8.0, only=("swap", "demote")),
     Phase("load", 0.0, 0.0, 0.0, 0.5),
+    Phase("readers", 2.5, 2.5, 2.5, 0.3, only=("stream",)),
     Phase("all", 2.5, 2.5, 2.5, 4.0),
 )
 SLEEPERS = Phase("sleepers", 0.0, 0.0, 0.3, only=("stop_worker",))
@@ -55,6 +56,7 @@ FLOOD = Phase("flood", 0.0, 0.0, 0.0, 0.3, only=("flood",))
 RECONNECTS = Phase("reconnects", 0.0, 0.0, 0.0, 0.3, only=("drop_broker",))
 LEAVING = Phase("leaving", 0.0, 0.0, 0.0, 0.3, only=("restart_busy",))
 """One kind of load each. The same."""
+READING = Phase("reading", 0.0, 0.0, 0.0, 0.3, only=("stream",))
 LATER = Phase("later", 0.0, 0.0, 0.0, 0.3, only=("revoke_later",))
 """Tasks with an ETA. The same."""
 GENTLE = (
@@ -69,8 +71,10 @@ SHORT_OF_POSTGRES = Phase("short", 0.8, 1.0, 2.0, 2.0, only=(
     "pause_server", "kill_server", "end_backends", "deafen", "lock_rows", "cancel_queries",
     *GENTLE,
 ))  # fmt: skip
+OF_REDIS = ("memory", "others", "readers")
+"""Phases for which other stores have nothing, or something of their own."""
 PHASES_OF_POSTGRES = (
-    *(phase for phase in PHASES if phase.name not in ("memory", "others")),
+    *(phase for phase in PHASES if phase.name not in OF_REDIS),
     Phase("memory", 0.5, 0.0, 8.0, only=("kill_server", "crash_backend")),
     Phase("sessions", 0.5, 8.0, 8.0, only=(
         "stop_backend", "end_backends", "deafen", "cancel_queries", "lock_rows", "lock_tables",
@@ -78,10 +82,10 @@ PHASES_OF_POSTGRES = (
 )  # fmt: skip
 """Where there is one node: no others in its place."""
 PHASES_OF_ETCD = (
-    *(phase for phase in PHASES if phase.name not in ("memory", "others")),
+    *(phase for phase in PHASES if phase.name not in OF_REDIS),
     Phase("members", 0.5, 0.0, 8.0, only=("pause_member", "kill_member")),
 )
-DIRECTED = (SHORT, PRODUCERS, LATER, SLEEPERS, ENDINGS, BUSY, FLOOD, RECONNECTS, LEAVING)
+DIRECTED = (SHORT, PRODUCERS, READING, LATER, SLEEPERS, ENDINGS, BUSY, FLOOD, RECONNECTS, LEAVING)
 PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
 
 

@@ -41,8 +41,9 @@ FREED_BY_HELPER = "worker kill -9"
 """One more of these, where a worker has a helper."""
 
 VERDICTS = (
-    "two claims overlap within both validities, premises kept (majority kept memory or restarted"
-    " later than TTL, clock rates within the bound, no jump, no eviction) | **VIOLATION**",
+    "two claims overlap within both validities, and not both only read, premises kept (majority"
+    " kept memory or restarted later than TTL, clock rates within the bound, no jump, no eviction)"
+    " | **VIOLATION**",
     'library said "held", or let the body go on unsignalled, at or after valid_until on its own'
     " clock; extension claimed without a quorum; fence not increasing; release removed another's"
     " key; key left > TTL; call longer than node_timeout + eps; lock not released on *any* ending"
@@ -58,8 +59,10 @@ VERDICTS = (
     "a third client wins nothing while two split the votes | expected; must end by jitter",
     "a key that is free and wanted (its message is with a worker that has a free slot, or in the"
     " queue while some worker has one) is taken later than 1 s; an unrelated no-op waits longer"
-    " than 1 s where a slot is free; the prefetch window at rest is not what it was; a message is"
-    " unacknowledged at rest | **VIOLATION**",
+    " than 1 s where a slot is free; a reader waits longer than 1 s where a key is only read and no"
+    " writer waits; readers that come later than a writer that waits are let in for longer than 1 s"
+    "; the prefetch window at rest is not what it was; a message is unacknowledged at rest"
+    " | **VIOLATION**",
     "a process asked, heard or concluded something against the rules of the algorithm, by its own"
     " trace | **VIOLATION**",
 )
@@ -85,6 +88,7 @@ class Verdict:
         problems: Violations.
         limits: What is a documented limit or price, and how often it was met.
         bodies: All of them.
+        beside: How many readers began beside another.
         nodes: How many nodes there are.
         longest: The longest that a token stayed on a quorum after its body's end; seconds.
         excused: The same, where its worker or a majority of nodes was under a fault.
@@ -93,6 +97,7 @@ class Verdict:
     problems: list[Problem] = field(default_factory=list)
     limits: dict[str, int] = field(default_factory=dict)
     bodies: list[Body] = field(default_factory=list)
+    beside: int = 0
     nodes: int = NODES
     longest: float = 0.0
     excused: float = 0.0
@@ -170,12 +175,15 @@ def _born(every: Iterable[Body], resource: str, until: float) -> list[float]:
 
 
 def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> None:
-    """Of one resource, by begin."""
+    """Of one resource, by begin: any number of readers, or one writer."""
     open_: list[Body] = []
     for body in of_one:
         open_ = [earlier for earlier in open_ if earlier.end > body.begin]
+        verdict.beside += body.shared and any(earlier.shared for earlier in open_)
         for earlier in open_:
             text = f"{earlier}  AND  {body}"
+            if earlier.shared and body.shared:
+                continue
             if body.begin >= min(earlier.within, body.within):
                 verdict.limit("overlap past a validity")
             elif _forgotten(earlier.begin, body.begin, faults):
@@ -239,7 +247,7 @@ def _blocks(
             verdict.problem("key left longer than a ttl", last, text)
         if owner is None:
             continue
-        block = sight.majority_until(verdict.quorum) - end
+        block = sight.majority_until(verdict.quorum) - end - owner.storing
         if _touched(owner, faults, stalls, verdict.quorum):
             verdict.excused = max(verdict.excused, block)
             continue

@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import Any
 
 from celery import Celery, Task, bootsteps
+from celery.backends.base import Backend
 from celery.exceptions import SoftTimeLimitExceeded
 from celery.signals import (
     before_task_publish,
@@ -74,7 +75,8 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 class Account:
     """What one run of a body writes."""
 
-    def __init__(self, task: Task, resource: str) -> None:
+    def __init__(self, task: Task, resource: str, *, shared: bool) -> None:
+        self.shared = shared
         self.held = current_lease()
         self.task = task.request.id
         self.retries = task.request.retries
@@ -99,7 +101,7 @@ class Account:
         valid = max(before, lease.deadline)
         more = self.retries if accepted is None else accepted
         fields = (self.run, self.resource, self.token, lease.fencing_token, round(valid, 6), held)
-        pen.write(kind, self.task, *fields, more, at=at)
+        pen.write(kind, self.task, *fields, more, self.shared, at=at)
 
     def close(self) -> None:
         """The body is over, whatever strikes it in here."""
@@ -134,7 +136,7 @@ def live(account: Account, seconds: float, manner: str = "sleep") -> None:
             time.sleep(min(left, PULSE))
 
 
-def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
+def occupy(task: Task, resource: str, seconds: float, manner: str, *, shared: bool = False) -> int:
     """A body.
 
     Args:
@@ -143,12 +145,13 @@ def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
         seconds: How long it works.
         manner: "sleep", "loop", "gil"; "stubborn": goes on for a while when it is told to exit;
             "raise", "retry": how it ends; "_exit": so does its process.
+        shared: It only reads.
     """
     if manner == "_exit" and os.getpid() == pen.main:
         manner = "sleep"  # not a pool child: it would end the worker
     if manner in ("loop", "gil") and GREEN:
         manner = "sleep"  # it would stop all greenlets: nobody promises them anything
-    account = Account(task, resource)
+    account = Account(task, resource, shared=shared)
     account.note("enter")
     try:
         live(account, seconds, manner)
@@ -173,6 +176,11 @@ def occupy(task: Task, resource: str, seconds: float, manner: str) -> int:
     return task.request.retries
 
 
+def again(task: Task, manner: str) -> str:
+    """How to end: a message that came before may end no process, or it would do so forever."""
+    return "sleep" if task.request.delivery_info.get("redelivered") else manner
+
+
 @app.task(base=SingletonTask, bind=True, lock_key="{resource}", max_retries=3)
 def early(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
     """Acknowledged before it runs, Celery's default: it may be lost with its process."""
@@ -183,14 +191,28 @@ def early(self: Task, resource: str, seconds: float, manner: str = "sleep") -> i
           reject_on_worker_lost=True)  # fmt: skip
 def late(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
     """Acknowledged after it ran: never lost."""
-    if self.request.delivery_info.get("redelivered"):
-        manner = "sleep"  # else a body that ends its process would do so forever
-    return occupy(self, resource, seconds, manner)
+    return occupy(self, resource, seconds, again(self, manner))
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_on_conflict="skip")
 def skipping(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
     """Is not run if another runs."""
+    return occupy(self, resource, seconds, manner)
+
+
+if app.conf.redlock_nodes[0].startswith("redis:"):  # others refuse it when the worker starts
+
+    @app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_shared=True,
+              lock_fencing=False, max_retries=3, acks_late=True,
+              reject_on_worker_lost=True)  # fmt: skip
+    def reading(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
+        """Runs beside others of its kind, and beside nothing else of that key."""
+        return occupy(self, resource, seconds, again(self, manner), shared=True)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_fencing=False, max_retries=3)
+def writing(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
+    """As `early`, without a fencing token: a node is asked for that in other words."""
     return occupy(self, resource, seconds, manner)
 
 
@@ -257,6 +279,22 @@ def _returned(reject: Any) -> Any:
 
 
 Message.reject = _returned(Message.reject)  # type: ignore[method-assign]
+
+
+def _storing(store_result: Any) -> Any:
+    """When Celery writes what became of a task: it may have to connect for that."""
+
+    def storing(self: Any, task_id: str, *args: Any, **options: Any) -> Any:
+        pen.write("storing", task_id)
+        try:
+            return store_result(self, task_id, *args, **options)
+        finally:
+            pen.write("stored", task_id)
+
+    return storing
+
+
+Backend.store_result = _storing(Backend.store_result)
 
 
 class Connection(bootsteps.StartStopStep):

@@ -60,6 +60,7 @@ class Report:
         within = sum(p.kind.startswith("overlap") for p in self.problems)
         limits = ", ".join(f"{n} x {kind}" for kind, n in sorted(verdict.limits.items()))
         faults = ", ".join(f"{n} x {kind}" for kind, n in self.counts.items())
+        readers = sum(body.shared for body in verdict.bodies)
         lines = [
             f"seed {self.seed}, {self.seconds:.0f} s, broker {self.broker}, store {self.store}",
             f"faults injected:     {sum(self.counts.values())} ({faults})",
@@ -72,6 +73,9 @@ class Report:
             f" {verdict.excused:.2f} s under faults",
             f"lost messages:       {self.lost}",
             f"free and wanted:     {self.waits.wanted:.2f} s at worst",
+            f"readers:             {verdict.beside} of {readers} began beside another; kept out for"
+            f" {self.waits.kept_out:.2f} s at worst, and let in for {self.waits.passed:.2f} s where"
+            " a writer waited",
             f"a no-op waited:      {self.waits.noop:.2f} s at worst, of {self.waits.probes} no-ops"
             " (both only where a slot was free)",
             "prefetch at rest:    "

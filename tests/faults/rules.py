@@ -29,7 +29,7 @@ RULES: dict[int, str] = {
     9: "only what was granted is extended",
     10: "answers of a node are taken in the order in which it was asked",
     11: "of one resource no lease is granted before all earlier ones are released or past their"
-    " deadlines",
+    " deadlines, but a reader's beside readers'",
 }
 
 DRIFT_RATE, DRIFT_FLOOR = 0.01, 0.002
@@ -42,6 +42,8 @@ FREED = 1.0
 SETS = ("acquire", "extend")
 FREES = ("release", "undo")
 EXTENDS = ("extend", "renew")
+READER = "~"
+"""How the digest of a reader's token ends."""
 RESERVED = "#reserved"
 """How names of reservations end: who publishes takes one, who works its message off frees it."""
 FORGETS = ("FLUSHALL", "clock stepped")
@@ -64,6 +66,7 @@ class Breach:
 class _Token:
     """All that is known of one token, over all processes."""
 
+    shared: bool = False
     asked_by: Process | None = None
     rounds: set[float] = field(default_factory=set)
     resource: str = ""
@@ -148,7 +151,7 @@ class _Checker:
 
     def _of(self, event: Event) -> Iterator[tuple[str, _Token]]:
         for digest, resource, ttl in event.claims:
-            token = self._tokens.setdefault(digest, _Token())
+            token = self._tokens.setdefault(digest, _Token(digest.endswith(READER)))
             token.resource, token.ttl = resource, ttl
             if event.kind == "ask":
                 token.last = event.at
@@ -256,7 +259,7 @@ class _Checker:
             self._deadline(process, event)
             token.granted = event.now
             for earlier in self._leases.setdefault(token.resource, []):
-                if earlier is token:
+                if earlier is token or (earlier.shared and token.shared):
                     continue
                 end = min(earlier.over, earlier.deadline, self._died_of(earlier))
                 if event.now < end and not self._forgotten(earlier, event.now, process):

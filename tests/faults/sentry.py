@@ -21,12 +21,13 @@ STALL = 0.4
 
 @dataclass
 class Sight:
-    """One token of one resource: when each node had it, first and last."""
+    """One token of one resource: when each node had it, first and last; a reader's, if shared."""
 
     resource: str
     token: str
     first: dict[int, float] = field(default_factory=dict)
     last: dict[int, float] = field(default_factory=dict)
+    shared: bool = False
 
     def majority_until(self, quorum: int) -> float:
         """When it was last on a quorum; 0 if it never was."""
@@ -83,12 +84,14 @@ class Sentry:
             at = now()
             with contextlib.suppress(*looks.blind):
                 for resource, token in looks.tokens(self._resources):
-                    self._see(number, resource, short(token), at)
+                    self._see(number, resource, token, at)
         looks.close()
 
     def _see(self, number: int, resource: str, token: str, at: float) -> None:
+        name = short(token)
+        sight = Sight(resource, name, shared=token.endswith("~shared"))
         with self._lock:
-            sight = self.sights.setdefault((resource, token), Sight(resource, token))
+            sight = self.sights.setdefault((resource, name), sight)
             sight.first.setdefault(number, at)
             sight.last[number] = at
 

@@ -7,7 +7,7 @@ in `liveness.FORGIVEN`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.chronicle import Fault
@@ -56,14 +56,17 @@ class WorkerLife:
     free: Spans = field(default_factory=list)
     children_died: list[float] = field(default_factory=list)
 
-    def dying(self, pooled: float | None) -> Spans:
-        """When what the pool was handed then may lie in the pipe of a dead child ("child")."""
+    def dying(self, pooled: float | None, starved: Callable[[float, float], float]) -> Spans:
+        """When what the pool was handed then may lie in the pipe of a dead child ("child").
+
+        Of whose death Celery learns later, where it has to wait for a core.
+        """
         if pooled is None:
             return []
         return union(
             (pooled, died + CHILD_BACK)
             for died in self.children_died
-            if pooled - SEEN < died < pooled + EXITING
+            if pooled - SEEN - starved(died, pooled) < died < pooled + EXITING
         )
 
 

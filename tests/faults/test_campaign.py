@@ -44,6 +44,7 @@ def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(tmp_
     assert len(report.verdict.bodies) > 30, str(report)
     assert sum(report.counts.values()) > 3, str(report)
     assert report.waits.probes > 3, str(report)
+    assert report.verdict.beside > 0, str(report)
     assert report.lost == 0
 
 
@@ -96,8 +97,15 @@ def test_the_oracle_sees_planted_bugs_over_postgresql(tmp_path: Path, mutant: st
 
 
 @pytest.mark.slow
-def test_the_oracle_sees_what_a_minority_quorum_does(tmp_path: Path) -> None:
-    report = campaign(tmp_path / "run", 60.0, seed=1, mutant="minority-quorum")
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        *("minority-quorum", "writer-among-readers", "reader-beside-writer", "rude-readers"),
+        "shy-readers",
+    ],
+)
+def test_the_oracle_sees_planted_bugs(tmp_path: Path, mutant: str) -> None:
+    report = campaign(tmp_path / "run", 60.0, seed=1, mutant=mutant)
     assert report.first is not None, str(report)
 
 

@@ -6,54 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.faults.bodies import bodies
 from tests.faults.broker import VISIBILITY
 from tests.faults.chronicle import Fault
-from tests.faults.feeder import Sent
-from tests.faults.journal import Line, Process
-from tests.faults.liveness import FORGIVEN, Waits, judge_liveness
+from tests.faults.journal import Process
+from tests.faults.liveness import FORGIVEN
+from tests.faults.made import A1, B1, HELD_UP, STUCK, A, B, judge, line, ran, sent
 from tests.faults.oracle import Verdict
 from tests.faults.rest import half_told, judge_rest
 from tests.faults.sentry import Sight
 from tests.faults.stage import TTL
-
-A, B = Process("a", 10, 10, "1"), Process("b", 20, 20, "2")
-A1, B1 = Process("a", 10, 11, "3"), Process("b", 20, 21, "4")
-SLOTS = {"a": 1, "b": 1}
-UNTIL = 60.0
-STUCK = "a key is free and wanted, and nobody takes it"
-HELD_UP = "a no-op waits though a slot is free"
-
-
-def sent(id_: str, resource: str = "f1", task: str = "early", at: float = 2.0, **more: Any) -> Sent:
-    return Sent(id_, task, resource, 0.1, "sleep", at, certain=True, state="SUCCESS", **more)
-
-
-def line(at: float, kind: str, task: str = "", due: float | None = None) -> Line:
-    return Line(at, kind, 1, task, more=due)
-
-
-def ran(process: Process, task: str, begin: float, end: float, resource: str = "f1") -> Any:
-    """A body; without a resource, an unlocked task."""
-    lines = [line(begin, "got", task)]
-    if resource:
-        for at, kind in ((begin, "enter"), (end, "exit")):
-            lines.append(Line(at, kind, 1, task, task, resource, task, None, end + 1.0, True, 0))
-    return process, [*lines, line(end, "done", task)]
-
-
-def judge(*accounts: Any, tasks: list[Sent], **more: Any) -> tuple[list[str], Waits]:
-    lines: dict[Process, list[Line]] = {A: [line(0.0, "connected")], B: [line(0.0, "connected")]}
-    for process, of_one in accounts:
-        lines[process] = sorted([*lines.get(process, []), *of_one], key=lambda one: one.at)
-    alive = {process: UNTIL for process in lines} | more.pop("alive", {})
-    verdict = Verdict(bodies=bodies(lines, alive))
-    ledger = {one.id: one for one in tasks}
-    waits = judge_liveness(
-        verdict, ledger, lines, alive, more.pop("faults", ()), more.pop("sights", ()),
-        more.pop("stalls", ()), more.pop("slots", SLOTS), UNTIL, **more,
-    )  # fmt: skip
-    return [problem.kind for problem in verdict.problems], waits
 
 
 def test_a_key_that_is_taken_at_once() -> None:
@@ -223,6 +184,10 @@ def test_what_a_child_had_been_handed_that_then_ended() -> None:
     after = ran(other, "y", 7.2, 7.3)
     both = [sent("x"), sent("y")]
     assert judge(handed, behind, (A1, []), late, after, tasks=both, slots=slots, **ended)[0] == []
+    busy = {"alive": {A1: 1.9}, "slots": slots}  # its death is seen late on a busy machine
+    assert judge(handed, (A1, []), late, tasks=[sent("x")], **busy)[0] == [STUCK]
+    busy["starved"] = lambda begin, end: 0.2 if end - begin < 1.0 else 0.0
+    assert judge(handed, (A1, []), late, tasks=[sent("x")], **busy)[0] == []
     later = (A, [line(2.1, "received", "x"), line(2.6, "pooled", "x")])
     assert judge(later, (A1, []), late, tasks=[sent("x")], slots=slots, **ended)[0] == [STUCK]
 

@@ -27,6 +27,7 @@ def body(
     fence: int | None = None,
     thread: int = 1,
     resource: str = "f1",
+    shared: bool = False,
 ) -> list[Line]:
     """A body that writes when it enters, all 20 ms, and in its end."""
     run = f"{process.pid}-{begin}"
@@ -37,7 +38,7 @@ def body(
         kinds.append("exit")
     until = [at + TTL if valid is None else valid for at in times]
     return [
-        Line(at, kind, thread, f"task-{run}", run, resource, f"t{run}", fence, v, at < v, 0)
+        Line(at, kind, thread, f"task-{run}", run, resource, f"t{run}", fence, v, at < v, 0, shared)
         for at, kind, v in zip(times, kinds, until, strict=True)
     ]
 
@@ -72,6 +73,26 @@ def test_an_overlap_with_a_body_that_is_not_the_last() -> None:
     """A long one, a short one in it, and a third in the long one."""
     accounts = [(A, body(A, 1.0, 5.0)), (B, body(B, 2.0, 2.1)), (B, body(B, 3.0, 3.1))]
     assert kinds(*accounts) == OVERLAP * 2
+
+
+def test_readers_may_overlap_and_are_counted() -> None:
+    reads = [(A, body(A, 1.0, 2.0, shared=True)), (B, body(B, 1.5, 3.0, shared=True))]
+    found = verdict(*reads)
+    assert (found.problems, found.beside) == ([], 1)
+    found = verdict(*reads, (A, body(A, 2.5, 3.5, shared=True)), (A, body(A, 4.0, 5.0)))
+    assert (found.problems, found.beside) == ([], 2)
+    assert verdict((A, body(A, 1.0, 2.0)), (B, body(B, 2.0, 3.0, shared=True))).beside == 0
+
+
+@pytest.mark.parametrize("reads_first", [True, False])
+def test_a_reader_and_a_writer_at_once(reads_first: bool) -> None:
+    first = (A, body(A, 1.0, 2.0, shared=reads_first))
+    assert kinds(first, (B, body(B, 1.99, 3.0, shared=not reads_first))) == OVERLAP
+
+
+def test_a_writer_beside_the_first_of_two_readers() -> None:
+    reads = [(A, body(A, 1.0, 5.0, shared=True)), (B, body(B, 2.0, 2.1, shared=True))]
+    assert kinds(*reads, (B, body(B, 3.0, 3.1))) == OVERLAP
 
 
 def test_past_a_deadline_it_is_a_limit() -> None:
@@ -207,6 +228,15 @@ def test_a_lock_that_is_not_freed() -> None:
     assert kinds((A, lines), sights=[late]) == ["not freed"]
     assert kinds((A, lines), sights=[sight(lines, 2.0 + PROMPT + 0.1, nodes=2)]) == []
     assert kinds((A, lines), sights=[late], stalls=[(2.5, 3.0)]) == []
+
+
+@pytest.mark.parametrize(("stored", "found"), [(2.3, []), (2.05, ["not freed"])])
+def test_it_is_held_until_the_result_is_stored(stored: float, found: list[str]) -> None:
+    lines = body(A, 1.0, 2.0)
+    task = lines[0].task
+    store = [Line(2.01, "storing", 1, task), Line(stored, "stored", 1, task)]
+    late = sight(lines, 2.0 + PROMPT + 0.1)
+    assert kinds((A, [*lines, *store]), sights=[late]) == found
 
 
 @pytest.mark.parametrize(

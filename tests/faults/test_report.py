@@ -33,6 +33,7 @@ def test_a_run_without_a_violation(
         "bodies run: 0",
         "0 within both validities, 0 past one",
         "longest block:",
+        "0 of 0 began beside another",
         "lost messages:       0",
         "no violation",
     ):

@@ -159,6 +159,8 @@ BUGS: list[tuple[int, Callable[[], Trace]]] = [
                  *asked(A, "undo", "t", 1.2)]),
     (10, _out_of_order),
     (11, lambda: [*lease(A, "t", 1.0), *lease(B, "u", 1.5)]),
+    (11, lambda: [*lease(A, "t~", 1.0), *lease(B, "u", 1.5)]),
+    (11, lambda: [*lease(A, "t", 1.0), *lease(B, "u~", 1.5)]),
 ]  # fmt: skip
 
 
@@ -191,6 +193,7 @@ def test_what_is_no_breach() -> None:
     assert broken(unwritten, END, died={A: 0.4}) == [7]
     again = asked(MAIN, "release", "t", 9.0)  # its node was away
     assert broken([*unwritten, *again], END, died={A: 1.4}) == []
+    assert broken([*lease(A, "t~", 1.0), *lease(B, "u~", 1.5)], END) == []  # they read
     apart = [*lease(A, "t", 1.0), *lease(B, "u", 1.0 + TTL)]
     assert broken(apart, END) == []
     flushed = [Fault("FLUSHALL", 1.3, 1.3, nodes=(0,))]

@@ -29,7 +29,7 @@ class Event(NamedTuple):
         verb: What is asked.
         sent: When the round was made: what leases are counted from; seconds.
         now: The time by which the library judged; seconds.
-        claims: Of each: the token's digest, its resource, its ttl.
+        claims: Of each: the token's digest (a reader's ends in ~), its resource, its ttl.
         vote: What it was taken for: "yes", "no", "silent"; of `lost`: why.
         doubt: Whether the library doubted the node's memory.
         outcomes: Of an extension, a character a claim: "1" renewed, "2" set again, "0" refused.
@@ -65,6 +65,7 @@ def install() -> None:
     from celery_redlock.protocol.pipeline import Pipeline
     from celery_redlock.protocol.round import Round
     from celery_redlock.protocol.texts import shown
+    from celery_redlock.protocol.values import is_shared
     from celery_redlock.stores.node import Node
 
     path = os.path.join(os.environ["TEST_JOURNAL"], "trace")
@@ -73,9 +74,10 @@ def install() -> None:
 
     def claims(of: Any) -> list[tuple[str, str, float]]:
         # A question has no token, and an entry of a wait queue no ttl.
+        tokens = [getattr(it, "token", "") for it in of]
         return [
-            (short(getattr(it, "token", "")), shown(it.resources), getattr(it, "ttl", 0.0))
-            for it in of
+            (short(token) + "~" * is_shared(token), shown(it.resources), getattr(it, "ttl", 0.0))
+            for it, token in zip(of, tokens, strict=True)
         ]
 
     def write(kind: str, **fields: Any) -> None:

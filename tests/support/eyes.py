@@ -38,9 +38,20 @@ class RedisEyes:
         )
 
     def tokens(self, resources: Sequence[str]) -> list[tuple[str, str]]:
-        """Which of these are held, and by which token."""
+        """Which of these are held, and by which token: those of readers are in sorted sets."""
         tokens = self._client.mget([PREFIX + resource for resource in resources])
-        return [(r, token) for r, token in zip(resources, tokens, strict=True) if token is not None]
+        held = [(r, token) for r, token in zip(resources, tokens, strict=True) if token is not None]
+        others = [r for r, token in zip(resources, tokens, strict=True) if token is None]
+        looks = self._client.pipeline(transaction=False)
+        looks.time()
+        for resource in others:
+            looks.zrange(PREFIX + resource, 0, -1, withscores=True)
+        (seconds, micros), *found = looks.execute(raise_on_error=False)
+        for resource, readers in zip(others, found, strict=True):
+            if isinstance(readers, list):  # else a writer's by now
+                now = seconds * 1000 + micros / 1000
+                held += ((resource, token) for token, ends in readers if ends > now)
+        return held
 
     def names(self) -> list[str]:
         """All that is there, by name."""

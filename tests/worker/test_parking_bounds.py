@@ -12,6 +12,7 @@ import redis
 
 from celery_redlock.worker.parking.prefetch import RETURN_S
 from tests.support.cluster import Cluster
+from tests.support.machine import in_time
 from tests.support.wait import wait_until
 from tests.support.worker import pool
 from tests.worker.parking import all_done, cut_off, done, goes_back, occupied, parked, send
@@ -156,18 +157,21 @@ def test_those_that_another_worker_was_given_are_left_to_it(
 ) -> None:
     """As after a long pause of ours: they run there, and not twice; and none waits for a slot.
 
-    Nor do they stay in the prefetch window, which is 8 here: the worker goes on.
+    Nor do they stay in the prefetch window, which is 8 here: the worker goes on. And at once: who
+    waits behind them has the turn of the first.
     """
     arguments = ("-P", name, "-c", "2")
     with cluster.worker(*arguments, queue="given") as worker, contextlib.ExitStack() as held:
         held.enter_context(cluster.redlock.lock(f"k:{key}"))
-        sent = send(cluster, "work", key, 9, 0.01, queue="given")
-        parked(cluster, sent, 9)
+        sent = send(cluster, "work", key, 60, 0.01, queue="given")
+        parked(cluster, sent, 60)
         with redis.Redis(port=cluster.broker.port) as client:
             client.delete("unacked", "unacked_index")  # given away, and acknowledged there
+        begin = time.monotonic()
         held.close()
         left = "was given to another worker"
-        wait_until(lambda: worker.text.count(left) == 9, 10.0, "they are left to it")
+        wait_until(lambda: worker.text.count(left) == 60, 10.0, "they are left to it")
+        in_time(begin, time.monotonic(), 4.0, "to leave 60 of them")  # one at a time: 6 s
         assert len(cluster.runs(key)) == 0
         cluster.result(cluster.send("work", key, 0.01, queue="given"))
 

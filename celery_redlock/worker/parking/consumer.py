@@ -2,8 +2,7 @@
 
 A bootstep of the worker's consumer. It stands between the consumer and the pool, asks the
 `AdmissionQueue` about every delivery of a locked task, and tells it what becomes of those that
-went. A parked delivery stays unacknowledged, like one with an ETA: the broker has it if this worker
-dies.
+went. A parked delivery stays unacknowledged, like one with an ETA: the broker has it if we die.
 
 1. While a pool slot is free, the prefetch window is wider by the number of those parked, so that
    tasks of other keys pass by (`prefetch.py`).
@@ -315,21 +314,22 @@ class Parking(bootsteps.StartStopStep):
 
     def _proceed(self, resources: Resources, free: bool, queue_up: bool) -> None:
         """Give the pool the next delivery for some resources, if it may go and has a slot."""
-        if not queue_up and not self._has_slot():
-            return
-        parked = self.admission.take(resources, monotonic(), free=free)
+        may = queue_up or self._has_slot()
+        parked = self.admission.take(resources, monotonic(), free=free) if may else None
         if parked is not None:
             self.dispatcher.gone(resources)
-            self._unpark(parked)
-            if parked.shared and self.admission.is_shared(resources):
+            if not self._unpark(parked):  # it is another worker's: the turn is the next one's
+                self._post(self._proceed, resources, True, queue_up)
+            elif parked.shared and self.admission.is_shared(resources):
                 self._post(self._proceed, resources, free, False)  # with those right behind it
 
-    def _unpark(self, parked: Parked) -> None:
+    def _unpark(self, parked: Parked) -> bool:
         self._prefetch.widen(self._extra)
-        if self._is_ours(parked.request):
+        if is_ours := self._is_ours(parked.request):
             self._to_pool(parked.request)
         else:
             self._ended(parked.request, parked.resources)
+        return is_ours
 
     def _is_ours(self, request: Any) -> bool:
         """Return whether a parked request is still to run here; let it go if another has it."""
