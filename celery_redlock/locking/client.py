@@ -203,11 +203,7 @@ class LockClient:
             emit("acquired", claim.lease(monotonic))
 
     def proposal(self) -> int:
-        """Return the least that the next fencing token may be.
-
-        Microseconds since 1970; or, if the wall clock is behind, one more than the largest that
-        this instance was granted.
-        """
+        """Return the least that the next fencing token may be: the time, or more than our last."""
         return max(self._last_fence + 1, self.wall())
 
     def wall(self) -> int:
@@ -238,9 +234,8 @@ class LockClient:
 
         Args:
             claim: What to release.
-            wait: Whether to wait for the nodes' answers in any case. Otherwise nobody waits where
-                no listener wants to know them, and a supervisor would release the claim again if
-                this process ended before they are read.
+            wait: Whether to wait for the nodes' answers even where no listener wants to know them
+                and a supervisor would release it again if this process ended before.
         """
         self.watchdog.drop(claim)
         self.registry.releasing(claim)
