@@ -183,6 +183,16 @@ def server() -> Iterator[LocalServer]:
         yield one
 
 
+@pytest.fixture(params=["the usual server", "redis-server"], scope="module")
+def acl_node(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
+    """A server for users of its own, who outlive FLUSHALL."""
+    binary = shutil.which("redis-server") if request.param == "redis-server" else None
+    if binary is None and request.param == "redis-server":
+        pytest.skip("no redis-server is installed")
+    with LocalServer(binary=binary) as one:
+        yield one
+
+
 @pytest.fixture(scope="session")
 def rabbitmq() -> Iterator[str]:
     """The URL of a RabbitMQ. It takes seconds to start: one for all tests, queues of their own."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,22 +34,10 @@ LOOKS = [
 ]
 
 
-@pytest.fixture(params=["the usual server", "redis-server"], scope="module")
-def node(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
-    """A server of its own: users outlive FLUSHALL."""
-    binary = None
-    if request.param == "redis-server":
-        binary = shutil.which("redis-server")
-        if binary is None:
-            pytest.skip("no redis-server is installed")
-    with LocalServer(binary=binary) as server:
-        yield server
-
-
 @pytest.fixture
-def admin(node: LocalServer) -> Iterator[redis.Redis]:
+def admin(acl_node: LocalServer) -> Iterator[redis.Redis]:
     """Who sees it all; and something to see."""
-    with redis.Redis(port=node.port, decode_responses=True) as client:
+    with redis.Redis(port=acl_node.port, decode_responses=True) as client:
         client.flushall()
         client.execute_command("ACL", "LOG", "RESET")
         client.set("redlock:order:1", Owner("h", 1).token("0" * 32, 1.7e9), px=60_000)
@@ -59,8 +46,8 @@ def admin(node: LocalServer) -> Iterator[redis.Redis]:
         client.execute_command("ACL", "DELUSER", "redlock")
 
 
-def call(node: LocalServer, *arguments: str) -> Any:
-    url = f"redis://redlock:SECRET@127.0.0.1:{node.port}/0"
+def call(acl_node: LocalServer, *arguments: str) -> Any:
+    url = f"redis://redlock:SECRET@127.0.0.1:{acl_node.port}/0"
     result = CliRunner().invoke(main, ["--nodes", url, *arguments])
     assert "SECRET" not in result.output
     return result
@@ -71,10 +58,10 @@ def allow(admin: redis.Redis, rule: list[str]) -> None:
     admin.acl_log_reset()  # a former test's lock may have asked while it had no user
 
 
-def test_who_looks_needs_no_more_than_the_rule(node: LocalServer, admin: redis.Redis) -> None:
+def test_who_looks_needs_no_more_than_the_rule(acl_node: LocalServer, admin: redis.Redis) -> None:
     allow(admin, LOOKING)
     for arguments in LOOKS:
-        result = call(node, *arguments)
+        result = call(acl_node, *arguments)
         assert result.exit_code == 0, result.output
         assert "pid 1 on h" in result.output or arguments[0] in ("ls", "stats", "exporter"), (
             result.output
@@ -83,10 +70,10 @@ def test_who_looks_needs_no_more_than_the_rule(node: LocalServer, admin: redis.R
 
 
 def test_who_looks_can_run_no_script_and_still_sees_the_page(
-    node: LocalServer, admin: redis.Redis
+    acl_node: LocalServer, admin: redis.Redis
 ) -> None:
     allow(admin, LOOKING)
-    url = f"redis://redlock:SECRET@127.0.0.1:{node.port}/0"
+    url = f"redis://redlock:SECRET@127.0.0.1:{acl_node.port}/0"
     with redis.Redis.from_url(url) as client, pytest.raises(redis.exceptions.NoPermissionError):
         client.eval("while true do end", 0)
     admin.acl_log_reset()
@@ -104,21 +91,21 @@ def test_who_looks_can_run_no_script_and_still_sees_the_page(
 
 
 def test_a_value_of_any_size_is_not_fetched_by_who_looks(
-    node: LocalServer, admin: redis.Redis
+    acl_node: LocalServer, admin: redis.Redis
 ) -> None:
     allow(admin, LOOKING)
     admin.set("redlock:big", "x" * 2**25)
     admin.config_set("client-output-buffer-limit", "normal 1mb 1mb 0")
     try:
-        assert "another program's" in call(node, "show", "big").output
+        assert "another program's" in call(acl_node, "show", "big").output
     finally:
         admin.config_set("client-output-buffer-limit", "normal 0 0 0")
 
 
-def test_explain_sees_as_the_workers_user(node: LocalServer, admin: redis.Redis) -> None:
+def test_explain_sees_as_the_workers_user(acl_node: LocalServer, admin: redis.Redis) -> None:
     """It asks as the app does; no worker reads keys in the way of those who only look."""
     allow(admin, ACL_RULE)
-    lock = Redlock([f"redis://redlock:SECRET@127.0.0.1:{node.port}/0"], restart_guard="off")
+    lock = Redlock([f"redis://redlock:SECRET@127.0.0.1:{acl_node.port}/0"], restart_guard="off")
     try:
         (entry,) = look(lock, "order:1", 20)  # and not the wait queue
     finally:
@@ -127,26 +114,26 @@ def test_explain_sees_as_the_workers_user(node: LocalServer, admin: redis.Redis)
 
 
 @pytest.mark.parametrize("word", [word for word in LOOKING if word.startswith("+")])
-def test_each_command_of_it_is_needed(node: LocalServer, admin: redis.Redis, word: str) -> None:
+def test_each_command_of_it_is_needed(acl_node: LocalServer, admin: redis.Redis, word: str) -> None:
     allow(admin, [kept for kept in LOOKING if kept != word])
-    result = call(node, "ls", "--all")
+    result = call(acl_node, "ls", "--all")
     assert word[1:] in {entry["object"] for entry in admin.acl_log()}
     assert result.exit_code == 3 or word in ("+info", "+client|setname")
     assert "users who only look need" in result.output or result.exit_code == 0
 
 
-def test_who_looks_can_free_nothing(node: LocalServer, admin: redis.Redis) -> None:
+def test_who_looks_can_free_nothing(acl_node: LocalServer, admin: redis.Redis) -> None:
     allow(admin, LOOKING)
-    result = call(node, "release", "order:1", "--force", "--timeout", "0.5")
+    result = call(acl_node, "release", "order:1", "--force", "--timeout", "0.5")
     assert result.exit_code == 2, result.output
     assert "no permissions to run the 'eval' command" in result.output
     assert admin.exists("redlock:order:1")
 
 
-def test_an_operator_can_do_all_with_the_rule(node: LocalServer, admin: redis.Redis) -> None:
+def test_an_operator_can_do_all_with_the_rule(acl_node: LocalServer, admin: redis.Redis) -> None:
     allow(admin, OPERATING)
     for arguments in (*LOOKS, ("bench", "--seconds", "0.1"), ("release", "order:1", "--force")):
-        result = call(node, *arguments)
+        result = call(acl_node, *arguments)
         assert result.exit_code == 0, result.output
     assert admin.acl_log() == []
     assert not admin.exists("redlock:order:1")

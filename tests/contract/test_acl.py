@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,21 +19,9 @@ GRANTED = [word for word in RULE if word.startswith("+")]
 OTHERS = ["on", ">SECRET", "~redlock:*", "&redlock:*"]
 
 
-@pytest.fixture(params=["the usual server", "redis-server"], scope="module")
-def node(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
-    """A server of its own: users outlive FLUSHALL."""
-    binary = None
-    if request.param == "redis-server":
-        binary = shutil.which("redis-server")
-        if binary is None:
-            pytest.skip("no redis-server is installed")
-    with LocalServer(binary=binary) as server:
-        yield server
-
-
 @pytest.fixture
-def admin(node: LocalServer) -> Iterator[redis.Redis]:
-    with redis.Redis(port=node.port, decode_responses=True) as client:
+def admin(acl_node: LocalServer) -> Iterator[redis.Redis]:
+    with redis.Redis(port=acl_node.port, decode_responses=True) as client:
         client.flushall()
         client.execute_command("ACL", "LOG", "RESET")
         yield client
@@ -46,8 +33,8 @@ def refused(admin: redis.Redis) -> set[str]:
     return {str(entry["object"]) for entry in admin.acl_log()}
 
 
-def url(node: LocalServer, database: int = 0) -> str:
-    return f"redis://redlock:SECRET@127.0.0.1:{node.port}/{database}"
+def url(acl_node: LocalServer, database: int = 0) -> str:
+    return f"redis://redlock:SECRET@127.0.0.1:{acl_node.port}/{database}"
 
 
 def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
@@ -88,21 +75,21 @@ def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
     return granted == [True, True]
 
 
-def test_the_rule_is_enough(node: LocalServer, admin: redis.Redis) -> None:
+def test_the_rule_is_enough(acl_node: LocalServer, admin: redis.Redis) -> None:
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
-    assert use_everything(url(node), admin, wait=5)
+    assert use_everything(url(acl_node), admin, wait=5)
     assert refused(admin) == set()
     assert admin.keys() == ["redlock:order:2#fence"]
 
 
 @pytest.mark.parametrize("word", [*GRANTED, *OTHERS])
 def test_each_command_of_the_rule_is_needed(
-    node: LocalServer, admin: redis.Redis, word: str
+    acl_node: LocalServer, admin: redis.Redis, word: str
 ) -> None:
     rest = [kept for kept in RULE if kept != word]
     admin.execute_command("ACL", "SETUSER", "redlock", *rest)
     with suppress(RedlockError):
-        use_everything(url(node), admin, wait=1)
+        use_everything(url(acl_node), admin, wait=1)
     if word in GRANTED:
         assert word[1:] in refused(admin)
     else:
@@ -136,22 +123,22 @@ def read_and_write(url: str, admin: redis.Redis) -> None:
 
 @pytest.mark.parametrize("lacks", ["", *SHARED_RULE])
 def test_shared_locks_need_a_few_commands_more(
-    node: LocalServer, admin: redis.Redis, lacks: str
+    acl_node: LocalServer, admin: redis.Redis, lacks: str
 ) -> None:
     more = [word for word in SHARED_RULE if word != lacks]
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE, *more)
-    read_and_write(url(node), admin)
+    read_and_write(url(acl_node), admin)
     assert (lacks[1:] in refused(admin)) if lacks else refused(admin) == set()
 
 
 def test_another_database_needs_select(
-    node: LocalServer, admin: redis.Redis, lock_over: Callable[..., Redlock]
+    acl_node: LocalServer, admin: redis.Redis, lock_over: Callable[..., Redlock]
 ) -> None:
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
     with pytest.raises(RedlockError, match="NOPERM"):
-        lock_over([url(node, database=1)]).acquire("order:1")
+        lock_over([url(acl_node, database=1)]).acquire("order:1")
     admin.execute_command("ACL", "SETUSER", "redlock", "+select")
-    redlock = lock_over([url(node, database=1)])
+    redlock = lock_over([url(acl_node, database=1)])
     assert redlock.release(redlock.acquire("order:1"))
 
 
@@ -164,10 +151,10 @@ def test_another_database_needs_select(
     ids=" ".join,
 )  # fmt: skip
 def test_nothing_else_is_allowed(
-    node: LocalServer, admin: redis.Redis, command: tuple[str, ...]
+    acl_node: LocalServer, admin: redis.Redis, command: tuple[str, ...]
 ) -> None:
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
-    user = redis.Redis(port=node.port, username="redlock", password="SECRET", protocol=2)
+    user = redis.Redis(port=acl_node.port, username="redlock", password="SECRET", protocol=2)
     with user, pytest.raises(redis.ResponseError) as refusal:
         user.execute_command(*command)
     assert refused(admin), refusal.value
@@ -175,7 +162,7 @@ def test_nothing_else_is_allowed(
 
 @pytest.mark.parametrize("word", ["resetkeys", "resetchannels", "nocommands"])
 def test_each_word_that_takes_something_away_is_needed_where_the_user_had_it(
-    node: LocalServer, admin: redis.Redis, word: str
+    acl_node: LocalServer, admin: redis.Redis, word: str
 ) -> None:
     before = ["on", "nopass", "~*", "&*", "+@all"]
     probes = {
@@ -188,7 +175,7 @@ def test_each_word_that_takes_something_away_is_needed_where_the_user_had_it(
         with suppress(redis.ResponseError):  # Redis wants no second pattern beside "all"
             admin.execute_command("ACL", "SETUSER", "redlock", *rule)
         with redis.Redis(
-            port=node.port, username="redlock", password="SECRET", protocol=2
+            port=acl_node.port, username="redlock", password="SECRET", protocol=2
         ) as client:
             if allowed:
                 client.execute_command(*probes[word])

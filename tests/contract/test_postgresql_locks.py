@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ from celery import Celery
 from celery_redlock import Redlock, ResourceHeld, SingletonTask
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.crowd import at_most_three_are_inside
 from tests.support.machine import in_time
-from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,30 +54,7 @@ def test_a_lock_of_several_is_held_in_whole_or_not_at_all(
 
 
 def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
-    inside, most, entered = 0, 0, 0
-    counting = threading.Lock()
-
-    def three() -> bool:
-        return most == 3
-
-    def work() -> None:
-        nonlocal inside, most, entered
-        redlock = make()
-        for _ in range(4):
-            with redlock.lock("pool", limit=3, wait=30.0):
-                with counting:
-                    inside, entered = inside + 1, entered + 1
-                    most = max(most, inside)
-                wait_until(three, 30.0, "three are inside")
-                with counting:
-                    inside -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (most, entered, inside) == (3, 24, 0)
+    at_most_three_are_inside(make, threads=6, times=4)
 
 
 def test_what_is_kept_after_the_block_is_free_in_time(

@@ -15,6 +15,7 @@ from celery import Celery
 
 from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
 from celery_redlock.locking import acquisition
+from tests.support.crowd import at_most_three_are_inside
 from tests.support.machine import in_time
 from tests.support.names import Locks, Patch, Servers
 from tests.support.wait import wait_until
@@ -210,31 +211,7 @@ def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_pa
 
 
 def test_at_most_so_many_are_inside(make: Locks) -> None:
-    inside, most, entered = 0, 0, 0
-    counting = threading.Lock()
-
-    def three() -> bool:
-        return most == 3
-
-    def work() -> None:
-        nonlocal inside, most, entered
-        redlock = make()
-        for _ in range(5):
-            with redlock.lock("pool", limit=3, wait=30.0) as lease:
-                assert lease.resource == "pool"
-                with counting:
-                    inside, entered = inside + 1, entered + 1
-                    most = max(most, inside)
-                wait_until(three, 30.0, "three are inside")
-                with counting:
-                    inside -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (most, entered, inside) == (3, 40, 0)
+    at_most_three_are_inside(make, threads=8, times=5)
 
 
 def test_a_task_with_several_keys_reserves_all_of_them_or_none(
