@@ -146,6 +146,7 @@ def test_no_more_are_parked_than_may(row: Deliveries) -> None:
 
 def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
     row.arrive("late", since=9.0, resource="else", again=True)
+    assert row.queue.take_back(9) == []
     back = row.queue.take_back(2)
     assert [name_of(parked) for parked in back] == ["late", "c"]
     assert len(row.queue) == 2
