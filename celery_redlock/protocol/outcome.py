@@ -172,7 +172,7 @@ def all_held(
     def promise(slot: int) -> tuple[bool, float]:
         """Whether it is held by one; and for how long yet. Split among several it is free soon."""
         counts = Counter(tokens(ballot, slot)).values()
-        return max(counts, default=0) >= ballot.quorum, free_in(ballot, slot)
+        return max(counts) >= ballot.quorum, free_in(ballot, slot)
 
     who = lost
     if who is None:

@@ -156,6 +156,15 @@ def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
     assert not row.ended("first")
 
 
+def test_what_is_kept_for_a_pause_is_counted(row: Deliveries) -> None:
+    row.queue.most = 4
+    assert row.queue.hold(row["paused"], ("else",), since=0.0, until=LATE)
+    assert len(row.queue) == 4
+    assert not row.queue.hold(row["one more"], ("else",), since=0.0, until=LATE)
+    assert len(row.queue.pause(lambda names: names == ("r",))) == 3
+    assert len(row.queue) == 4
+
+
 def test_a_revoked_one_leaves(row: Deliveries) -> None:
     first = row.queue.parked()[0]
     assert row.queue.withdraw(first)

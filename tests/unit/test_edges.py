@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
 from dataclasses import replace
@@ -17,15 +18,16 @@ from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.locking.pubsub import NodeSubscription, ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.headers import RESERVATION
+from celery_redlock.messages.policy import is_split
 from celery_redlock.messages.reservation import Reservation, claim_for, start
 from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.errors import NodeError
+from celery_redlock.protocol.errors import NodeError, ResourceHeld
 from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Verb
-from celery_redlock.protocol.values import Owner, Vote
+from celery_redlock.protocol.values import Holder, Owner, Vote
 from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
@@ -310,6 +312,7 @@ def test_an_extension_counts_if_a_quorum_confirms_it_and_a_lease_that_is_over_ha
     redlock.clock.advance(20.0)
     with pytest.raises(LeaseLost, match="to be extended is over"):
         redlock.extend(lease)
+    assert not redlock.release(replace(lease, token="another"))
     with pytest.raises(LeaseLost, match=r"to be extended is over \(released\)"):
         redlock.extend(replace(lease, token="another"))
 
@@ -356,3 +359,25 @@ def test_a_key_that_is_not_kept_after_success_is_told_and_no_other(
     )
     assert result == "done"
     assert ("and its key is not kept" in caplog.text) is away
+
+
+def test_a_reservation_is_extended_while_its_body_runs(ran: Ran, redlock: FakeRedlock) -> None:
+    token, watched = token_of(), set[str]()
+    claim = Claim("order:1#reserved", token, 60.0, 5)
+    for node in redlock.fakes:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+    ran.then = lambda: watched.update(redlock.watchdog.watched)
+    given = header("until_executed", token=token)
+    assert deliver(ran.task("until_executed"), 1, **{RESERVATION: given})[0] == "done"
+    assert token in watched
+    assert not redlock.watchdog.watched
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expires_in", "split"), [(1, 5.0, True), (2, 5.0, False), (1, math.inf, False)]
+)
+def test_votes_are_split_if_nobody_has_a_quorum_and_all_will_give_way(
+    nodes: int, expires_in: float, split: bool
+) -> None:
+    holder = Holder("r", None, nodes, 2, expires_in)
+    assert is_split(ResourceHeld("r", holder=holder)) is split
