@@ -381,3 +381,20 @@ def test_votes_are_split_if_nobody_has_a_quorum_and_all_will_give_way(
 ) -> None:
     holder = Holder("r", None, nodes, 2, expires_in)
     assert is_split(ResourceHeld("r", holder=holder)) is split
+
+
+def test_who_keeps_a_key_for_longer_remembers_restarts_for_longer(redlock: FakeRedlock) -> None:
+    held = redlock.lock("r")
+    held.acquire()
+    assert redlock.client.guard.longest < 500.0
+    assert held.keep(500.0)
+    assert redlock.client.guard.longest == 500.0
+
+
+def test_whoever_was_called_is_remembered_for_each_key(redlock: FakeRedlock) -> None:
+    for name in ("a", "b"):
+        claim = Claim(name, "t", 10.0, 5)
+        redlock.client._released(claim, quorum.Released(held=True, called=True, confirmed=True))
+    assert [redlock.client.has_called(name, 1.0) for name in ("a", "b", "a", "c")] == [
+        *(True, True, False, False)
+    ]

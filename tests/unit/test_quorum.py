@@ -9,7 +9,7 @@ import pytest
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ResourceHeld
-from celery_redlock.protocol.outcome import refusal
+from celery_redlock.protocol.outcome import NOT_WAITED_FOR, refusal, silent
 from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.round import RENEWED, Round, Verb
 from celery_redlock.protocol.values import NodeVote, Vote
@@ -350,6 +350,10 @@ def test_closing_takes_the_late_for_silent_only_if_they_mattered() -> None:
     decided = attempt("yy.", 3)[2]
     assert decided.close("late") == []
     assert decided.votes[2] is None
+
+
+def test_which_nodes_were_silent_is_told_with_why() -> None:
+    assert silent(attempt("ysn.y")[2]) == {1: "down", 3: NOT_WAITED_FOR}
 
 
 def test_a_vote_reads_well() -> None:
