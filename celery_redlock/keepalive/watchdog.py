@@ -253,8 +253,7 @@ class Watchdog:
         with self.lock:
             now = self._clock()
             self._wakes = wakes = min(self.schedule.wakes, self._reads)
-            if wakes <= now:
-                self._wakes = -math.inf  # nobody need wake us
+            if wakes <= now:  # and nobody need wake us, as nothing falls due before
                 return self.schedule.take(now)
         self._changed.wait(wakes - now)
         return []

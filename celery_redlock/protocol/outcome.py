@@ -178,7 +178,7 @@ def all_held(
     def promise(slot: int) -> tuple[bool, float]:
         """Whether one token holds it at a quorum, else it is free soon; and for how long yet."""
         counts = Counter(tokens(ballot, slot)).values()
-        return max(counts, default=0) >= ballot.quorum, free_in(ballot, slot)
+        return max(counts) >= ballot.quorum, free_in(ballot, slot)
 
     who = lost
     if who is None:

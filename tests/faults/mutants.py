@@ -156,11 +156,16 @@ def _swallow() -> None:
 
 
 def _kept_token() -> None:
-    """All attempts of one owner have the same token."""
+    """All attempts of one process have the same token: those of one delivery are mostly one."""
     from celery_redlock.protocol.values import Owner
 
     token = Owner.token
-    Owner.token = lambda self, nonce, now=0.0: token(self, "0" * 32, 0.0)  # type: ignore[method-assign]
+
+    def kept(self: Owner, nonce: str, now: float = 0.0) -> str:
+        process = replace(self, task_id="", retries=0, stamp="", task="")
+        return token(process, "0" * 32, 0.0)
+
+    Owner.token = kept  # type: ignore[method-assign]
 
 
 def _counted_from_the_answer() -> None:

@@ -146,6 +146,7 @@ def test_no_more_are_parked_than_may(row: Deliveries) -> None:
 
 def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
     row.arrive("late", since=9.0, resource="else", again=True)
+    assert row.queue.take_back(9) == []
     back = row.queue.take_back(2)
     assert [name_of(parked) for parked in back] == ["late", "c"]
     assert len(row.queue) == 2
@@ -153,6 +154,15 @@ def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
     assert [name_of(parked) for parked in row.queue.take_back(0)] == ["b", "a"]
     assert row.queue.parked() == []
     assert not row.ended("first")
+
+
+def test_what_is_kept_for_a_pause_is_counted(row: Deliveries) -> None:
+    row.queue.most = 4
+    assert row.queue.hold(row["paused"], ("else",), since=0.0, until=LATE)
+    assert len(row.queue) == 4
+    assert not row.queue.hold(row["one more"], ("else",), since=0.0, until=LATE)
+    assert len(row.queue.pause(lambda names: names == ("r",))) == 3
+    assert len(row.queue) == 4
 
 
 def test_a_revoked_one_leaves(row: Deliveries) -> None:

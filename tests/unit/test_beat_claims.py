@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
+from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.schedules import crontab, schedule
 
+from celery_redlock.beat.claims import AFTER_OTHER_S, RETRY_DELAY_S, refused
+from celery_redlock.beat.ticks import Tick
 from celery_redlock.protocol.round import Round
+from celery_redlock.protocol.values import Holder, Owner
 from tests.support.names import Log, Patch
 from tests.support.schedules import LONG_AGO, due, entries
 from tests.unit import beat_world
@@ -166,6 +172,31 @@ def test_an_entry_in_a_hurry_holds_back_no_other(monkeypatch: Patch) -> None:
     assert not beat.guard._claims.decide(due(beat), TIMEOUT).send
     beat.driver.dead = set()
     assert beat.guard._claims.decide(due(beat), TIMEOUT).send
+
+
+def test_another_programs_key_in_the_place_of_a_claim_ends_no_beat(
+    monkeypatch: Patch, caplog: Log
+) -> None:
+    world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0, 0.1])
+    one, other = world.beats
+    (name,) = one.guard._claims.decide(due(one), TIMEOUT).claim.claim.resources
+    for node in world.nodes:
+        node.occupy(name)
+    with caplog.at_level(logging.INFO):
+        assert not other.guard._claims.decide(due(other), TIMEOUT).send
+    assert "sent by another program, which holds our key" in caplog.text
+
+
+@pytest.mark.parametrize(("next_in", "again"), [(0.3, 0.3), (30.0, RETRY_DELAY_S), (None, 1.0)])
+def test_who_waits_for_another_beats_message_looks_again_before_the_next_tick(
+    next_in: float | None, again: float
+) -> None:
+    tick = Tick("t", 40.0, due=datetime(2026, 11, 21, tzinfo=timezone.utc), next_in=next_in)
+    holder = Holder("r", Owner("h", 1, stamp="10.0"), nodes=3, quorum=2, expires_in=9.0)
+    entry = SimpleNamespace(last_run_at=LONG_AGO, total_run_count=0)
+    decision = refused(entry, tick, holder, 10.0)
+    assert decision is not None and not decision.sent
+    assert decision.again == pytest.approx(again + AFTER_OTHER_S)
 
 
 # -- What is said ----------------------------------------------------------------------------------

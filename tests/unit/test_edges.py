@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,24 +13,29 @@ import pytest
 from celery.exceptions import Reject
 
 from celery_redlock import ConfigurationError, LeaseLost, QuorumUnavailable, Redlock, SingletonTask
+from celery_redlock.locking import acquisition
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.locking.pubsub import NodeSubscription, ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
-from celery_redlock.messages.reservation import claim_for, start
-from celery_redlock.protocol import quorum
+from celery_redlock.messages.headers import RESERVATION
+from celery_redlock.messages.policy import is_split
+from celery_redlock.messages.reservation import Reservation, claim_for, start
+from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.errors import NodeError
+from celery_redlock.protocol.errors import NodeError, ResourceHeld
 from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
-from celery_redlock.protocol.values import Owner, Vote
+from celery_redlock.protocol.round import Verb
+from celery_redlock.protocol.values import Holder, Owner, Vote
 from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
 from celery_redlock.stores.redis.requests import encode
 from celery_redlock.stores.reports import Reports
-from tests.support.delivering import Box, deliver, take
+from tests.support.delivering import Box, Ran, deliver, header, take, token_of
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log
 from tests.support.wire import Wire
 
 NOW = 1000.0
@@ -272,3 +279,122 @@ def test_a_retry_that_cannot_be_sent_takes_no_reservation_with_it(
     result, _info = deliver(task)
     assert result == "ran"
     assert redlock.free("k#reserved")
+
+
+def test_no_pause_of_who_waits_is_longer_than_what_is_left_of_his_wait(
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+
+    async def pause(_client: object, _waiter: object, seconds: float) -> bool:
+        pauses.append(seconds)
+        return False
+
+    monkeypatch.setattr(NodeSubscription, "start", lambda self: None)  # nobody is there
+    monkeypatch.setattr(acquisition, "JITTER", SimpleNamespace(uniform=lambda _low, high: high))
+    monkeypatch.setattr(type(redlock.client), "pause", pause)
+    redlock.driver.dead = {0, 1, 2}
+    with pytest.raises(QuorumUnavailable):
+        redlock.acquire("r", wait=0.1)
+    assert len(pauses) > 5
+    assert max(pauses) <= 0.1
+
+
+def test_an_extension_counts_if_a_quorum_confirms_it_and_a_lease_that_is_over_has_none(
+    redlock: FakeRedlock,
+) -> None:
+    lease = redlock.acquire("r")
+    redlock.driver.dead = {0, 1, 2}
+    with pytest.raises(QuorumUnavailable, match="2 of 5 nodes confirmed the extension in time"):
+        redlock.extend(lease)
+    redlock.driver.dead = set()
+    assert redlock.extend(lease).token == lease.token
+    redlock.clock.advance(20.0)
+    with pytest.raises(LeaseLost, match="to be extended is over"):
+        redlock.extend(lease)
+    assert not redlock.release(replace(lease, token="another"))
+    with pytest.raises(LeaseLost, match=r"to be extended is over \(released\)"):
+        redlock.extend(replace(lease, token="another"))
+
+
+def test_an_extension_is_waited_for_until_the_first_lease_ends_or_the_next_has_its_turn(
+    redlock: FakeRedlock,
+) -> None:
+    client = redlock.client
+    for name, ttl in (("short", 1.0), ("long", 2.0)):
+        redlock.acquire(name, ttl=ttl)
+    short, long = claims = list(client.claims.values())
+    assert client.patience_of(claims) == client.patience(1.0) < client.patience(2.0)
+    redlock.watchdog.next_due = redlock.clock() + 0.05
+    assert client.patience_of(claims) == pytest.approx(0.05)
+    redlock.watchdog.next_due = float("inf")
+    redlock.clock.advance(short.deadline - redlock.clock() - 0.02)
+    assert client.patience_of(claims) == pytest.approx(0.02)
+    assert client.patience_of([long]) == client.patience(2.0)
+
+
+def test_what_a_node_says_of_a_release_counts_from_one_on() -> None:
+    assert [replies.released([], said) for said in range(4)] == [False, True, 2, 3]
+
+
+@pytest.mark.parametrize("wrong", [{"scope": "x"}, {"on_duplicate": "x"}, {"ttl": True}], ids=str)
+def test_a_reservations_header_is_that_or_nothing(wrong: dict[str, Any]) -> None:
+    given = header("until_executed")
+    assert Reservation.of(given, "the-id") is not None
+    assert Reservation.of({**given, **wrong}, "the-id") is None
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_a_key_that_is_not_kept_after_success_is_told_and_no_other(
+    ran: Ran, redlock: FakeRedlock, caplog: Log, away: bool
+) -> None:
+    token = token_of()
+    claim = Claim("order:1#reserved", token, 60.0, 5)
+    for node in redlock.fakes:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+    if away:
+        ran.then = lambda: redlock.driver.dead.update({0, 1, 2})
+    result, _ = deliver(
+        ran.task("until_succeeded"), 1, **{RESERVATION: header("until_succeeded", token=token)}
+    )
+    assert result == "done"
+    assert ("and its key is not kept" in caplog.text) is away
+
+
+def test_a_reservation_is_extended_while_its_body_runs(ran: Ran, redlock: FakeRedlock) -> None:
+    token, watched = token_of(), set[str]()
+    claim = Claim("order:1#reserved", token, 60.0, 5)
+    for node in redlock.fakes:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+    ran.then = lambda: watched.update(redlock.watchdog.watched)
+    given = header("until_executed", token=token)
+    assert deliver(ran.task("until_executed"), 1, **{RESERVATION: given})[0] == "done"
+    assert token in watched
+    assert not redlock.watchdog.watched
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expires_in", "split"), [(1, 5.0, True), (2, 5.0, False), (1, math.inf, False)]
+)
+def test_votes_are_split_if_nobody_has_a_quorum_and_all_will_give_way(
+    nodes: int, expires_in: float, split: bool
+) -> None:
+    holder = Holder("r", None, nodes, 2, expires_in)
+    assert is_split(ResourceHeld("r", holder=holder)) is split
+
+
+def test_who_keeps_a_key_for_longer_remembers_restarts_for_longer(redlock: FakeRedlock) -> None:
+    held = redlock.lock("r")
+    held.acquire()
+    assert redlock.client.guard.longest < 500.0
+    assert held.keep(500.0)
+    assert redlock.client.guard.longest == 500.0
+
+
+def test_whoever_was_called_is_remembered_for_each_key(redlock: FakeRedlock) -> None:
+    for name in ("a", "b"):
+        claim = Claim(name, "t", 10.0, 5)
+        redlock.client._released(claim, quorum.Released(held=True, called=True, confirmed=True))
+    assert [redlock.client.has_called(name, 1.0) for name in ("a", "b", "a", "c")] == [
+        *(True, True, False, False)
+    ]

@@ -9,8 +9,9 @@ import pytest
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ResourceHeld
-from celery_redlock.protocol.outcome import refusal
-from celery_redlock.protocol.round import Round, Verb
+from celery_redlock.protocol.outcome import NOT_WAITED_FOR, refusal, silent
+from celery_redlock.protocol.rate import rate_of
+from celery_redlock.protocol.round import RENEWED, Round, Verb
 from celery_redlock.protocol.values import NodeVote, Vote
 from tests.support.steps import NOW, PATIENCE, TTL, claim, ended
 
@@ -312,6 +313,29 @@ def test_a_peek_waits_for_all_and_tells_what_each_holds() -> None:
     assert round_.details == [("theirs", 4.0), None, "down"]
 
 
+@pytest.mark.parametrize(("took", "kept"), [(0.05, True), (0.6, False)])
+def test_a_start_whose_window_has_begun_too_early_is_renewed_once_or_given_up(
+    took: float, kept: bool
+) -> None:
+    rate = rate_of("1/s")
+    mine = Claim("r#start", "mine", rate.ttl, 3)
+    mine.written = 0b111
+    steps = quorum.start(mine, NOW, PATIENCE, rate)
+    vote(next(steps), "yyy")
+    renewal = steps.send(NOW + 0.04)
+    assert renewal.verb is Verb.EXTEND
+    now = NOW + 0.04 + took
+    for node in renewal.targets:
+        renewal.answer(node, RENEWED, now)
+    if kept:
+        ended(steps, now)
+        assert mine.held(now + rate.window)
+    else:
+        assert steps.send(now).verb is Verb.UNDO
+        ended(steps, now)
+        assert not mine.held(now)
+
+
 def test_a_node_votes_once() -> None:
     round_ = attempt("s", 3)[2]
     round_.answer(0, None, NOW)
@@ -326,6 +350,10 @@ def test_closing_takes_the_late_for_silent_only_if_they_mattered() -> None:
     decided = attempt("yy.", 3)[2]
     assert decided.close("late") == []
     assert decided.votes[2] is None
+
+
+def test_which_nodes_were_silent_is_told_with_why() -> None:
+    assert silent(attempt("ysn.y")[2]) == {1: "down", 3: NOT_WAITED_FOR}
 
 
 def test_a_vote_reads_well() -> None:

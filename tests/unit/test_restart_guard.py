@@ -10,7 +10,7 @@ import pytest
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.node_info import NodeInfo
-from celery_redlock.protocol.restart_guard import ALWAYS, Memory, RestartGuard, Trust
+from celery_redlock.protocol.restart_guard import ALWAYS, LOOK_AFTER_S, Memory, RestartGuard, Trust
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 
@@ -213,6 +213,20 @@ def test_the_old_one_still_answers_over_another_connection(guard: RestartGuard) 
     new = guard.meet(1, replace(FRESH, run_id="again", uptime=1.0), NOW + 10, NOW + 10)
     guard.heard(1, old, NOW + 5)
     assert new.began == NOW + 10 and new.what == "started"
+
+
+def test_who_writes_is_a_master_and_need_not_say_so_unless_it_was_asked_in_vain(
+    guard: RestartGuard,
+) -> None:
+    trust = Trust(guard, 0)
+    trust.connected(replace(FRESH, uptime=1e6), NOW, NOW)
+    later, soon = NOW + LOOK_AFTER_S, LOOK_AFTER_S / 2
+    assert trust.to_ask_again(later + soon)
+    trust.wrote(later)
+    assert not trust.to_ask_again(later + soon)
+    trust.not_told("it did not say", forbidden=False)
+    trust.wrote(later + LOOK_AFTER_S)  # asked before it was to say what it is
+    assert trust.to_ask_again(later + LOOK_AFTER_S + soon)
 
 
 def test_who_says_the_same_as_before_is_still_a_master(guard: RestartGuard) -> None:

@@ -98,7 +98,7 @@ def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"rate": "2/x"}, ("such as '10/m'", "'2/x'")),
         ({"rate": "0/m"}, ("such as '10/m'",)),
         ({"rate": 10}, ("such as '10/m'",)),
-        ({"rate": "2/2d"}, ("from a second to a day",)),
+        ({"rate": "2/2d"}, ("from a second to a day: give a shorter one",)),
         ({"rate": "600/m"}, ("more than 100 starts", "a burst of at most 100")),
         ({"rate": "10/s", "burst": 3}, ("windows of 0.3 s", "a larger burst")),
         ({"rate": "3/m", "burst": 3}, ("burst 3 must be less than the 3 starts",)),

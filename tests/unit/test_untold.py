@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery.signals import task_received
 
+from celery_redlock.messages import endings
+from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.reservation import Reservation
 from tests.support.delivering import Ran, Received, header, token_of
 from tests.support.names import Patch
@@ -61,3 +64,21 @@ def test_what_celery_fails_to_tell_of_a_body_keeps_no_reservation(
     with pytest.raises(Unstorable):
         request.on_failure(SystemExit(3))
     assert len(found) == freed
+
+
+@pytest.mark.parametrize(
+    ("scope", "enabled", "freed"),
+    [("until_executed", True, 1), ("until_executed", False, 0), ("until_expired", True, 0)],
+)
+def test_a_message_that_is_over_before_its_body_keeps_no_reservation(
+    ran: Ran, found: list[Reservation], scope: str, enabled: bool, freed: int
+) -> None:
+    """Where locks are off no node is asked: none need be there."""
+    ran.app.conf.redlock_enabled = enabled
+    given = header(scope, token=token_of())
+    request = SimpleNamespace(id="the-id", **{RESERVATION: given})
+    endings.over(sender=ran.task(scope), request=request)
+    assert len(found) == freed
+    message = SimpleNamespace(headers={"id": "the-id", RESERVATION: given})
+    endings.refused(sender=SimpleNamespace(app=ran.app), message=message)
+    assert len(found) == 2 * freed
