@@ -100,6 +100,11 @@ class Entry:
         return self.owner is not None and self.owner.shared
 
     @property
+    def identity(self) -> tuple[str, str]:
+        """What it goes by from one look to the next: its key; of a reader, its token as well."""
+        return self.key, self.digest if self.shared else ""
+
+    @property
     def place(self) -> str:
         """Which of several it is, for people; empty where there is one."""
         if self.shared:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,10 +14,11 @@ from click.testing import CliRunner
 from celery_redlock import Lease, Redlock, locked
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
+from celery_redlock.cli.watch import Changes
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.force_release import force_release
-from celery_redlock.survey.snapshot import look
+from celery_redlock.survey.snapshot import look, survey
 from tests.support.nodes import all_connected, told_all
 
 
@@ -106,6 +108,29 @@ def test_a_reader_is_released_by_its_name_and_never_by_how_many_are_older(app: C
     )
     assert [entry.digest for entry in look(redlock, "db:7")] == [third]
     assert json.loads(release("--digest", third, "--json").stdout)["taken"] is False
+
+
+def test_a_watch_tells_of_each_reader_that_begins_and_ends(
+    app: Celery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    redlock = all_connected(Redlock.from_app(app))
+    say = Changes(for_programs=False)
+
+    def changes() -> list[str]:
+        told_all(redlock)
+        say(survey(redlock, "db:7", kinds=("lock",), timeout=20))
+        return [
+            re.split(" after | shop", line[9:])[0] for line in capsys.readouterr().out.splitlines()
+        ]
+
+    assert changes() == []
+    leases = reading(redlock, 3)
+    names = [f"db:7 reader {token_digest(lease.token)}" for lease in leases]
+    assert changes() == [f"+ {name}" for name in names]
+    assert redlock.release(leases[0])
+    assert changes() == [f"- {names[0]} has ended"], "the others have not changed"
+    assert redlock.release(leases[1]) and redlock.release(leases[2])
+    assert sorted(changes()) == sorted(f"- {name} has ended" for name in names[1:])
 
 
 def test_explain_tells_a_reader_from_a_writer(app: Celery) -> None:
