@@ -17,7 +17,7 @@ from ..survey.force_release import SETTLED_S, Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_at, resource_of, survey
 from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site, timeout_option
-from .formatting import described, lines, name_of, say_away
+from .formatting import described, lines, name_of, owner_text, say_away
 
 __all__ = ["command"]
 
@@ -46,6 +46,7 @@ TAKEN_BACK = (
 @click.option("--force", is_flag=True, help="Free it without asking; of --match: living ones too.")
 @click.option("--reservation", is_flag=True, help="Free the reservation, not the lock.")
 @click.option("--slot", type=click.IntRange(min=1), help="Which holder's, of a lock with a limit.")
+@click.option("--digest", help="Whose token's, of several: as show names it, and ls a reader.")
 @timeout_option()
 @on_site
 def command(
@@ -58,6 +59,7 @@ def command(
     force: bool,
     reservation: bool,
     slot: int | None,
+    digest: str | None,
     timeout: float,
 ) -> int:
     """Free one key whose holder is dead, or all that match a glob.
@@ -79,8 +81,8 @@ def command(
         raise click.UsageError("--dry-run and --yes go with --match; one KEY is freed by --force")
     if dry_run and yes:
         raise click.UsageError("--dry-run frees nothing, --yes frees: give one of them")
-    if match is not None and slot is not None:
-        raise click.UsageError("--slot goes with one KEY; --match frees whatever slot fits")
+    if match is not None and (slot or digest):
+        raise click.UsageError("--slot and --digest go with one KEY; --match frees all that fits")
     redlock = site.redlock
     if match is not None:
         match = checked_glob(match.removeprefix(redlock.prefix))
@@ -97,21 +99,26 @@ def command(
     seen = look_at(redlock, resource, timeout)
     say_away(seen)
     meant = redlock.prefix + resource + (RESERVED_SUFFIX if reservation else "")
-    found = [
+    there = [
         entry
         for entry in seen.entries
         if entry.kind in WARNINGS
         and (entry.key == meant or (entry.slot > 1 and not reservation))
-        and slot in (None, entry.slot)
+        and digest in (None, entry.digest)
     ]
+    found = [entry for entry in there if slot in (None, entry.slot)]
+    shared = any(entry.shared for entry in there)
+    if len(found) > 1 or (slot and shared):  # a reader's changes as others end
+        by = "--digest" if shared else "--slot or --digest"
+        holders = (f"  {name_of(one)}: {owner_text(one.owner, one.digest)}" for one in there)
+        count = counted(len(there), "holder")
+        raise click.UsageError(lines(f"{resource} has {count}; say which, by {by}:", *holders))
     if not found:
         what = "reservation" if reservation else "lock"
-        return _end(site, None, Freed("gone"), f"{resource}: no node has a {what} of it", PROBLEM)
-    if len(found) > 1:
-        slots = ", ".join(str(entry.slot) for entry in found)
-        raise click.UsageError(
-            printable(f"{resource} has {len(found)} holders; say which, by --slot: {slots}")
-        )
+        which = f" in slot {slot}" if slot else ""
+        which += f" with the digest {digest}" if digest else ""
+        said = f"{resource}: no node has a {what} of it{which}"
+        return _end(site, None, Freed("gone"), said, PROBLEM)
     (entry,) = found
     if not force and (why := _refusal(entry, seen)):
         return _end(site, entry, Freed("refused"), why, REFUSED)
@@ -225,8 +232,11 @@ def _said(entry: Entry, freed: Freed) -> str:
     if freed.outcome == "changed":
         return f"{name}: not freed: by now a quorum holds it, or it is another's (see show)"
     if freed.outcome == "gone":
-        return f"{name}: was free already; nothing was done"
+        what = "had ended" if entry.shared else "was free"
+        return f"{name}: {what} already; nothing was done"
     text = f"{name}: freed on {counted(freed.nodes, 'node')}"
+    if entry.owner is not None:
+        text += f"; {owner_text(entry.owner, entry.digest)} had it"
     if freed.taken:
         text += "; another has it already"
     if freed.silent:

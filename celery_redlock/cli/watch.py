@@ -75,7 +75,7 @@ class Changes:
 
     def __init__(self, for_programs: bool) -> None:
         self._json = for_programs
-        self._before: dict[str, Entry] = {}
+        self._before: dict[tuple[str, str], Entry] = {}
         self._away: dict[str, str] = {}
         self._paused: dict[str, str] = {}
         self._blind = False
@@ -104,13 +104,14 @@ class Changes:
             if pause.token not in self._paused:
                 self._say(seen.at, kinds[pause.token], f"! {pause}")
         self._paused = paused
-        now = {entry.key: entry for entry in seen.entries}
-        for key in self._before.keys() - now.keys():
-            entry = self._before[key]
+        now = {entry.identity: entry for entry in seen.entries}
+        for identity in self._before.keys() - now.keys():
+            entry = self._before[identity]
+            ended = "has ended" if entry.shared else "is free"
             held = "" if entry.held_for is None else f" after {span(entry.held_for)}, about"
-            self._say(seen.at, "gone", f"- {name_of(entry)} is free{held}", entry)
-        for key, entry in now.items():
-            old = self._before.get(key)
+            self._say(seen.at, "gone", f"- {name_of(entry)} {ended}{held}", entry)
+        for identity, entry in now.items():
+            old = self._before.get(identity)
             if old is None:
                 self._say(seen.at, "new", f"+ {_line(entry)}", entry)
             elif _aspect(old) != _aspect(entry):

@@ -128,10 +128,11 @@ def _tokens(
     return looks, [_token_of(entry, one[entry.key]) if one else None for one in found]
 
 
-def _token_of(entry: Entry, found: KeyValue) -> str:
+def _token_of(entry: Entry, found: KeyValue) -> str | None:
     """Return the token under a key; of several readers' that which the entry shows, if there."""
     tokens = [_token(token) for token in (found.value, *(token for token, _ in found.readers))]
-    return next((token for token in tokens if token_digest(token) == entry.digest), tokens[0])
+    others = None if entry.shared and found.readers else tokens[0]  # who read beside it stay
+    return next((token for token in tokens if token_digest(token) == entry.digest), others)
 
 
 def _token(value: bytes) -> str:

@@ -62,7 +62,8 @@ class Entry:
         resource: The name, without prefix and suffix.
         key: The whole key.
         kind: One of `KINDS`.
-        slot: Which of several holders', readers', or starts; 1 unless there are several.
+        slot: Which of several holders' or starts; 1 unless there are several. Of a reader, how
+            many are older, and one: it changes as others come and end.
         owner: Whose the token is that most nodes hold: task, task id, host, pid, since when.
         digest: A short name of that token, safe to show; empty where there is none.
         ttls: Per node, seconds left of it; None where it is not there, infinite without a ttl.
@@ -94,10 +95,20 @@ class Entry:
     rivals: tuple[Rival, ...] = ()
 
     @property
+    def shared(self) -> bool:
+        """Whether it is a reader's. Others may have the key beside it, so its digest names it."""
+        return self.owner is not None and self.owner.shared
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What it goes by from one look to the next: its key; of a reader, its token as well."""
+        return self.key, self.digest if self.shared else ""
+
+    @property
     def place(self) -> str:
         """Which of several it is, for people; empty where there is one."""
-        if self.owner is not None and self.owner.shared:
-            return f" reader {self.slot}"
+        if self.shared:
+            return f" reader {self.digest}"
         return f" slot {self.slot}" if self.slot > 1 else ""
 
     @property

@@ -152,7 +152,9 @@ def release(ask: Ask) -> Said | Response:
         found = ask.sources.one(ask.resource)
     except QuorumUnavailable as error:
         return _told(ask, "unknown", 503, said=serializers.failure(error))
-    entry = next((it for it in found.entries if (it.kind, it.slot) == (kind, slot)), None)
+    of_kind = (it for it in found.entries if it.kind == kind)
+    shown = (it for it in of_kind if (it.digest == digest if it.shared else it.slot == slot))
+    entry = next(shown, None)
     if entry is None:
         return _told(ask, "gone", 409 if confirmed else 200)
     row = serializers.entry(entry, found.looks)
@@ -167,7 +169,7 @@ def release(ask: Ask) -> Said | Response:
         logger.warning("%s could not be freed for %s: %s", key, user, serializers.failure(error))
         return _told(ask, "unknown", 503, said=serializers.failure(error))
     if freed.outcome != "freed":
-        why = "it was free already" if freed.outcome == "gone" else "another has it now"
+        why = "it was gone already" if freed.outcome == "gone" else "another has it now"
         logger.info("%s was not freed for %s: %s", key, user, why)
         return _told(ask, freed.outcome, 409)
     holder = printable(who(entry)) or "another program"

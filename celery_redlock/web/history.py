@@ -39,7 +39,7 @@ class Change:
         what: "there" (when watching began), "came", "passed" (another's token in its place), "held"
             (a quorum has it, which had not), "short" (a quorum has it no more), "gone"; of nodes
             "up" and "down"; "blind" and "unwatched" for spans of time.
-        kind: Of the entry; `slot` and `digest`, of its token, likewise.
+        kind: Of the entry; `place` and `digest`, of its token, likewise.
         who: The holder, now or before, for people.
         nodes: How many of the `total` have it.
     """
@@ -48,7 +48,7 @@ class Change:
     after: float | None
     what: str
     kind: str = "lock"
-    slot: int = 1
+    place: str = ""
     who: str = ""
     digest: str = ""
     nodes: int = 0
@@ -73,7 +73,7 @@ class History:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._last: dict[tuple[str, str, int], Entry] = {}
+        self._last: dict[tuple[str, str, str], Entry] = {}
         self._changes: OrderedDict[str, deque[Change]] = OrderedDict()
         self._nodes: dict[str, deque[Change]] = {}
         self._up: dict[str, bool] = {}
@@ -116,7 +116,7 @@ class History:
             self._dark = ""
             self._note_nodes(survey.looks, survey.at, first)
             now = {
-                (entry.resource, entry.kind, entry.slot): entry
+                (entry.kind, *entry.identity): entry
                 for entry in survey.entries
                 if entry.kind not in UNTOLD
             }
@@ -151,7 +151,8 @@ class History:
         self._changes.move_to_end(entry.resource)
         changes.append(
             Change(
-                *(at, self.at or None, what, entry.kind, entry.slot, who(entry), entry.digest),
+                *(at, self.at or None, what, entry.kind, entry.place.strip()),
+                *(who(entry), entry.digest),
                 nodes=0 if what == "gone" else entry.nodes,
                 total=entry.total,
             )

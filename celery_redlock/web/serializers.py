@@ -38,6 +38,7 @@ def entry(it: Entry, looks: Sequence[NodeLook]) -> dict[str, Any]:
     state = state_of(it, silent)
     return {
         **it.data(),
+        "place": it.place.strip(),
         "state": state,
         "votes": votes,
         "left": quorum_left(it),

@@ -13,7 +13,7 @@ import redis
 
 from celery_redlock import Redlock
 from celery_redlock.cli import release as command
-from celery_redlock.protocol.values import Owner
+from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.force_release import force_release
 from celery_redlock.survey.snapshot import look
@@ -41,7 +41,11 @@ def test_force_frees_it_on_all_nodes(cli: Cli, admins: Nodes) -> None:
     put(admins, KEY, TOKENS[0])
     put(admins, KEY + "#reserved", TOKENS[0])
     result = cli("release", "order:1", "--force")
-    assert (result.exit_code, result.stdout) == (0, "order:1: freed on 5 nodes\n")
+    assert (result.exit_code, result.stdout) == (
+        0,
+        "order:1: freed on 5 nodes; shop.charge 0123-abcd, pid 4242 on web-1, token"
+        f" {token_digest(TOKENS[0])} had it\n",
+    )
     assert there(admins) == [None] * 5
     assert there(admins, KEY + "#reserved") == [TOKENS[0]] * 5
     result = cli("release", KEY, "--reservation", "--force", "--json")
@@ -170,7 +174,10 @@ def test_one_of_several_holders_is_named_by_its_slot(cli: Cli, admins: Nodes) ->
     put(admins, KEY, TOKENS[0])
     put(admins, KEY + "#slot2", TOKENS[1])
     result = cli("release", "order:1", "--force")
-    assert result.exit_code == 2 and "--slot: 1, 2" in result.output
+    assert result.exit_code == 2 and "say which, by --slot or --digest" in result.output
+    assert "order:1 slot 2: shop.charge 0123-abcd, pid 4242 on web-1" in result.output
+    result = cli("release", "order:1", "--force", "--slot", "3")
+    assert result.exit_code == 1 and "no node has a lock of it in slot 3" in result.stderr
     assert cli("release", "order:1", "--force", "--slot", "2").exit_code == 0
     assert there(admins) == [TOKENS[0]] * 5
     assert there(admins, KEY + "#slot2") == [None] * 5
@@ -196,7 +203,8 @@ def test_nodes_that_are_away_are_said(cli: Cli, servers: list[LocalServer], admi
     servers[0].kill()
     result = cli("release", "order:1", "--force", "--timeout", "2")
     assert result.exit_code == 0
-    assert f"freed on 4 nodes; 127.0.0.1:{servers[0].port} did not answer" in result.stdout
+    assert "freed on 4 nodes" in result.stdout
+    assert f"; 127.0.0.1:{servers[0].port} did not answer" in result.stdout
     put(admins[1:], KEY, TOKENS[0])
     for server in servers[1:3]:
         server.kill()

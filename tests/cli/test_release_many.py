@@ -149,7 +149,7 @@ def test_too_few_nodes_free_nothing(cli: Cli, lying: Nodes, servers: list[LocalS
         (["order:1", "--match", "order:*"], 2, "not both"),
         (["order:1", "--yes"], 2, "go with --match"),
         (["--match", "*", "--yes", "--dry-run"], 2, "give one of them"),
-        (["--match", "*", "--slot", "2"], 2, "--slot goes with one KEY"),
+        (["--match", "*", "--slot", "2"], 2, "--slot and --digest go with one KEY"),
         (["--match", "order:[1"], 2, "closes each '['"),
         (["--match", "order:\\"], 2, "does not end in a backslash"),
         (["--match", ""], 2, "has 1 to 512 characters"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,15 +11,15 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner
 
-from celery_redlock import Redlock, locked
+from celery_redlock import Lease, Redlock, locked
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
-from celery_redlock.protocol.values import Owner
+from celery_redlock.cli.watch import Changes
+from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.force_release import force_release
-from celery_redlock.survey.snapshot import look
-from tests.support.nodes import all_connected
-from tests.support.wait import wait_until
+from celery_redlock.survey.snapshot import look, survey
+from tests.support.nodes import all_connected, told_all
 
 
 @pytest.fixture
@@ -44,29 +45,92 @@ def call(app: Celery, *arguments: str) -> Any:
     return CliRunner().invoke(group, [*arguments, "--timeout", "2"], obj=Site(app=app))
 
 
+def reading(redlock: Redlock, count: int) -> list[Lease]:
+    """So many readers, the oldest first, on all nodes."""
+    leases = [
+        redlock.acquire(
+            "db:7", shared=True, owner=Owner("h", 1, f"id{n}", stamp=f"s{n}", task="shop.read")
+        )
+        for n in range(1, count + 1)
+    ]
+    told_all(redlock)
+    return leases
+
+
 def explained(app: Celery, task: str) -> Any:
     return json.loads(call(app, "explain", task, "[7]", "--json").stdout)["run"]
 
 
 def test_each_reader_is_shown_and_freed_by_itself(app: Celery) -> None:
     redlock = all_connected(Redlock.from_app(app))
-    owners = [Owner("h", 1, f"id{n}", stamp=f"s{n}", task="shop.read") for n in (1, 2)]
-    leases = [redlock.acquire("db:7", shared=True, owner=owner) for owner in owners]
-    wait_until(lambda: [e.nodes for e in look(redlock, "db:7")] == [3, 3], 10, "all have it")
+    leases = reading(redlock, 2)
     entries = look(redlock, "db:7")
+    digests = [token_digest(lease.token) for lease in leases]
     assert [(e.kind, e.place, e.owner and e.owner.task_id) for e in entries] == [
-        ("lock", " reader 1", "id1"),
-        ("lock", " reader 2", "id2"),
+        ("lock", f" reader {digests[0]}", "id1"),
+        ("lock", f" reader {digests[1]}", "id2"),
     ]
     assert all(19 < left <= 30 for entry in entries for left in entry.ttls if left)
     said = call(app, "ls").stdout
-    assert "db:7 reader 1" in said and "db:7 reader 2" in said
-    assert "lock reader 2: shop.read id2" in call(app, "show", "db:7").stdout
-    assert force_release(redlock, entries[0]).outcome == "freed"
+    assert all(f"db:7 reader {digest}" in said for digest in digests)
+    assert f"lock reader {digests[1]}: shop.read id2" in call(app, "show", "db:7").stdout
+    freed = force_release(redlock, entries[0])
+    assert (freed.outcome, freed.nodes, freed.taken) == ("freed", 3, False), "the other stays"
+    assert force_release(redlock, entries[0]).outcome == "gone", "the other does not stand for it"
     (left,) = look(redlock, "db:7")
-    assert left.owner == owners[1]
+    assert left.digest == digests[1]
     assert redlock.try_acquire("db:7") is None
     assert redlock.release(leases[1])
+
+
+def test_a_reader_is_released_by_its_name_and_never_by_how_many_are_older(app: Celery) -> None:
+    redlock = all_connected(Redlock.from_app(app))
+    leases = reading(redlock, 3)
+    first, second, third = (token_digest(lease.token) for lease in leases)
+
+    def release(*arguments: str) -> Any:
+        return call(app, "release", "db:7", "--force", *arguments)
+
+    assert redlock.release(leases[0])
+    told_all(redlock)
+    for arguments in ([], ["--slot", "2"], ["--slot", "9"]):
+        refused = release(*arguments)
+        assert refused.exit_code == 2 and "2 holders; say which, by --digest:" in refused.output
+        assert f"db:7 reader {second}: shop.read id2, pid 1 on h, token {second}" in refused.output
+    refused = release("--digest", first)
+    assert refused.exit_code == 1 and f"no node has a lock of it with the digest {first}" in (
+        refused.output
+    )
+    freed = release("--digest", second)
+    assert freed.stdout == (
+        f"db:7 reader {second}: freed on 3 nodes;"
+        f" shop.read id2, pid 1 on h, token {second} had it\n"
+    )
+    assert [entry.digest for entry in look(redlock, "db:7")] == [third]
+    assert json.loads(release("--digest", third, "--json").stdout)["taken"] is False
+
+
+def test_a_watch_tells_of_each_reader_that_begins_and_ends(
+    app: Celery, capsys: pytest.CaptureFixture[str]
+) -> None:
+    redlock = all_connected(Redlock.from_app(app))
+    say = Changes(for_programs=False)
+
+    def changes() -> list[str]:
+        told_all(redlock)
+        say(survey(redlock, "db:7", kinds=("lock",), timeout=20))
+        return [
+            re.split(" after | shop", line[9:])[0] for line in capsys.readouterr().out.splitlines()
+        ]
+
+    assert changes() == []
+    leases = reading(redlock, 3)
+    names = [f"db:7 reader {token_digest(lease.token)}" for lease in leases]
+    assert changes() == [f"+ {name}" for name in names]
+    assert redlock.release(leases[0])
+    assert changes() == [f"- {names[0]} has ended"], "the others have not changed"
+    assert redlock.release(leases[1]) and redlock.release(leases[2])
+    assert sorted(changes()) == sorted(f"- {name} has ended" for name in names[1:])
 
 
 def test_explain_tells_a_reader_from_a_writer(app: Celery) -> None:

@@ -15,7 +15,8 @@ from werkzeug.test import Client, TestResponse
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.errors import ConfigurationError
-from celery_redlock.protocol.values import Owner
+from celery_redlock.protocol.values import Owner, token_digest
+from celery_redlock.survey.snapshot import look
 from celery_redlock.web import make_app
 from celery_redlock.web.wsgi import Page
 from tests.support.nodes import told_all
@@ -119,7 +120,23 @@ def test_what_another_has_meanwhile_is_not_freed(
     assert redlock.extend(other), "the other still holds it"
     redlock.release(other)
     answer = client.post(url, data={"proof": word})
-    assert answer.status_code == 409 and "free already" in answer.text
+    assert answer.status_code == 409 and "gone already" in answer.text
+
+
+def test_a_reader_is_freed_by_its_token_though_an_older_one_has_ended(
+    client: Client, redlock: Redlock
+) -> None:
+    leases = [redlock.acquire("order:1", shared=True, ttl=600) for _ in range(3)]
+    told_all(redlock)
+    first, second, third = (token_digest(lease.token) for lease in leases)
+    assert f"reader {second}" in client.get("/lock?resource=order:1").text
+    sign_in(client)
+    redlock.release(leases[0])
+    told_all(redlock)
+    assert "gone already" in client.get(ASK + first).text
+    answer = confirm(client, ASK.replace("slot=1", "slot=2") + second)
+    assert "Freed" in answer.text and "already has" not in answer.text
+    assert [entry.digest for entry in look(redlock, "order:1")] == [third]
 
 
 def test_a_forged_form_frees_nothing(client: Client, redlock: Redlock, holds: Any) -> None:

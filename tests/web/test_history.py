@@ -19,8 +19,9 @@ DOWN = (*UP[:3], *(NodeLook(f"n{n}", False, "refused", 0.0) for n in (3, 4)))
 
 def entry(digest: str = "aaaa", nodes: int = 5, **more: Any) -> Entry:
     ttls = (*[9.0] * nodes, *[None] * (5 - nodes))
-    given = {"resource": "r", "key": "redlock:r", "kind": "lock", "slot": 1} | more
-    owner = Owner("h", 7, "id", task="shop.pay")
+    given = {"resource": "r", "kind": "lock", "slot": 1} | more
+    given["key"] = f"redlock:{given['resource']}"
+    owner = Owner("h", 7, "id", task="shop.pay", shared=given.pop("shared", False))
     return Entry(**given, owner=owner, digest=digest, ttls=ttls, nodes=nodes, total=5, quorum=3)
 
 
@@ -49,6 +50,18 @@ def test_a_quorum_that_is_lost_and_won_is_told_unless_nobody_can_tell() -> None:
     assert seen(history, (1.0, [entry()]), (2.0, [entry(nodes=2)])) == ["short", "there"]
     assert seen(history, (3.0, [entry(nodes=3)])) == ["held", "short", "there"]
     assert seen(history, (4.0, [entry(nodes=2)]), nodes=DOWN) == ["held", "short", "there"]
+
+
+def test_readers_come_and_go_each_by_itself_and_none_has_what_another_had() -> None:
+    history = History()
+    one, two, three = (entry(digest, shared=True) for digest in ("aaaa", "bbbb", "cccc"))
+    looks = [(1.0, []), (2.0, [one, replace(two, slot=2), replace(three, slot=3)])]
+    assert seen(history, *looks) == ["came"] * 3
+    assert seen(history, (3.0, [two, replace(three, slot=2)])) == ["gone", *["came"] * 3]
+    seen(history, (4.0, [three]), (5.0, [entry("dddd")]))
+    told = [(change.at, change.what, change.place) for change in history.of("r")]
+    assert told[2:4] == [(4.0, "gone", "reader bbbb"), (3.0, "gone", "reader aaaa")]
+    assert {*told[:2]} == {(5.0, "gone", "reader cccc"), (5.0, "came", "")}
 
 
 def test_spans_that_nobody_saw_are_told() -> None:
