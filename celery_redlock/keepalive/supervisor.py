@@ -92,7 +92,8 @@ class LeaseSupervisor:
             self._poll.register(client, select.POLLIN)
         self._pause = 0.0
         self._looked = math.inf
-        self._spares = 0.0  # until when nobody is killed
+        self._away = 0.0  # seconds in which this process did not run, in all
+        self._silent: dict[Name, tuple[float, float]] = {}
 
     def run(self) -> None:
         """Supervise until the client is gone; then free what its processes leave as they die."""
@@ -159,13 +160,14 @@ class LeaseSupervisor:
     def _look(self, ready: set[int]) -> None:
         """Look through the whole table for dead holders and late leases."""
         now, here = monotonic(), time.monotonic()
-        away = here - self._looked - self._pause
+        away, before = here - self._looked - self._pause, self._away
         if away > MAX_PAUSE_S:
             # The whole worker was stopped, most likely, and wakes up one by one: bodies that could
             # not report meanwhile get the time that they have lost.
-            self._spares = here + away
+            self._away += away
         self._looked = here
         seen: dict[Name, Claim] = {}
+        silent: dict[Name, tuple[float, float]] = {}
         late: list[tuple[LeaseRecord, Claim]] = []
         shortest = MAX_PAUSE_S / LOOK_EVERY
         for block, pid in self._living(ready):
@@ -173,14 +175,18 @@ class LeaseSupervisor:
                 shortest = min(shortest, record.ttl)
                 if not record.held:
                     continue
-                if max(record.patience, self._spares) <= here and pid not in self._killed:
+                patience, since = self._silent.get(record.name, (math.nan, before))
+                if patience != record.patience:  # it has reported since
+                    since = before
+                silent[record.name] = record.patience, since
+                if record.patience + self._away - since <= here and pid not in self._killed:
                     self._kill(record, pid, self._watched[block])
                 claim = seen[record.name] = self._claim(record, now)
                 if not claim.held(now):
                     self._report(record, claim, pid, now)
                 elif now < record.until and claim.deadline - now < record.ttl * LATE:
                     late.append((record, claim))
-        self._claims = seen
+        self._claims, self._silent = seen, silent
         self._over = {name: since for name, since in self._over.items() if name in seen}
         self._pause = min(max(shortest * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
         if late:

@@ -93,6 +93,9 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(LONG)
+        # It has asked to be told, and is not yet: a broker may take a moment to hear of it.
+        with cluster.app.events.default_dispatcher() as dispatcher:
+            wait_until(lambda: dispatcher.send("test-hello") or self.seen, LONG, "it is told")
 
     def _see(self, event: dict[str, Any]) -> None:
         self.seen.append(dict(event))
