@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,11 +24,14 @@ from tests.support.wait import wait_until
 
 @pytest.fixture
 def app(servers: list[LocalServer]) -> Iterator[Celery]:
-    made = Celery("shop", broker="memory://", set_as_current=False)
+    # No broker is there, so nobody waits for the answers of workers.
+    made = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
     made.conf.update(redlock_nodes=[s.url for s in servers[:3]], redlock_restart_guard="off")
 
     for name, options in {
         "read": {"shared": True},
+        "read_or_skip": {"shared": True, "on_conflict": "skip"},
+        "read_or_fail": {"shared": True, "on_conflict": "raise"},
         "write": {},
         "write_instead": {"on_conflict": "replace"},
     }.items():
@@ -69,11 +73,30 @@ def test_each_reader_is_shown_and_freed_by_itself(app: Celery) -> None:
     assert redlock.release(leases[1])
 
 
+def test_explain_says_what_a_reader_does_while_a_writer_waits(app: Celery) -> None:
+    redlock = all_connected(Redlock.from_app(app))
+    reading, leases = redlock.acquire("db:7", shared=True), []
+    assert explained(app, "shop.read_or_skip")["outcome"] == "run"
+    writer = threading.Thread(target=lambda: leases.append(redlock.acquire("db:7", wait=60.0)))
+    writer.start()
+    try:
+        wait_until(lambda: explained(app, "shop.read")["outcome"] == "parked", 10, "it waits")
+        for task, outcome in {"shop.read_or_skip": "skip", "shop.read_or_fail": "raise"}.items():
+            run = explained(app, task)
+            assert run["outcome"] == outcome
+            assert run["text"].endswith("; a writer waits, and goes before new readers")
+    finally:
+        redlock.release(reading)
+        writer.join(30)
+    redlock.release(*leases)
+    wait_until(lambda: explained(app, "shop.read_or_skip")["outcome"] == "run", 10, "it is free")
+
+
 def test_explain_tells_a_reader_from_a_writer(app: Celery) -> None:
     redlock = all_connected(Redlock.from_app(app))
     lease = redlock.acquire("db:7", shared=True)
-    assert explained(app, "shop.read")["outcome"] == "run"
-    assert "beside the 1 that read" in explained(app, "shop.read")["text"]
+    text = "runs as soon as it is delivered, beside the 1 that read"
+    assert explained(app, "shop.read") == {"outcome": "run", "text": text}
     assert explained(app, "shop.write")["outcome"] == "parked"
     assert explained(app, "shop.write_instead")["outcome"] == "raise"
     redlock.release(lease)
