@@ -119,6 +119,7 @@ def _explain(
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
     pauses = {pause.token: pause for survey in surveys for pause in survey.pauses}.values()
+    none = "; this call has no limit for it to change" if limit == 1 else ""
     limit = limited([*pauses], resources, limit)
     limits = dict(zip(resources, of_each(resources, limit), strict=True))
     kept_out = how.shared and not is_free
@@ -146,7 +147,7 @@ def _explain(
     said = [
         f"task  {task.name}",
         *_keys(keys, limits.values()),
-        *map(str, pauses),
+        *(f"{pause}{none if pause.limit else ''}" for pause in pauses),
         f"made  {rule}",
         "",
     ]

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from celery_redlock import Redlock, locked
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
+from celery_redlock.locking import pauses
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.force_release import force_release
@@ -103,3 +104,12 @@ def test_explain_tells_a_reader_from_a_writer(app: Celery) -> None:
     lease = redlock.acquire("db:7")
     assert explained(app, "shop.read")["outcome"] == "parked"
     redlock.release(lease)
+
+
+def test_explain_says_that_an_operators_limit_is_none_of_a_readers(app: Celery) -> None:
+    pauses.begin(Redlock.from_app(app), "db:*", 60.0, "alice", limit=1)
+    said = call(app, "explain", "shop.read", "[7]").stdout
+    assert "UTC; this call has no limit for it to change" in said
+    pauses.begin(Redlock.from_app(app), "db:*", 60.0, "alice")
+    assert " is paused by alice" in (said := call(app, "explain", "shop.read", "[7]").stdout)
+    assert said.count("for it to change") == 1
