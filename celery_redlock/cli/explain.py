@@ -90,7 +90,9 @@ def _explain(
     from ..config.settings import enabled
     from ..doctor.workers import waiting
     from ..locking.pauses import covering, limited
+    from ..protocol import outcome
     from ..protocol.names import of_each
+    from ..runtime.blocking import blocking
     from ..survey.snapshot import look_at
     from ..survey.waiting import count_parked, waited_for
     from . import verdict
@@ -102,13 +104,14 @@ def _explain(
     surveys: list[Survey] = []
     waits: list[dict[str, Any]] = []
     refusal: QuorumUnavailable | None = None
-    unasked = ""
+    is_free, unasked = True, ""
     if enabled(site.app.conf):
         try:
             surveys = [look_at(site.redlock, name, timeout) for name in resources]
             # A node that answers need not have a vote: it may have forgotten locks.
             for name in resources:
-                site.redlock.holder(name, timeout=timeout)
+                seen = site.redlock.client.peek((name,), timeout=timeout, shared=how.shared)
+                is_free = outcome.free(blocking(seen))[0]
         except QuorumUnavailable as error:
             refusal = error
         waits, parked, unasked = waiting(site.app, timeout)
@@ -116,9 +119,11 @@ def _explain(
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
     pauses = {pause.token: pause for survey in surveys for pause in survey.pauses}.values()
+    none = "; this call has no limit for it to change" if limit == 1 else ""
     limit = limited([*pauses], resources, limit)
     limits = dict(zip(resources, of_each(resources, limit), strict=True))
-    published, run = verdict.verdicts(task, how, limits, entries, refusal)
+    kept_out = how.shared and not is_free
+    published, run = verdict.verdicts(task, how, limits, entries, refusal, kept_out)
     if (pause := covering([*pauses], resources)) is not None:
         run = verdict.Verdict("paused", f"waits until that is over: {pause}")
     keys = [site.redlock.prefix + name for name in resources]
@@ -142,7 +147,7 @@ def _explain(
     said = [
         f"task  {task.name}",
         *_keys(keys, limits.values()),
-        *map(str, pauses),
+        *(f"{pause}{none if pause.limit else ''}" for pause in pauses),
         f"made  {rule}",
         "",
     ]

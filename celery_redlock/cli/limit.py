@@ -26,8 +26,9 @@ def command(site: Site, pattern: str, limit: int, *, seconds: float, reason: str
 
     Instead of as many as their tasks declare, more or fewer. Bodies that run go on; where they are
     more than LIMIT, the next begins when fewer are left. Keys that one body at a time may hold stay
-    exclusive. Every worker knows of it within two seconds; it ends by itself, or with resume. Of a
-    pattern that is limited already, the limit, the time and the reason are replaced.
+    exclusive, and readers (shared) stay as many as there are. Every worker knows of it within two
+    seconds; it ends by itself, or with resume. Of a pattern that is limited already, the limit, the
+    time and the reason are replaced.
 
     Exit code 2: the pattern or the time cannot be; 3: too few nodes answered, nothing has changed;
     4: there are as many pauses and limits as there can be.

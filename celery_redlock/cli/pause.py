@@ -51,7 +51,13 @@ def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 
         raise
     except RedlockError as error:
         return site.fail(str(error), REFUSED)
-    site.say(pause.data(), printable(f"{pause}; every worker knows within 2 s"))
+    said = f"{pause}; every worker knows within 2 s"
+    if limit:
+        said += (
+            ". It is for tasks that declare a limit: exclusive keys stay so, and readers (shared)"
+            " unlimited"
+        )
+    site.say(pause.data(), printable(said))
     return 0
 
 

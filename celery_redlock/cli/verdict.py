@@ -46,6 +46,7 @@ def verdicts(
     limits: Mapping[str, int],
     entries: Iterable[Entry],
     refusal: QuorumUnavailable | None,
+    kept_out: bool = False,
 ) -> tuple[Verdict, Verdict]:
     """Return what `.delay()` would return, and what the body would do.
 
@@ -55,6 +56,7 @@ def verdicts(
         limits: What the call locks, and how many may hold each of that.
         entries: All that is known of these.
         refusal: Why nothing is.
+        kept_out: Whether the nodes would refuse a reader now.
     """
     if not enabled(task.app.conf):
         run = Verdict("unlocked", "runs without a lock: redlock_enabled is False")
@@ -70,7 +72,7 @@ def verdicts(
     parked = parks(task.app.conf, how)
     if refusal is not None:
         return published, _refused(how, refusal, parked)
-    return published, _run(how, limits, found, parked)
+    return published, _run(how, limits, found, parked, kept_out)
 
 
 # -- Published -------------------------------------------------------------------------------------
@@ -115,7 +117,11 @@ def _published(
 
 
 def _run(
-    how: TaskOptions, limits: Mapping[str, int], entries: Sequence[Entry], parked: bool
+    how: TaskOptions,
+    limits: Mapping[str, int],
+    entries: Sequence[Entry],
+    parked: bool,
+    kept_out: bool,
 ) -> Verdict:
     if (pace := how.pace) is not None:
         counted = [e for e in entries if e.kind == "start" and e.slot <= pace.starts]
@@ -138,15 +144,17 @@ def _run(
         busy += of_it if len(of_it) >= limit else []
         of = f" of {name}" if len(limits) > 1 else ""
         slots += [f"{limit - len(of_it)} of {limit} slots{of} free"] if limit > 1 else []
-    if not busy:
+    if not busy and not kept_out:
         if readers:
-            beside = f"beside the {len(readers)} that read; or, if a writer waits, behind that"
+            beside = f"beside the {len(readers)} that read"
             return Verdict("run", f"runs as soon as it is delivered, {beside}")
         free = f" ({', '.join(slots)})" if slots else ""
         return Verdict("run", f"runs as soon as it is delivered: the key is free{free}")
     outcome, text = _refused(how, ResourceHeld("held"), parked)
     if outcome == "replace" and readers:
         return Verdict("raise", "fails: readers hold the key, and it does not revoke all of them")
+    if not busy:
+        text += "; a writer waits, and goes before new readers"
     forever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]
     if forever:
         text = f"another program's {forever[0]} has no ttl, and is in its way forever; it {text}"

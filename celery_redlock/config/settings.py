@@ -223,19 +223,20 @@ def check_together(
 def _check_shared(values: Mapping[str, Any], p: str, *, several: bool) -> None:
     """Refuse what a reader cannot have."""
     scope = values.get("scope", "while_executing")
+    either = "leave one of the two out"
     refused = {
-        "several keys": several,
-        f"{p}limit": values.get("limit", 1) != 1,
-        f"{p}rate": values.get("rate") is not None,
-        f"{p}fencing, which refuses the writes of all but the last": values.get("fencing"),
-        f"{p}scope {scope!r}, which keeps other copies out": scope != "while_executing",
-        f"{p}on_conflict 'replace'": values.get("on_conflict") == "replace",
+        f"several keys: {either}": several,
+        f"{p}limit: {either}": values.get("limit", 1) != 1,
+        f"{p}rate: {either}": values.get("rate") is not None,
+        f"{p}fencing, which refuses the writes of all but the last: give {p}fencing=False"
+        " (redlock_fencing sets it for all tasks)": values.get("fencing"),
+        f"{p}scope {scope!r}, which keeps other copies out: {either}": scope != "while_executing",
+        f"{p}on_conflict 'replace': give another": values.get("on_conflict") == "replace",
     }
     for what, is_so in refused.items():
         if is_so:
             raise ConfigurationError(
-                f"{p}shared lets any number of readers in, and is not available with {what}: leave"
-                " one of the two out"
+                f"{p}shared lets any number of readers in, and is not available with {what}"
             )
 
 

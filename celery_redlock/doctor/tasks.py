@@ -121,6 +121,7 @@ def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
     """Find tasks that share a template and do not agree how many may run at a time."""
     shared: dict[Any, dict[Any, str]] = {}
     shown: dict[Any, str] = {}
+    read: set[Any] = set()
     for name, options in locked.items():
         key, limit = options.key, options.limit
         if key is None or callable(key) or is_own(key):
@@ -131,6 +132,7 @@ def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
             same = _ARGUMENT.sub("<>", one), options.scope_name
             shown.setdefault(same, one)
             shared.setdefault(same, {}).setdefault(many, name)
+            read |= {same} if options.shared else set()
     for same, tasks in shared.items():
         if len(tasks) == 1:
             continue
@@ -144,6 +146,13 @@ def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
                 f"the key {key} has several limits, and what a function returns is not known here:"
                 f" {limits}",
                 "make sure that they agree: else as many bodies run at a time as the largest says",
+                where,
+            )
+        elif same in read:
+            yield warning(
+                f"the key {key} has readers (shared), and several limits: {limits}. Tasks with a"
+                " limit run beside readers and writers",
+                "leave the limit out, or give these tasks keys of their own",
                 where,
             )
         else:

@@ -65,7 +65,7 @@ class PauseWatch:
         known = {one.token for one in before}
         for limit in now:
             if limit.limit and limit.token not in known:
-                logger.warning("%s; tasks beyond that wait", limit)
+                logger.warning("%s; tasks that declare a limit wait beyond that", limit)
         there = {one.pattern for one in now if one.limit}
         for limit in before:
             if limit.limit and limit.pattern not in there:

@@ -116,6 +116,18 @@ def test_limits_are_compared_key_by_key_and_that_of_a_function_is_said_not_to_be
     assert sup.what.endswith("not known here: 3 (eight), a function (seven)")
 
 
+def test_a_limit_beside_readers_is_not_answered_with_the_advice_to_give_them_one() -> None:
+    app = site()
+    for task, options in {"r": {"shared": True}, "w": {}, "l": {"limit": 3}}.items():
+
+        def body(t: int) -> None: ...
+
+        app.task(name=task, shared=False)(locked("db:<t>", **options)(body))  # type: ignore[arg-type]
+    (found,) = [one for one in examine_tasks(app) if one.check == "limits"]
+    assert (found.level, found.fix[:19]) == ("warning", "leave the limit out")
+    assert "has readers (shared), and several limits: 1 (r), 3 (l)" in found.what
+
+
 def test_what_is_wrong_with_an_app_without_its_tasks() -> None:
     kinds = {"fast": "topic", "slow": "direct"}
     queues = [

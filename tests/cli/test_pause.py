@@ -55,6 +55,7 @@ def test_a_limit_is_set_seen_and_ended(cli: Cli, redlock: Redlock) -> None:
     result = cli("limit", "redlock:order:*", "5", "--for", "2h", "--reason", "a slow API")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("order:* is limited to 5 at a time by ")
+    assert "exclusive keys stay so, and readers (shared) unlimited" in result.stdout
     for command in (["ls"], ["show", "order:7"], ["watch", "--count", "1"]):
         said = cli(*command).stdout
         assert "order:* is limited to 5 at a time by" in said and "a slow API" in said, said

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,20 +16,25 @@ from celery_redlock import Lease, Redlock, locked
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.cli.watch import Changes
+from celery_redlock.locking import pauses
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.server import LocalServer
 from celery_redlock.survey.force_release import force_release
 from celery_redlock.survey.snapshot import look, survey
 from tests.support.nodes import all_connected, told_all
+from tests.support.wait import wait_until
 
 
 @pytest.fixture
 def app(servers: list[LocalServer]) -> Iterator[Celery]:
-    made = Celery("shop", broker="memory://", set_as_current=False)
+    # No broker is there, so nobody waits for the answers of workers.
+    made = Celery("shop", broker="redis://127.0.0.1:1/0", set_as_current=False)
     made.conf.update(redlock_nodes=[s.url for s in servers[:3]], redlock_restart_guard="off")
 
     for name, options in {
         "read": {"shared": True},
+        "read_or_skip": {"shared": True, "on_conflict": "skip"},
+        "read_or_fail": {"shared": True, "on_conflict": "raise"},
         "write": {},
         "write_instead": {"on_conflict": "replace"},
     }.items():
@@ -133,14 +139,42 @@ def test_a_watch_tells_of_each_reader_that_begins_and_ends(
     assert sorted(changes()) == sorted(f"- {name} has ended" for name in names[1:])
 
 
+def test_explain_says_what_a_reader_does_while_a_writer_waits(app: Celery) -> None:
+    redlock = all_connected(Redlock.from_app(app))
+    reading, leases = redlock.acquire("db:7", shared=True), []
+    assert explained(app, "shop.read_or_skip")["outcome"] == "run"
+    writer = threading.Thread(target=lambda: leases.append(redlock.acquire("db:7", wait=60.0)))
+    writer.start()
+    try:
+        wait_until(lambda: explained(app, "shop.read")["outcome"] == "parked", 10, "it waits")
+        for task, outcome in {"shop.read_or_skip": "skip", "shop.read_or_fail": "raise"}.items():
+            run = explained(app, task)
+            assert run["outcome"] == outcome
+            assert run["text"].endswith("; a writer waits, and goes before new readers")
+    finally:
+        redlock.release(reading)
+        writer.join(30)
+    redlock.release(*leases)
+    wait_until(lambda: explained(app, "shop.read_or_skip")["outcome"] == "run", 10, "it is free")
+
+
 def test_explain_tells_a_reader_from_a_writer(app: Celery) -> None:
     redlock = all_connected(Redlock.from_app(app))
     lease = redlock.acquire("db:7", shared=True)
-    assert explained(app, "shop.read")["outcome"] == "run"
-    assert "beside the 1 that read" in explained(app, "shop.read")["text"]
+    text = "runs as soon as it is delivered, beside the 1 that read"
+    assert explained(app, "shop.read") == {"outcome": "run", "text": text}
     assert explained(app, "shop.write")["outcome"] == "parked"
     assert explained(app, "shop.write_instead")["outcome"] == "raise"
     redlock.release(lease)
     lease = redlock.acquire("db:7")
     assert explained(app, "shop.read")["outcome"] == "parked"
     redlock.release(lease)
+
+
+def test_explain_says_that_an_operators_limit_is_none_of_a_readers(app: Celery) -> None:
+    pauses.begin(Redlock.from_app(app), "db:*", 60.0, "alice", limit=1)
+    said = call(app, "explain", "shop.read", "[7]").stdout
+    assert "UTC; this call has no limit for it to change" in said
+    pauses.begin(Redlock.from_app(app), "db:*", 60.0, "alice")
+    assert " is paused by alice" in (said := call(app, "explain", "shop.read", "[7]").stdout)
+    assert said.count("for it to change") == 1

@@ -54,6 +54,13 @@ def test_what_cannot_be_is_refused_at_declaration_with_the_reason(
         options_of(made(app, **{"shared": True, **options}))
 
 
+def test_fencing_for_all_tasks_is_refused_with_what_the_reader_is_to_be_given(app: Celery) -> None:
+    app.conf.redlock_fencing = True
+    with pytest.raises(ConfigurationError, match=r"give fencing=False \(redlock_fencing sets it"):
+        options_of(made(app, shared=True))
+    assert options_of(made(app, shared=True, fencing=False)).shared
+
+
 def test_several_keys_cannot_be_shared(app: Celery) -> None:
     with pytest.raises(ConfigurationError, match="not available with several keys"):
         made(app, "a:<name>", "b:<name>", shared=True)

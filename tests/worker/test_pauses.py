@@ -169,6 +169,7 @@ def test_a_limit_that_is_changed_while_all_runs(place: tuple[Cluster, Worker]) -
     begun = time.monotonic()
     pauses.begin(cluster.redlock, f"crowd:{key}", 60.0, WHO, "slow", 1)
     worker.said(f"crowd:{key} is limited to 1 at a time by {WHO} until")
+    worker.said("UTC: slow; tasks that declare a limit wait beyond that")
     wait_until(lambda: time.monotonic() > begun + KNOWN_S, 10.0, "every worker must know")
     sent = [cluster.send("crowd", key, 0.6) for _ in range(3)]
     for number in range(1, 3):
