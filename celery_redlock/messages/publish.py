@@ -13,7 +13,6 @@ from celery.app.task import Task
 
 from ..config.task_lock import lock_of
 from ..protocol.errors import ConfigurationError
-from .headers import RESERVATION
 from .revokes import note_revokes
 
 __all__ = ["wrap"]
@@ -56,8 +55,7 @@ def wrap(task_class: Any = Task) -> None:
                 )
             return original(self, args, kwargs, task_id, *rest, **options)
         given = None if stamped else options.pop("lock")
-        headers = options.get("headers")
-        again = isinstance(headers, Mapping) and RESERVATION in headers
+        again = _is_reserved(options.get("headers"))
         if given is None and not again and lock.scope == "while_executing":
             return original(self, args, kwargs, task_id, *rest, **options)
         options.update(zip(_BY_PLACE, rest, strict=False))
@@ -73,6 +71,15 @@ def wrap(task_class: Any = Task) -> None:
 
     apply_async.__redlock__ = True  # type: ignore[attr-defined]
     task_class.apply_async = apply_async
+
+
+def _is_reserved(headers: Any) -> bool:
+    """Whether a message says that it has a reservation: it is sent again."""
+    if not isinstance(headers, Mapping):
+        return False
+    from .headers import RESERVATION  # most programs give no headers
+
+    return RESERVATION in headers
 
 
 def _is_stamp(name: str, options: Mapping[str, Any]) -> bool:
