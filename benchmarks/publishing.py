@@ -3,7 +3,7 @@
 Each library in a process of its own, and each against its own plain `delay()`, turn by turn: what
 counts is the ratio. The peers reserve on one Redis, the bare limit and we on five. The bare limit
 stands there twice: a key that is reserved for long before its message is out stays so when the
-producer is killed in between, so we write to the nodes twice.
+producer is killed in between, so we write to the nodes twice, the second time for several messages.
 """
 
 from __future__ import annotations
