@@ -50,6 +50,12 @@ class Moved(Cluster):
         """The headers of the messages that no worker takes."""
         return [json.loads(one)["headers"] for one in self.client.lrange("parked", 0, -1)]
 
+    def reserved_for(self) -> float:
+        """How long the only reservation lasts, once its message is out."""
+        wait_until(lambda: min(self.reservations.values()) > 60.0, 5.0, "it is made to last")
+        (seconds,) = self.reservations.values()
+        return seconds
+
     def forget(self) -> None:
         """What is parked, and its reservations."""
         self.client.delete("parked")

@@ -132,9 +132,9 @@ def test_timeouts(project: Any, once: Any, conf: Callable[..., None]) -> None:
 
     def reserved(task: Any, **options: Any) -> float:
         task.apply_async(queue="parked", **options)
-        (seconds,) = project.reservations.values()
+        seconds = project.reserved_for()
         project.forget()
-        return float(seconds)
+        return seconds
 
     assert reserved(once.long_running_task) == pytest.approx(10 * HOUR, abs=60)
     assert reserved(once.long_running_task, once={"timeout": 900}) == pytest.approx(900, abs=60)
