@@ -60,8 +60,8 @@ class _Shared:
     """
 
     def __init__(self, **given: Any) -> None:
-        table = TASK if isinstance(self, TaskOptions) else GLOBAL
-        vars(self).update({name: option.default for name, option in table.items()}, **given)
+        options = _table(type(self)).items()
+        vars(self).update({name: option.default for name, option in options}, **given)
 
     ttl: float = _option(
         30.0,
@@ -358,13 +358,13 @@ class TaskOptions(_Shared):
         return rate_of(self.rate, self.burst)
 
 
-def _table(*kinds: type) -> dict[str, Option]:
-    every = [item for kind in kinds for item in vars(kind).items()]
+def _table(of: type) -> dict[str, Option]:
+    every = [item for kind in reversed(of.__mro__) for item in vars(kind).items()]
     return {name: option for name, option in every if isinstance(option, Option)}
 
 
-GLOBAL: Mapping[str, Option] = _table(_Shared, Settings)
-TASK: Mapping[str, Option] = _table(_Shared, TaskOptions)
+GLOBAL: Mapping[str, Option] = _table(Settings)
+TASK: Mapping[str, Option] = _table(TaskOptions)
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:

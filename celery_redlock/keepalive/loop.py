@@ -46,7 +46,7 @@ class LoopWatchdog(Watchdog):
         """Do nothing: the loop reads."""
 
     def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
-        """See to it that a release which too few nodes have confirmed comes to them yet."""
+        """See to it that what is put off, or too few nodes have confirmed, comes to them yet."""
         self._loop.call_later(after, self._chase)
 
     def _chase(self) -> None:

@@ -93,7 +93,7 @@ class LeaseSupervisor:
         self._pause = 0.0
         self._looked = math.inf
         self._away = 0.0  # seconds in which this process did not run, in all
-        self._silent: dict[Name, tuple[float, float]] = {}
+        self._silent: dict[Name, tuple[float, float]] = {}  # see `_is_deaf`
 
     def run(self) -> None:
         """Supervise until the client is gone; then free what its processes leave as they die."""
@@ -161,13 +161,9 @@ class LeaseSupervisor:
         """Look through the whole table for dead holders and late leases."""
         now, here = monotonic(), time.monotonic()
         away, before = here - self._looked - self._pause, self._away
-        if away > MAX_PAUSE_S:
-            # The whole worker was stopped, most likely, and wakes up one by one: bodies that could
-            # not report meanwhile get the time that they have lost.
-            self._away += away
+        self._away += away if away > MAX_PAUSE_S else 0.0
         self._looked = here
         seen: dict[Name, Claim] = {}
-        silent: dict[Name, tuple[float, float]] = {}
         late: list[tuple[LeaseRecord, Claim]] = []
         shortest = MAX_PAUSE_S / LOOK_EVERY
         for block, pid in self._living(ready):
@@ -175,22 +171,32 @@ class LeaseSupervisor:
                 shortest = min(shortest, record.ttl)
                 if not record.held:
                     continue
-                patience, since = self._silent.get(record.name, (math.nan, before))
-                if patience != record.patience:  # it has reported since
-                    since = before
-                silent[record.name] = record.patience, since
-                if record.patience + self._away - since <= here and pid not in self._killed:
+                if self._is_deaf(record, here, before) and pid not in self._killed:
                     self._kill(record, pid, self._watched[block])
                 claim = seen[record.name] = self._claim(record, now)
                 if not claim.held(now):
                     self._report(record, claim, pid, now)
                 elif now < record.until and claim.deadline - now < record.ttl * LATE:
                     late.append((record, claim))
-        self._claims, self._silent = seen, silent
+        self._claims = seen
+        self._silent = {name: known for name, known in self._silent.items() if name in seen}
         self._over = {name: since for name, since in self._over.items() if name in seen}
         self._pause = min(max(shortest * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
         if late:
             self._extend(late, now)
+
+    def _is_deaf(self, record: LeaseRecord, here: float, before: float) -> bool:
+        """Return whether a body has not reported for so long that its process may be killed.
+
+        Time in which this process did not run does not count: most likely the whole worker was
+        stopped, and wakes up one by one, and the body could not report either. So each `patience`
+        is known with how long that was in all `before` the look that met it first.
+        """
+        patience, since = self._silent.get(record.name, (math.nan, before))
+        if patience != record.patience:  # it has reported since
+            since = before
+        self._silent[record.name] = record.patience, since
+        return record.patience + self._away - since <= here
 
     def _kill(self, record: LeaseRecord, pid: int, pidfd: int | None) -> None:
         """Kill a pool child whose body is deaf; once it is dead, what it has held is freed."""

@@ -211,7 +211,7 @@ class Watchdog:
                 self.wake()
 
     def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
-        """See to it that a release which too few nodes have confirmed comes to them yet."""
+        """See to it that what is put off, or too few nodes have confirmed, comes to them yet."""
         with self.lock:
             self._begin()
         self.read_soon(after)

@@ -135,7 +135,7 @@ class Waiter:
     def left_by(self) -> set[int]:
         """The nodes that surely took us out of the queue of one resource: those that have called.
 
-        None, if we joined it more than once: a call may be a late one, from before we last did.
+        No node, if we joined it more than once: a call may be a late one, from before that.
         """
         return self._heard if self.sure and self._joined == 1 else set()
 
