@@ -105,8 +105,11 @@ class TickClaim(HeldLease):
     tick = ""
     kept = left = 0.0
 
-    def finish(self, sent: bool) -> None:
-        """Keep it, because its message has left; or let another beat send it."""
+    def finish(self, sent: bool, *, ended: bool = False) -> None:
+        """Keep it, because its message has left; or let another beat send it.
+
+        `ended`: this beat was told to end meanwhile. The broker may have the message all the same.
+        """
         late = self.lost
         if sent and not self.keep(self.kept - monotonic(), timeout=self.left):
             logger.warning(
@@ -119,7 +122,10 @@ class TickClaim(HeldLease):
             self.release()
             if not late:
                 logger.warning(
-                    "%s could not be sent from here: its claim is freed, for another beat",
+                    "%s may have been sent as this beat was ended: its claim is freed, and another"
+                    " beat sends it, perhaps again"
+                    if ended
+                    else "%s could not be sent from here: its claim is freed, for another beat",
                     self.tick,
                 )
 

@@ -199,15 +199,18 @@ class SchedulerAdapter:
     @contextmanager
     def _sending(self, decision: SendDecision) -> Iterator[None]:
         """All that is sent in here is of one tick. Its claim is kept if anything was."""
-        self._granted, self._sent = decision, None
+        self._granted, self._sent, ended = decision, None, False
         try:
             yield
             if self._sent is None:
                 self._sent = True  # the user's own scheduler, which sends in another way
+        except BaseException as error:
+            ended = not isinstance(error, Exception)  # SystemExit, of SIGTERM
+            raise
         finally:
             self._granted = None
             if decision.claim is not None:
-                decision.claim.finish(bool(self._sent))
+                decision.claim.finish(bool(self._sent), ended=ended)
         if self._scheduler.should_sync():
             try:
                 self._scheduler._do_sync()

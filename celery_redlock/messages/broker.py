@@ -33,6 +33,7 @@ __all__ = [
     "queue_of",
     "seconds_until",
     "unacknowledged_for",
+    "urgency_of",
     "without_delays",
 ]
 
@@ -42,6 +43,8 @@ RabbitMQ's `consumer_timeout`. Redis grants an hour."""
 DELIVERY_LIMIT = 20
 """Returns after which RabbitMQ 4 drops a message of a quorum queue that sets no limit. (3.x drops
 none: to act as if it did costs one message.)"""
+MAX_PRIORITY = 255
+"""The largest priority in AMQP 0-9-1; what is beyond it is no priority."""
 DELAYS = "celery_delayed_"
 """What the names of the queues have in common in which RabbitMQ delays a message."""
 _PREFIX = re.compile(r"^(?:[01]\.){28}")
@@ -238,3 +241,14 @@ def _seconds(value: Any) -> float | None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         return None
     return float(value)
+
+
+def urgency_of(delivery_info: Mapping[str, Any] | None, *, amqp: bool) -> float:
+    """Return a message's priority as a number whose smaller ones go first; 0 for none.
+
+    Of AMQP's priorities the larger ones go first, of other transports' the smaller ones.
+    """
+    priority = (delivery_info or {}).get("priority")
+    if not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
+        return 0.0
+    return float(-priority if amqp else priority)

@@ -110,7 +110,7 @@ def test_if_the_broker_refuses_another_beat_sends(any_kind: Worlds, caplog: Log)
     assert [round(at) for at in world.times("cron")][1:] == [120]
 
 
-def test_if_it_refuses_everybody_they_go_on_in_time(any_kind: Worlds) -> None:
+def test_if_it_refuses_everybody_they_go_on_in_time(any_kind: Worlds, caplog: Log) -> None:
     """Celery's own moves on after an error, so does a shared schedule, and nobody spins."""
     world = any_kind(minutely)
     tried: list[float] = []
@@ -122,6 +122,8 @@ def test_if_it_refuses_everybody_they_go_on_in_time(any_kind: Worlds) -> None:
     world.before_sending = refuse
     world.run(119.0)
     assert not world.sent
+    assert "could not be sent from here" in caplog.text
+    assert "may have been sent" not in caplog.text
     assert 2 <= len(tried) <= 6
     assert tried[-1] < 64.0
     world.before_sending = None
@@ -129,7 +131,7 @@ def test_if_it_refuses_everybody_they_go_on_in_time(any_kind: Worlds) -> None:
     assert [round(at) for at in world.times("cron")] == [120]
 
 
-def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(any_kind: Worlds) -> None:
+def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(any_kind: Worlds, caplog: Log) -> None:
     world = any_kind(minutely, ttl=30.0)
 
     def end_the_first(beat: Beat, name: str) -> None:
@@ -141,6 +143,7 @@ def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(any_kind: Worlds) ->
     with pytest.raises(SystemExit):
         world.run(61.5)
     assert all(not node.held for node in world.nodes)
+    assert "may have been sent as this beat was ended" in caplog.text
     world.run(61.5 - world.time)
     (message,) = world.sent
     assert world.beats[message.beat].alive

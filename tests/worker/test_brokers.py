@@ -251,3 +251,29 @@ def test_a_killed_workers_message_comes_back_if_it_is_acknowledged_late(
 def kill_main(worker: Worker) -> None:
     worker.process.kill()
     worker.ended()
+
+
+@needs_quorum_queues
+def test_what_is_parked_keeps_no_slot_idle(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """Where the window cannot be widened, and is no larger than the pool."""
+    settings = settings_of("topic", rabbitmq)
+    settings |= {"task_acks_late": True, "worker_prefetch_multiplier": 1}
+    with (
+        own_queue(cluster, tmp_path, settings) as other,
+        other.worker("-P", "threads", "-c", "4") as worker,
+    ):
+        long = [f"{key}-long-{number}" for number in range(2)]
+        sent = [other.send("until_told_retry", one) for one in long]
+        for one in long:
+            other.entered(one)
+        with cluster.redlock.lock(f"k:{key}"):
+            sent += [other.send("work", key, 0.02) for _ in range(2)]
+            wait_until(lambda: worker.text.count("waits (parked)") >= 2, 10.0, "both are parked")
+            free = other.send("work", f"{key}-free")
+            assert other.state(free, 3.0) == "SUCCESS", "two slots are free"
+        for one in long:
+            other.tell(one)
+        assert {other.state(one, 20.0) for one in sent} == {"SUCCESS"}
+    assert len(other.runs(key)) == 2

@@ -8,7 +8,9 @@ went. A parked delivery stays unacknowledged, like one with an ETA: the broker h
    tasks of other keys pass by (`prefetch.py`).
 2. While no slot is free, nothing could pass by, and other workers may have one: the window is the
    ordinary one, and what is parked beyond it goes back to the broker.
-3. When the worker stops, all of it goes back at once, and does not wait for bodies that still run.
+3. Where the window cannot be wider, what is parked counts in it. When it is full and a slot is
+   free, the last in line goes to the pool, meets the lock and is sent again.
+4. When the worker stops, all of it goes back at once, and does not wait for bodies that still run.
 
 No error in here stops a delivery: it goes to the pool, as it would without parking.
 """
@@ -32,8 +34,8 @@ from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
 from ...locking.pauses import Pause, covering, limited
 from ...locking.redlock import Redlock
-from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for
-from ...messages.headers import ATTEMPTS, MAX_ATTEMPTS, RESERVATION, attempts_of, receive, said
+from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for, urgency_of
+from ...messages.headers import ATTEMPTS, RESERVATION, attempts_of, receive, said
 from ...messages.policy import parkable, set_parking
 from ...messages.reservation import Reservation
 from ...protocol.names import START_SUFFIX
@@ -139,14 +141,20 @@ class Parking(bootsteps.StartStopStep):
         # A green pool of Celery before 5.7 counts its greenlets there, not its slots.
         return bool(given < (pool.limit if pool.is_green else pool.num_processes))
 
-    def __call__(self, request: Any) -> Any:
+    def __call__(self, request: Any) -> None:
         """Give a request to the pool, unless it has to wait here."""
         try:
-            if (self._pauses and self._hold_back(request)) or self._park(request):
-                return None
+            waits = (self._pauses and self._hold_back(request)) or self._park(request)
         except Exception:
             logger.exception("%s[%s] is not parked", request.name, request.id)
-        return self._to_pool(request)
+            waits = False
+        if not waits:
+            self._to_pool(request)
+        fixed = len(self.admission) and not self._prefetch.widens
+        if fixed and self._prefetch.surplus >= 0 and self._has_slot():
+            # Nothing could come for that slot: the last in line goes, and is sent again.
+            for parked in self.admission.take_back(len(self.admission) - 1):
+                self._unpark(parked)
 
     def _park(self, request: Any) -> bool:
         """Park a delivery if it has to wait for its lock; return whether it has."""
@@ -186,7 +194,7 @@ class Parking(bootsteps.StartStopStep):
             now,
             since=since,
             until=now + longest,
-            urgency=self._urgency(request),
+            urgency=urgency_of(request.delivery_info, amqp=self._prefetch.amqp),
             again=again,
             limit=limit,
             shared=options.shared,
@@ -231,14 +239,6 @@ class Parking(bootsteps.StartStopStep):
         except Exception:  # it is kept all the same, and must not go to the pool twice
             logger.exception("%s[%s] is held back", request.name, request.id)
         return True
-
-    def _urgency(self, request: Any) -> float:
-        """The message's priority: AMQP's larger ones go first, other transports' smaller ones."""
-        priority = (request.delivery_info or {}).get("priority")
-        if not isinstance(priority, int) or abs(priority) > MAX_ATTEMPTS:
-            return 0.0
-        amqp = self._consumer.connection.transport.driver_type == "amqp"
-        return float(-priority if amqp else priority)
 
     def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
         """Whether its key may be reserved for another message: the body's process finds out."""
@@ -382,10 +382,8 @@ class Parking(bootsteps.StartStopStep):
                 self._ended(request, resources)
         self._prefetch.widen(self._extra)
         if self._full and self._prefetch.widens:
-            # What is with the pool and not acknowledged is in the window as well.
-            held = [not request.acknowledged for request in tuple(state.reserved_requests)]
-            beyond = sum(held) - self._consumer.qos.value
-            surplus = self.admission.take_back(max(0, len(self.admission) - beyond))
+            keep = len(self.admission) - self._prefetch.surplus
+            surplus = self.admission.take_back(max(0, keep))
             self._prefetch.give_back([parked.request for parked in surplus])
         requests = [parked.request for parked in self.admission.parked()]
         some_are_new, self._some_are_new = self._some_are_new, False

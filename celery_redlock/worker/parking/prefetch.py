@@ -79,8 +79,12 @@ class Prefetch:
         if detects and has_quorum_queues(app):
             return True
         # Any queue of RabbitMQ 4, for kombu 5.7.
-        amqp = connection.transport.driver_type == "amqp"
-        return bool(amqp and connection.qos_semantics_matches_spec)
+        return bool(self.amqp and connection.qos_semantics_matches_spec)
+
+    @property
+    def amqp(self) -> bool:
+        """Whether the broker speaks AMQP."""
+        return bool(self._consumer.connection.transport.driver_type == "amqp")
 
     def _with_extra(self, tell_broker: Callable[..., Any]) -> Callable[..., Any]:
         """Return what tells the broker the window: Celery's own count, and ours.
@@ -115,6 +119,15 @@ class Prefetch:
     def most(self) -> int:
         """How many deliveries may be parked."""
         return MAX_PARKED if self.widens else max(1, self._consumer.qos.value // 2)
+
+    @property
+    def surplus(self) -> int:
+        """By how many the unacknowledged messages exceed Celery's own window, if by any.
+
+        What is with the pool counts: RabbitMQ has it in the window until it is acknowledged.
+        """
+        held = sum(not request.acknowledged for request in tuple(state.reserved_requests))
+        return held - int(self._consumer.qos.value)
 
     def give_back(self, requests: Collection[Any]) -> None:
         """Give messages back to the heads of their queues."""
