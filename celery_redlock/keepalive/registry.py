@@ -10,7 +10,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.claim import Claim
@@ -129,10 +129,11 @@ class LeaseRegistry:
         if self.table is not None and claim.granted_at is not None:
             self.table.granted(claim, claim.granted_at + (max_lifetime or math.inf))
 
-    def renewed(self, claim: Claim) -> None:
-        """Record that its holder has extended it."""
+    def renewed(self, claims: Iterable[Claim]) -> None:
+        """Record that their holder has extended them."""
         if self.table is not None:
-            self.table.renewed(claim)
+            for claim in claims:
+                self.table.renewed(claim)
 
     def patience(self, claim: Claim, until: float) -> None:
         """Record when this process may be killed for it, by `time.monotonic()`; infinity: never."""

@@ -337,8 +337,7 @@ class LockClient:
             for claim in ballot.claims:
                 claim.silent = silent
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
-        for claim in renewed:
-            self.registry.renewed(claim)
+        self.registry.renewed(renewed)
         if heard():
             tokens = {claim.token for claim in renewed}
             for claim in claims:

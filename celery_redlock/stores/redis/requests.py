@@ -72,7 +72,7 @@ def _acquire(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
 def _extension(
     scripts_: tuple[bytes, bytes], claims: Sequence[Any], prefix: str, _plain: bool
 ) -> bytes:
-    script = scripts_[any(is_shared(claim.token) for claim in claims)]
+    script = scripts_[any(map(is_shared, [claim.token for claim in claims]))]
     values: list[bytes] = []
     ttl, lasts = 0.0, b""  # most have the same
     for claim in claims:
