@@ -257,19 +257,22 @@ class Acquisition:
                 await pause(waiter, min(JITTER.uniform(0, most), until - time.monotonic()))
                 continue
             in_vain = 0
-            left = until - time.monotonic()
-            if called:
-                called = await pause(waiter, min(JITTER.uniform(*LOOK_AFTER_S), left))
-                if called:
-                    continue
-            seconds = JITTER.uniform(*RETRY_AFTER_S)
-            with contextlib.suppress(QuorumUnavailable):
-                # Its holder may have died, and then nobody releases it: how long does its ttl last?
-                part = self._request.part(self._entry.resources)
-                ballot = await self._client.peek(part.names, part.limit, shared=part.shared)
-                left = outcome.room_in(ballot, slots_of(part.names, part.limit))
-                seconds = min(seconds, max(JITTER.uniform(0, POLL_S), left))
-            called = await pause(waiter, min(seconds, until - time.monotonic()))
+            soon = min(JITTER.uniform(*LOOK_AFTER_S), until - time.monotonic())
+            if not (called and await pause(waiter, soon)):
+                called = await self._wait_for_holder(waiter, until)
+
+    async def _wait_for_holder(self, waiter: Waiter, until: float) -> bool:
+        """Wait for a call, and no longer than the holder's ttl; return whether we were called.
+
+        The holder may have died, and then nobody releases the lock.
+        """
+        seconds = JITTER.uniform(*RETRY_AFTER_S)
+        with contextlib.suppress(QuorumUnavailable):
+            part = self._request.part(self._entry.resources)
+            ballot = await self._client.peek(part.names, part.limit, shared=part.shared)
+            left = outcome.room_in(ballot, slots_of(part.names, part.limit))
+            seconds = min(seconds, max(JITTER.uniform(0, POLL_S), left))
+        return await self._client.pause(waiter, min(seconds, until - time.monotonic()))
 
     def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:
         """Return those of our names that others hold; all, where the nodes did not say which."""

@@ -122,7 +122,7 @@ class LockClient:
 
     def close(self) -> None:
         """Close all connections; leases are left to their ttl."""
-        self.prolong()
+        self.prolong_now()
         self.watchdog.close()
         self.wakeup.close()
         self.driver.close()
@@ -299,11 +299,11 @@ class LockClient:
         """Let what was taken for a short time last for its ttl: one at once, many together."""
         self._short.append(claim)
         if monotonic() >= self._prolonged + READ_AFTER_S:
-            self.prolong()
+            self.prolong_now()
         else:
             self.watchdog.chase_soon(READ_AFTER_S)
 
-    def prolong(self, patience: float = 0.0) -> None:
+    def prolong_now(self, patience: float = 0.0) -> None:
         """Do what `prolong_soon` has put off; wait for the answers for some seconds at most."""
         claims: list[Claim] = []
         try:
@@ -317,7 +317,7 @@ class LockClient:
             raise
 
     def _read(self) -> bool:
-        self.prolong()
+        self.prolong_now()
         return self.driver.read()
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
@@ -392,7 +392,7 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     for client in list(instances):
-        client.prolong(client.node_timeout)
+        client.prolong_now(client.node_timeout)
 
 
 os.register_at_fork(after_in_child=_after_fork)

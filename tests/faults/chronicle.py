@@ -10,6 +10,7 @@ from tests.faults.journal import now
 from tests.faults.stage import Worker
 
 SWAPPED = "node swapped"
+BROKER_DOWN = "broker restart"
 
 
 @dataclass

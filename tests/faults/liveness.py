@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tests.faults.broker import VISIBILITY
-from tests.faults.chronicle import Fault
+from tests.faults.chronicle import BROKER_DOWN, Fault
 from tests.faults.feeder import Sent
 from tests.faults.journal import Line, Process
 from tests.faults.oracle import Verdict
@@ -57,7 +57,6 @@ FORGIVEN: dict[str, str] = {
 }
 """Why somebody may wait, by name."""
 
-BROKER_DOWN = "broker restart"
 BROKER_AWAY = (BROKER_DOWN, "broker connections dropped", "broker cut")
 
 BROKER: Main = ("", 0)

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.faults.bodies import REFUSED, Body, bodies
-from tests.faults.chronicle import Fault, unseen_swap
+from tests.faults.chronicle import BROKER_DOWN, Fault, unseen_swap
 from tests.faults.journal import Line, Process
 from tests.faults.sentry import Sight
 from tests.faults.stage import BACKOFF_MAX, HELPED, TTL
@@ -34,7 +34,7 @@ FORGETS = ("FLUSHALL", "clock stepped")
 """The faults here that break a premise of the algorithm."""
 STEPPED = "clock stepped"
 """It may keep its keys for longer, too."""
-HARMLESS = ("child kill -9", "revoke, SIGTERM", "revoke, SIGKILL", "broker restart")
+HARMLESS = ("child kill -9", "revoke, SIGTERM", "revoke, SIGKILL", BROKER_DOWN)
 """What is done to a worker and is no excuse for a lock that is not freed."""
 HELPER = "helper kill -9"
 FREED_BY_HELPER = "worker kill -9"
@@ -309,12 +309,13 @@ def _stalled(begin: float, end: float, stalls: Sequence[tuple[float, float]]) ->
 def _returns(
     verdict: Verdict, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]], until: float
 ) -> None:
-    """After a majority came back, somebody gets a lock."""
+    """After a majority came back, somebody gets a lock, if the broker is there to give the task."""
     losses = [f for f in faults if len(f.nodes) >= verdict.quorum and not f.worker and f.end]
     for loss in losses:
         back = loss.end or 0.0
         again = any(other.begin > loss.begin and other.begin < back + BACK for other in losses)
-        if again or back + BACK > until or _stalled(back, back + BACK, stalls):
+        down = [f for f in faults if f.kind == BROKER_DOWN and f.touches(back, back + BACK)]
+        if again or down or back + BACK > until or _stalled(back, back + BACK, stalls):
             continue
         if not any(back <= body.begin <= back + BACK for body in verdict.bodies):
             text = f"no body began within {BACK:g} s of a quorum's return"

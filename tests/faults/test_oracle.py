@@ -301,6 +301,8 @@ def test_nobody_runs_after_a_quorum_is_back() -> None:
     assert kinds((A, late), faults=[loss], until=100.0) == ["no return"]
     assert kinds((A, body(A, 6.0, 6.5)), faults=[loss], until=100.0) == []
     assert kinds((A, late), faults=[loss], until=6.0) == []
+    away = Fault("broker restart", 5.5, 5.0 + BACK)
+    assert kinds((A, late), faults=[loss, away], until=100.0) == []
 
 
 # -- messages

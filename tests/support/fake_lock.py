@@ -75,7 +75,7 @@ class FakeWatchdog:
         self.next_due = float("inf")
 
     def chase_soon(self, _after: float = 0.0) -> None:
-        self._redlock.client.prolong()
+        self._redlock.client.prolong_now()
 
     def watch(
         self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None = None

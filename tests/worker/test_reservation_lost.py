@@ -281,7 +281,13 @@ print(declare(app, lambda *_args: None)["until_executed"].apply_async((key,), qu
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed")
-@pytest.mark.parametrize("shift", ["-2h", pytest.param("+2h", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "shift",
+    [
+        pytest.param("-2h", id="behind"),
+        pytest.param("+2h", id="ahead", marks=pytest.mark.slow),
+    ],
+)
 def test_the_clock_of_its_producer_decides_nothing(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, shift: str
 ) -> None:

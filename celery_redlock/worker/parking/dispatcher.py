@@ -252,24 +252,8 @@ class ParkingDispatcher:
             self._unwatch(watched)
             return False
         calls = watched.place.calls if watched.queued is not None else 0
-        if 0 < calls < watched.place.quorum and watched.due > now:
-            # Fewer than a quorum have called: most likely the others' calls are on their way.
-            watched.due = min(watched.due, now + JITTER.uniform(*FEW_CALLED_S))
+        if calls and self._answer(watched, calls, now, running > 0):
             return False
-        if calls and watched.is_one and (calls < watched.place.quorum or not watched.place.sure):
-            self._stand(watched, now)  # it is not certain that we were called: ask the nodes
-            watched.due = now
-        elif calls:
-            watched.place.forget()
-            watched.queued = None  # a node takes whom it calls out of the queue
-            watched.called = True
-            watched.due = now
-            # A body that has just released its lock is about to free its pool slot.
-            if watched.is_one and (self._has_slot() or running):
-                watched.due = now + CALLED_S
-                self._admission.called(watched.resources)
-                self._proceed(watched.resources, False, False)
-                return False
         if watched.due > (now if watched.called or watched.no_slot is not None else horizon):
             return False
         has_slot = self._has_slot()
@@ -288,6 +272,33 @@ class ParkingDispatcher:
         ):
             self._stand(watched, now)
         return True
+
+    def _answer(self, watched: Watched, calls: int, now: float, is_running: bool) -> bool:
+        """Let a delivery go if the nodes have called us for it; return whether to do no more now.
+
+        Args:
+            watched: What it is parked for.
+            calls: How many nodes have called us.
+            now: Seconds.
+            is_running: Whether a body of ours has it: it may be about to free its pool slot.
+        """
+        place = watched.place
+        if calls < place.quorum and watched.due > now:  # the others' calls may be on their way
+            watched.due = min(watched.due, now + JITTER.uniform(*FEW_CALLED_S))
+            return True
+        if watched.is_one and not (calls >= place.quorum and place.sure):
+            self._stand(watched, now)  # it is not certain that we were called: ask the nodes
+            watched.due = now
+            return False
+        place.forget()
+        watched.queued = None  # a node takes whom it calls out of the queue
+        watched.called = True
+        goes = watched.is_one and (is_running or self._has_slot())
+        watched.due = now + CALLED_S if goes else now
+        if goes:
+            self._admission.called(watched.resources)
+            self._proceed(watched.resources, False, False)
+        return goes
 
     def _hand_on(self, watched: Watched) -> None:
         """Have the nodes call the next waiter in our place."""
