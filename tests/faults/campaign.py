@@ -121,7 +121,7 @@ def campaign(
             if planted is None or time.monotonic() < looked + LIVE:
                 return False
             looked = time.monotonic()
-            if any(p.kind.startswith(planted.finds) for p in verdict().problems):
+            if planted.is_found(verdict().problems):
                 first = now() - begin
             return first is not None
 
@@ -308,9 +308,7 @@ def main() -> int:
         )
     print(report)
     if options.mutant:
-        found = report.first is not None or any(
-            problem.kind.startswith(MUTANTS[options.mutant].finds) for problem in report.problems
-        )
+        found = MUTANTS[options.mutant].is_found(report.problems)
         seconds = report.seconds if report.first is None else report.first
         print(f"{options.mutant}: {'FOUND after' if found else 'NOT FOUND in'} {seconds:.0f} s")
         return 0 if found else 1
