@@ -9,6 +9,7 @@ Exits with 1 on a violation; with a mutant, when none was found.
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 import tempfile
 import time
@@ -294,19 +295,23 @@ def main() -> int:
     phases = tuple(
         phase for phase in (*phases_of(options.store), *DIRECTED) if phase.name in options.phase
     )
-    with tempfile.TemporaryDirectory(prefix="redlock-faults-") as directory:
-        report = campaign(
-            (options.keep or Path(directory)) / "run",
-            options.seconds,
-            seed=options.seed,
-            mutant=options.mutant,
-            phases=phases,
-            every=progress,
-            broker=options.broker,
-            store=options.store,
-            pools={n: a for n, a in MORE_POOLS.items() if n in options.pool or not options.pool},
-        )
+    directory = options.keep or Path(tempfile.mkdtemp(prefix="redlock-faults-"))
+    report = campaign(
+        directory / "run",
+        options.seconds,
+        seed=options.seed,
+        mutant=options.mutant,
+        phases=phases,
+        every=progress,
+        broker=options.broker,
+        store=options.store,
+        pools={n: a for n, a in MORE_POOLS.items() if n in options.pool or not options.pool},
+    )
     print(report)
+    if report.problems and not options.mutant:
+        print(f"logs and journals: {directory}")
+    elif not options.keep:
+        shutil.rmtree(directory)
     if options.mutant:
         found = MUTANTS[options.mutant].is_found(report.problems)
         seconds = report.seconds if report.first is None else report.first

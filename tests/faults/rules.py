@@ -322,16 +322,15 @@ class _Checker:
             # What a node that is away is owed it gets when it is back on that connection, if
             # within the ttl: a driver that has nothing to ask does not look whether it is back.
             left = {
-                node
+                node: at
                 for node, link in token.asked.items()
                 if node not in token.no | token.undone
-                and any(
-                    token.last + KEPT < at < token.last + token.ttl
-                    for at in self._heard.get((owner, node, link), ())
-                )
+                for at in self._heard.get((owner, node, link), ())
+                if token.last + KEPT < at < token.last + token.ttl
             }
             if left:
-                text = f"{token.resource} token {digest}: not undone on nodes {sorted(left)}"
+                heard = ", ".join(f"{node} (heard at {left[node]:.6f})" for node in sorted(left))
+                text = f"{token.resource} token {digest}: not undone on nodes {heard}"
                 event = Event(token.last, "ask")
                 self._breach(8, event, owner, text)
 
