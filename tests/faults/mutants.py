@@ -54,11 +54,12 @@ def plant(name: str) -> None:
 def _blind_release() -> None:
     from celery_redlock.stores.redis import scripts
 
-    scripts.RELEASE = b"""\
+    blind = b"""\
 local freed = redis.call('DEL', KEYS[1])
 redis.pcall('PUBLISH', KEYS[1], '')
 return freed"""
-    scripts.RELEASE_DIGEST = hashlib.sha1(scripts.RELEASE).hexdigest().encode()
+    scripts.RELEASE = (blind, blind)
+    scripts.RELEASE_DIGEST = hashlib.sha1(blind).hexdigest().encode()
 
     from celery_redlock.protocol.round import Verb
     from celery_redlock.stores.postgresql import statements
