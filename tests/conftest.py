@@ -77,6 +77,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if lanes.is_more(item.nodeid):
             item.add_marker("more")
+        if item.nodeid.startswith(lanes.WORKERS):
+            item.add_marker("worker")
     if hasattr(config, "workerinput"):  # one of several lanes
         items.sort(key=lambda item: lanes.place(item.nodeid))
 

@@ -31,8 +31,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.reserving import declare
 
-pytestmark = pytest.mark.worker
-
 KINDS = ("redis", "postgresql")
 LOOKS = [
     ("ls", "--wide", "--all"),

@@ -16,8 +16,6 @@ from tests.support.cluster import Cluster
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker, often, pool
 
-pytestmark = pytest.mark.worker
-
 LONGER_TTL = 4.0
 """Of `longer_ttl`, in seconds: on a busy machine a helper may be kept waiting for a second."""
 POOLS = ("solo", "threads", "prefork", "gevent")
