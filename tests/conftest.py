@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import os
 import shutil
@@ -28,6 +30,9 @@ from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.driver import Driver
 from tests.support import lanes, machine, wanting
 from tests.support import rabbitmq as local_rabbitmq
+
+COROUTINE_LASTS = 120.0
+"""Seconds until a test that is a coroutine is cancelled."""
 
 PATIENT = 1.0
 """Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
@@ -102,6 +107,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return lanes.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in a loop that says what blocks it or is left pending."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        # By a timer: a task that waited for it would be one more, and tests look for what is left.
+        asyncio.get_running_loop().call_later(COROUTINE_LASTS, task.cancel)
+        await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted})
+
+    asyncio.run(main(), debug=True)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)

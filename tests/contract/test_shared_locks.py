@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 import threading
@@ -214,15 +213,12 @@ def test_a_store_that_keeps_one_holder_says_so(lock_over: Callable[..., Redlock]
         lock_over([url]).lock("r", shared=True)
 
 
-def test_coroutines_share_too(servers: list[LocalServer]) -> None:
-    async def run() -> None:
-        async with AsyncRedlock([s.url for s in servers[:3]], restart_guard="off") as redlock:
-            one = await redlock.acquire("r", shared=True)
-            two = await redlock.acquire("r", shared=True)
-            assert await redlock.try_acquire("r") is None
-            await redlock.release(one)
-            await redlock.release(two)
-            async with redlock.lock("r"):
-                assert await redlock.try_acquire("r", shared=True) is None
-
-    asyncio.run(run())
+async def test_coroutines_share_too(servers: list[LocalServer]) -> None:
+    async with AsyncRedlock([s.url for s in servers[:3]], restart_guard="off") as redlock:
+        one = await redlock.acquire("r", shared=True)
+        two = await redlock.acquire("r", shared=True)
+        assert await redlock.try_acquire("r") is None
+        await redlock.release(one)
+        await redlock.release(two)
+        async with redlock.lock("r"):
+            assert await redlock.try_acquire("r", shared=True) is None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -101,7 +100,7 @@ def test_in_flask(
 
 
 @pytest.mark.parametrize("mounted", ["FastAPI"], indirect=True)
-def test_in_fastapi(
+async def test_in_fastapi(
     mounted: dict[str, Any], servers: list[LocalServer], caplog: pytest.LogCaptureFixture
 ) -> None:
     import httpx
@@ -114,21 +113,17 @@ def test_in_fastapi(
 
     mounted["site"].add_middleware(AuthenticationMiddleware, backend=Anybody())
     url = FREE + hold(servers)
-
-    async def visit() -> None:
-        way = httpx.ASGITransport(mounted["site"])
-        async with httpx.AsyncClient(transport=way, base_url=f"http://{HOST}") as client:
-            shown = await client.get("/locks/")
-            assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
-            assert (await client.get("/locks/nodes.json")).json()["quorum"] == 3
-            await client.post("/locks/login", data={"token": "a-token-of-an-operator"})
-            assert "Sign out" in (await client.get("/locks/")).text
-            other = await client.get("/locks/", headers={"Host": "evil.example"})
-            assert other.status_code == 400
-            data = {"proof": proof(await client.get(url))}
-            assert "Freed" in (await client.post(url, data=data)).text
-
-    asyncio.run(visit())
+    way = httpx.ASGITransport(mounted["site"])
+    async with httpx.AsyncClient(transport=way, base_url=f"http://{HOST}") as client:
+        shown = await client.get("/locks/")
+        assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
+        assert (await client.get("/locks/nodes.json")).json()["quorum"] == 3
+        await client.post("/locks/login", data={"token": "a-token-of-an-operator"})
+        assert "Sign out" in (await client.get("/locks/")).text
+        other = await client.get("/locks/", headers={"Host": "evil.example"})
+        assert other.status_code == 400
+        data = {"proof": proof(await client.get(url))}
+        assert "Freed" in (await client.post(url, data=data)).text
     assert who_freed(caplog).startswith("ann at ")
 
 
