@@ -28,6 +28,7 @@ from celery_redlock.locking import stack
 from celery_redlock.messages import policy
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.driver import Driver
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import lanes, machine, wanting
 from tests.support import rabbitmq as local_rabbitmq
 
@@ -208,6 +209,33 @@ def server() -> Iterator[LocalServer]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def started_database() -> Iterator[LocalPostgres]:
+    """A PostgreSQL with our tables."""
+    from tests.support.postgres import start_postgres  # here: it needs a driver
+
+    with start_postgres() as one:
+        yield one
+
+
+@pytest.fixture
+def database(started_database: LocalPostgres) -> LocalPostgres:
+    """The same, with nothing in its tables."""
+    from tests.support import postgres
+
+    postgres.as_new(started_database)
+    return started_database
+
+
+@pytest.fixture(scope="module")
+def database_server() -> Iterator[LocalPostgres]:
+    """A PostgreSQL without our tables, for databases of a test's own."""
+    from tests.support.postgres_sites import empty_server
+
+    with empty_server() as one:
+        yield one
+
+
 @pytest.fixture(params=["the usual server", "redis-server"], scope="module")
 def acl_node(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
     """A server for users of its own, who outlive FLUSHALL."""
@@ -230,12 +258,17 @@ def rabbitmq() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _servers_as_new(request: pytest.FixtureRequest) -> None:
     """Before each test: whatever the last one did, the servers it uses run and are empty."""
-    used: list[LocalServer] = []
+    used: list[Any] = []
     if "servers" in request.fixturenames:
         used += request.getfixturevalue("servers")
     if "server" in request.fixturenames:
         used.append(request.getfixturevalue("server"))
-    as_new(used)
+    if all(isinstance(one, LocalServer) for one in used):
+        as_new(used)
+    else:
+        from tests.support import stores
+
+        stores.as_new(used)
 
 
 def as_new(servers: Iterable[LocalServer]) -> None:

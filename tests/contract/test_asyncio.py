@@ -45,11 +45,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _servers_as_new(servers: Servers) -> None:
-    stores.as_new(servers)
-
-
 @pytest.fixture
 def over(servers: Servers) -> Make:
     @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,37 +20,26 @@ from tests.support.machine import in_time
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with postgres.start_postgres() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
-
-
 @pytest.fixture
-def make(server: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
-    return lambda **options: lock_over([server], **{"ttl": 60.0, "node_timeout": 5.0, **options})
+def make(database: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+    return lambda **options: lock_over([database], **{"ttl": 60.0, "node_timeout": 5.0, **options})
 
 
-def held(server: LocalPostgres) -> set[str]:
-    rows = postgres.sql(server, "SELECT resource FROM redlock_lease WHERE until > now()")
+def held(database: LocalPostgres) -> set[str]:
+    rows = postgres.sql(database, "SELECT resource FROM redlock_lease WHERE until > now()")
     return {name.removeprefix("redlock:") for (name,) in rows}
 
 
 def test_a_lock_of_several_is_held_in_whole_or_not_at_all(
-    make: Callable[..., Redlock], server: LocalPostgres
+    make: Callable[..., Redlock], database: LocalPostgres
 ) -> None:
     redlock, other = make(), make()
     with redlock.lock(["a", "b"]):
-        assert held(server) == {"a", "b"}
+        assert held(database) == {"a", "b"}
         with pytest.raises(ResourceHeld, match="b is held by pid"):
             other.acquire(["c", "b"])
-        assert held(server) == {"a", "b"}
-    assert held(server) == set()
+        assert held(database) == {"a", "b"}
+    assert held(database) == set()
 
 
 def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
@@ -58,7 +47,7 @@ def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
 
 
 def test_what_is_kept_after_the_block_is_free_in_time(
-    make: Callable[..., Redlock], server: LocalPostgres
+    make: Callable[..., Redlock], database: LocalPostgres
 ) -> None:
     redlock, other = make(), make()
     with redlock.lock("r") as lock:
@@ -82,12 +71,12 @@ with redlock.lock(["account-2", "account-1"]):
 
 
 def test_what_a_killed_process_held_is_free_at_once(
-    make: Callable[..., Redlock], server: LocalPostgres
+    make: Callable[..., Redlock], database: LocalPostgres
 ) -> None:
     other = make()
     other.release(other.acquire("x"))
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, server.url], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, database.url], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as holder:
         try:
             assert holder.stdout
@@ -115,10 +104,10 @@ def test_a_long_held_lock_is_extended_by_two_that_never_give_it_to_another(
 
 
 def test_a_task_is_published_once_while_it_waits_and_again_afterwards(
-    server: LocalPostgres,
+    database: LocalPostgres,
 ) -> None:
     app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.redlock_nodes = [server.url]
+    app.conf.redlock_nodes = [database.url]
     app.conf.redlock_node_timeout = 5.0
 
     @app.task(
@@ -131,9 +120,9 @@ def test_a_task_is_published_once_while_it_waits_and_again_afterwards(
 
     with app:
         first = move.apply_async((1, 2))
-        assert held(server) == {"a:1#reserved", "a:2#reserved"}
+        assert held(database) == {"a:1#reserved", "a:2#reserved"}
         assert move.apply_async((3, 2)).id == first.id
-        assert held(server) == {"a:1#reserved", "a:2#reserved"}
+        assert held(database) == {"a:1#reserved", "a:2#reserved"}
         assert move.apply_async((4, 3)).id != first.id
-        assert len(held(server)) == 4
+        assert len(held(database)) == 4
         Redlock.from_app(app).close()

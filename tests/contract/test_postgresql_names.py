@@ -36,11 +36,6 @@ def server() -> Iterator[LocalPostgres]:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
-
-
 @pytest.mark.parametrize(
     "name", [*AWKWARD, LONG[:512], "\U0001f512" * 512, "\0" * 512], ids=range(23)
 )

@@ -20,24 +20,15 @@ from tests.support.wait import wait_until
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with postgres.start_postgres() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
-
-
-@pytest.fixture(scope="module")
-def pooler(server: LocalPostgres) -> Iterator[str]:
-    with postgres.start_pgbouncer(server) as url:
+def pooler(started_database: LocalPostgres) -> Iterator[str]:
+    with postgres.start_pgbouncer(started_database) as url:
         yield url
 
 
 @pytest.fixture
-def make(pooler: str, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+def make(
+    pooler: str, database: LocalPostgres, lock_over: Callable[..., Redlock]
+) -> Callable[..., Redlock]:
     return lambda: lock_over([pooler], ttl=3.0, node_timeout=5.0)
 
 
@@ -70,7 +61,7 @@ def test_all_of_a_lock_works_through_it(make: Callable[..., Redlock]) -> None:
 
 def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
     make: Callable[..., Redlock],
-    server: LocalPostgres,
+    database: LocalPostgres,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -97,7 +88,7 @@ def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
         for thread in threads:
             thread.start()
         line = "SELECT count(*) FROM redlock_waiter"
-        wait_until(lambda: postgres.sql(server, line) == [(2,)], 10.0, "both wait")
+        wait_until(lambda: postgres.sql(database, line) == [(2,)], 10.0, "both wait")
         assert not got
     for thread in threads:
         thread.join(10.0)
@@ -105,7 +96,7 @@ def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
     assert sum("a pooler stands in front of it" in said for said in caplog.messages) == 1
     assert sum("listen" in name for name in opened) == 2, "nobody tries again and again"
     locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-    assert postgres.sql(server, locks) == [(0,)]
+    assert postgres.sql(database, locks) == [(0,)]
 
 
 def test_close_does_not_wait_for_who_does_not_listen(make: Callable[..., Redlock]) -> None:

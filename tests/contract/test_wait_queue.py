@@ -52,11 +52,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _servers_as_new(servers: Servers) -> None:
-    stores.as_new(servers)
-
-
 @pytest.fixture
 def make(servers: Servers, lock_over: Callable[..., Redlock]) -> Callable[[], Redlock]:
     return lambda: lock_over(servers, ttl=60.0, node_timeout=5.0)
