@@ -17,7 +17,7 @@ from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.values import token_digest
-from celery_redlock.server import LocalServer
+from tests.support.names import Log, Request, Servers
 from tests.support.nodes import told_all
 from tests.web.conftest import proof
 
@@ -26,7 +26,7 @@ NODES = '["redis://redis-1", "redis://redis-2", "redis://redis-3"]'
 HOST = "ops.example.org"
 
 
-def example(name: str, servers: list[LocalServer]) -> str:
+def example(name: str, servers: Servers) -> str:
     """The code of docs/web.md for a framework, with these nodes and a token."""
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     found = re.search(rf"^### {name}\n.*?^```python\n(.*?)^```$", text, re.M | re.S)
@@ -37,7 +37,7 @@ def example(name: str, servers: list[LocalServer]) -> str:
 
 
 @pytest.fixture
-def mounted(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[dict[str, Any]]:
+def mounted(request: Request, servers: Servers) -> Iterator[dict[str, Any]]:
     """What the example has made."""
     names: dict[str, Any] = {}
     exec(compile(example(request.param, servers), "docs/web.md", "exec"), names)
@@ -50,7 +50,7 @@ def mounted(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Itera
 FREE = "/locks/release?resource=order:1&kind=lock&slot=1&digest="
 
 
-def hold(servers: list[LocalServer]) -> str:
+def hold(servers: Servers) -> str:
     """Have a lock be held that is to be freed; return the digest of its token."""
     redlock = Redlock([server.url for server in servers], restart_guard="off")
     lease = redlock.acquire("order:1", ttl=600)
@@ -59,16 +59,14 @@ def hold(servers: list[LocalServer]) -> str:
     return token_digest(lease.token)
 
 
-def who_freed(caplog: pytest.LogCaptureFixture) -> str:
+def who_freed(caplog: Log) -> str:
     lines = [record.getMessage() for record in caplog.records]
     (line,) = (line for line in lines if line.startswith("redlock:order:1 was freed"))
     return re.search(r"by (.*) in the web dashboard", line)[1]
 
 
 @pytest.mark.parametrize("mounted", ["Flask"], indirect=True)
-def test_in_flask(
-    mounted: dict[str, Any], servers: list[LocalServer], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_in_flask(mounted: dict[str, Any], servers: Servers, caplog: Log) -> None:
     site = mounted["site"]
     site.secret_key = "x"
 
@@ -100,9 +98,7 @@ def test_in_flask(
 
 
 @pytest.mark.parametrize("mounted", ["FastAPI"], indirect=True)
-async def test_in_fastapi(
-    mounted: dict[str, Any], servers: list[LocalServer], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_in_fastapi(mounted: dict[str, Any], servers: Servers, caplog: Log) -> None:
     import httpx
     from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
     from starlette.middleware.authentication import AuthenticationMiddleware
@@ -186,7 +182,7 @@ print(json.dumps({
 """
 
 
-def test_in_django(servers: list[LocalServer]) -> None:
+def test_in_django(servers: Servers) -> None:
     # In a process of its own: a process has one Django.
     code = example("Django", servers).replace(
         'Celery("shop")', 'Celery("shop", broker="memory://")'
