@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 
-from celery_redlock import Redlock, ResourceHeld
+from celery_redlock import ResourceHeld
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support.machine import in_time
+from tests.support.names import Locks
 
 
 @pytest.fixture
-def make(database: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+def make(database: LocalPostgres, lock_over: Locks) -> Locks:
     return lambda **options: lock_over([database], **{"ttl": 60.0, "node_timeout": 5.0, **options})
 
 
-def test_what_is_kept_after_the_block_is_free_in_time(make: Callable[..., Redlock]) -> None:
+def test_what_is_kept_after_the_block_is_free_in_time(make: Locks) -> None:
     redlock, other = make(), make()
     with redlock.lock("r") as lock:
         assert lock.keep(1.0)
@@ -29,9 +29,7 @@ def test_what_is_kept_after_the_block_is_free_in_time(make: Callable[..., Redloc
     in_time(kept + 1.0, time.monotonic(), 2.0, "until it is free")
 
 
-def test_a_long_held_lock_is_extended_by_two_that_never_give_it_to_another(
-    make: Callable[..., Redlock],
-) -> None:
+def test_a_long_held_lock_is_extended_by_two_that_never_give_it_to_another(make: Locks) -> None:
     """By its thread, and by the process that stands by."""
     redlock, other = make(ttl=1.0, keeper="process"), make()
     with redlock.lock("r") as lock:
