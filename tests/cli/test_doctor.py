@@ -23,13 +23,14 @@ from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook
 from tests.cli.clinic import HOSTS, Forger, examined, found, shop, url
-from tests.support.names import Patch, Servers
+from tests.support.names import Servers
 from tests.support.nodes import ACL_RULE, make_known, with_acl_user
 from tests.support.proxy import Proxy
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="127.0.0.2 is an address of its own on Linux alone"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is of its own on Linux alone"),
+    pytest.mark.usefixtures("no_worker"),
+]
 
 EVERYTHING = ["+time", "+scan", "+zcard", "+zrange"]
 """What the doctor looks with, besides what locks need."""
@@ -51,12 +52,6 @@ def healthy(servers: Servers) -> Iterator[list[str]]:
     for server in servers:
         with redis.Redis(port=server.port) as client:
             client.flushall()
-
-
-@pytest.fixture(autouse=True)
-def _no_worker(monkeypatch: Patch) -> None:
-    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
-    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
 
 
 def nodes(*urls: str) -> Site:

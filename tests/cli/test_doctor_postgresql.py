@@ -39,6 +39,8 @@ from tests.support.postgres_sites import (
 )
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.usefixtures("no_worker")
+
 GRANTS = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
     " TO worker"
@@ -56,12 +58,6 @@ def host() -> Iterator[LocalPostgres]:
 @pytest.fixture
 def database(host: LocalPostgres) -> str:
     return new_database(host)
-
-
-@pytest.fixture(autouse=True)
-def _no_worker(monkeypatch: Patch) -> None:
-    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
-    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
 
 
 def of(*urls: str) -> Site:
