@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from celery_redlock import Redlock
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.beside import Beside
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
-
-ROOT = Path(__file__).parents[2]
 
 WAITER = """
 import sys
@@ -42,21 +37,13 @@ def make(database: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable
 
 
 @pytest.fixture
-def waiter(database: LocalPostgres) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def waiter(database: LocalPostgres) -> Iterator[Callable[[], Beside]]:
     """Starts a process that waits; it stands in the queue then."""
     with contextlib.ExitStack() as stack:
 
-        def start() -> subprocess.Popen[str]:
+        def start() -> Beside:
             before = in_queue(database)
-            process = subprocess.Popen(
-                [sys.executable, "-c", WAITER, database.url],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
+            process = stack.enter_context(Beside("-c", WAITER, database.url))
             wait_until(lambda: in_queue(database) == before + 1, 20.0, "it stands in the queue")
             return process
 
@@ -68,22 +55,19 @@ def in_queue(database: LocalPostgres) -> int:
     return int(count)
 
 
-def granted(process: subprocess.Popen[str], since: float) -> None:
-    assert process.stdout
-    assert process.stdout.readline() == "granted\n"
+def granted(process: Beside, since: float) -> None:
+    assert process.line() == "granted"
     in_time(since, time.monotonic(), 1.0, "from the release to the grant")
 
 
-def release(process: subprocess.Popen[str]) -> float:
-    assert process.stdin
+def release(process: Beside) -> float:
     since = time.monotonic()
-    process.stdin.write("\n")
-    process.stdin.flush()
+    process.tell("go on")
     return since
 
 
 def test_processes_are_served_in_their_order_and_who_died_is_passed_over(
-    make: Callable[[], Redlock], waiter: Callable[[], subprocess.Popen[str]]
+    make: Callable[[], Redlock], waiter: Callable[[], Beside]
 ) -> None:
     holder = make()
     lease = holder.acquire("r")
@@ -104,7 +88,7 @@ WHERE l.locktype = 'advisory' AND l.granted"""
 
 def test_whose_connection_was_killed_hears_again_on_the_next(
     make: Callable[[], Redlock],
-    waiter: Callable[[], subprocess.Popen[str]],
+    waiter: Callable[[], Beside],
     database: LocalPostgres,
 ) -> None:
     holder = make()
@@ -189,18 +173,10 @@ print(longest, flush=True)
 def test_greenlets_run_on_while_one_waits_for_it(database: LocalPostgres) -> None:
     """Also for its answer, its lock, a connection to it, and a call."""
     pytest.importorskip("gevent")
-    with subprocess.Popen(
-        [sys.executable, "-c", GREENLETS, database.url],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "pause\n"
+    with Beside("-c", GREENLETS, database.url) as process:
+        assert process.line() == "pause"
         database.pause()
         release(process)
-        longest = float(process.stdout.readline())
+        longest = float(process.line())
         database.resume()
-        process.send_signal(signal.SIGKILL)
     assert longest < 0.8, "the shortest of these waits takes a second"

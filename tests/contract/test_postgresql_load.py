@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +13,8 @@ import pytest
 
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.beside import at_once
 from tests.support.wait import wait_until
-
-ROOT = Path(__file__).parents[2]
 
 CROWD = """
 import fcntl, json, logging, random, sys, threading, time
@@ -69,27 +66,8 @@ def test_a_crowd_on_few_names_in_any_order_never_overlaps_and_meets_no_error(
     database: LocalPostgres, tmp_path: Path
 ) -> None:
     """READ COMMITTED is enough: without locks of tables, without a retry of any transaction."""
-    crowd = [
-        subprocess.Popen(
-            [sys.executable, "-c", CROWD, database.url, str(tmp_path), str(seed), "4"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in range(4)
-    ]
-    try:
-        for one in crowd:
-            assert one.stdout and one.stdout.readline() == "ready\n"
-        for one in crowd:
-            assert one.stdin
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        ends: list[dict[str, Any]] = [json.loads(one.communicate(timeout=60.0)[0]) for one in crowd]
-    finally:
-        for one in crowd:
-            one.kill()
+    crowd = [("-c", CROWD, database.url, str(tmp_path), str(seed), "4") for seed in range(4)]
+    ends: list[dict[str, Any]] = [json.loads(said) for said in at_once(crowd)]
     assert [end["twice"] for end in ends] == [[]] * len(crowd)
     assert [end["said"] for end in ends] == [[]] * len(crowd)
     assert min(end["turns"] for end in ends) > 5

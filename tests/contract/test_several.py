@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,12 +16,12 @@ from celery import Celery
 from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
 from celery_redlock.locking import acquisition
 from tests.support import postgres
+from tests.support.beside import Beside, at_once
 from tests.support.crowd import at_most_three_are_inside
 from tests.support.machine import in_time
 from tests.support.names import Locks, Patch, Request, Servers
 from tests.support.wait import wait_until
 
-ROOT = Path(__file__).parents[2]
 BOTH = ["account-1", "account-2"]
 
 
@@ -199,37 +197,12 @@ def test_a_waiter_for_several_with_limits_is_called_by_the_release_of_a_slot_of_
     in_time(released, got["several"], 1.0, "from the release to the grant")
 
 
-def clerk(directory: Path, seconds: float, work: float, urls: list[str]) -> subprocess.Popen[str]:
-    command = ["benchmarks.bank", "together", str(directory), str(seconds), str(work), *urls]
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def begin(clerks: list[subprocess.Popen[str]]) -> None:
-    for one in clerks:
-        assert one.stdout and one.stdout.readline() == "ready\n"
-    for one in clerks:
-        assert one.stdin
-        one.stdin.write("go\n")
-        one.stdin.flush()
-
-
 def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_path: Path) -> None:
     accounts = [tmp_path / f"account-{number}" for number in range(5)]
     for account in accounts:
         account.write_text("1000")
-    clerks = [clerk(tmp_path, 1.0, 0.001, urls) for _ in range(5)]
-    try:
-        begin(clerks)
-        moves = [int(one.communicate(timeout=60.0)[0]) for one in clerks]
-    finally:
-        for one in clerks:
-            one.kill()
+    clerk = ("-m", "benchmarks.bank", "together", str(tmp_path), "1.0", "0.001", *urls)
+    moves = [int(said) for said in at_once([clerk] * 5)]
     assert sum(int(account.read_text()) for account in accounts) == 5000
     assert len({account.read_text() for account in accounts}) > 1  # it did move
     assert sum(moves) > 5
@@ -274,15 +247,10 @@ with redlock.lock(["account-2", "account-1"]):
 
 def test_what_a_killed_process_held_is_all_free_at_once(over: Locks, store: Store) -> None:
     other = over()
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, *store.urls], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        try:
-            assert holder.stdout and holder.stdout.readline() == "held\n"
-            with pytest.raises(ResourceHeld):
-                other.acquire("account-1")
-        finally:
-            holder.kill()
+    with Beside("-c", HOLD, *store.urls) as holder:
+        assert holder.line() == "held"
+        with pytest.raises(ResourceHeld):
+            other.acquire("account-1")
         killed = time.monotonic()
     other.acquire(["account-1", "account-2"], wait=10.0)  # the ttl is a minute
     in_time(killed, time.monotonic(), 1.0, "from the death to the grant")
