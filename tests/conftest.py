@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
+import inspect
 import logging
 import os
 import shutil
@@ -26,8 +28,12 @@ from celery_redlock.locking import stack
 from celery_redlock.messages import policy
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.driver import Driver
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import lanes, machine, wanting
 from tests.support import rabbitmq as local_rabbitmq
+
+COROUTINE_LASTS = 120.0
+"""Seconds until a test that is a coroutine is cancelled."""
 
 PATIENT = 1.0
 """Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
@@ -77,6 +83,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if lanes.is_more(item.nodeid):
             item.add_marker("more")
+        if item.nodeid.startswith(lanes.WORKERS):
+            item.add_marker("worker")
     if hasattr(config, "workerinput"):  # one of several lanes
         items.sort(key=lambda item: lanes.place(item.nodeid))
 
@@ -100,6 +108,24 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.hookimpl(optionalhook=True)  # pytest-xdist's
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return lanes.scheduler(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine, in a loop that says what blocks it or is left pending."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        # By a timer: a task that waited for it would be one more, and tests look for what is left.
+        asyncio.get_running_loop().call_later(COROUTINE_LASTS, task.cancel)
+        await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted})
+
+    asyncio.run(main(), debug=True)
+    return True
 
 
 @pytest.hookimpl(wrapper=True)
@@ -183,6 +209,33 @@ def server() -> Iterator[LocalServer]:
         yield one
 
 
+@pytest.fixture(scope="module")
+def started_database() -> Iterator[LocalPostgres]:
+    """A PostgreSQL with our tables."""
+    from tests.support.postgres import start_postgres  # here: it needs a driver
+
+    with start_postgres() as one:
+        yield one
+
+
+@pytest.fixture
+def database(started_database: LocalPostgres) -> LocalPostgres:
+    """The same, with nothing in its tables."""
+    from tests.support import postgres
+
+    postgres.as_new(started_database)
+    return started_database
+
+
+@pytest.fixture(scope="module")
+def database_server() -> Iterator[LocalPostgres]:
+    """A PostgreSQL without our tables, for databases of a test's own."""
+    from tests.support.postgres_sites import empty_server
+
+    with empty_server() as one:
+        yield one
+
+
 @pytest.fixture(params=["the usual server", "redis-server"], scope="module")
 def acl_node(request: pytest.FixtureRequest) -> Iterator[LocalServer]:
     """A server for users of its own, who outlive FLUSHALL."""
@@ -205,12 +258,17 @@ def rabbitmq() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _servers_as_new(request: pytest.FixtureRequest) -> None:
     """Before each test: whatever the last one did, the servers it uses run and are empty."""
-    used: list[LocalServer] = []
+    used: list[Any] = []
     if "servers" in request.fixturenames:
         used += request.getfixturevalue("servers")
     if "server" in request.fixturenames:
         used.append(request.getfixturevalue("server"))
-    as_new(used)
+    if all(isinstance(one, LocalServer) for one in used):
+        as_new(used)
+    else:
+        from tests.support import stores
+
+        stores.as_new(used)
 
 
 def as_new(servers: Iterable[LocalServer]) -> None:

@@ -15,8 +15,6 @@ from tests.beat.conftest import PASSWORD
 from tests.support import stores
 from tests.support.beats import KINDS
 
-pytestmark = pytest.mark.worker
-
 
 def test_each_tick_is_sent_once_whatever_happens(
     servers: list[LocalServer], server: LocalServer, tmp_path: Path

@@ -6,15 +6,11 @@ import re
 import time
 from collections.abc import Callable
 
-import pytest
-
 from celery_redlock.server import LocalServer
 from tests.beat.oracle import judge_ticks
 from tests.support.beats import Site
 from tests.support.machine import by_wall_clock, stalled
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.worker
 
 Sites = Callable[..., Site]
 

@@ -15,8 +15,6 @@ from tests.support.beats import KINDS, START, Beat, Site
 from tests.support.machine import by_wall_clock
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 Sites = Callable[..., Site]
 TTL = 2.0
 """Seconds a claim is held for one who is sending; beats start within less of each other."""

@@ -23,6 +23,12 @@ def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
 
 
 @pytest.fixture
+def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
+    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
+
+
+@pytest.fixture
 def cli(servers: list[LocalServer]) -> Callable[..., Any]:
     """Calls a command, on these nodes."""
     nodes = ",".join(server.url for server in servers)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from celery_redlock.contrib.django import migrations
 from celery_redlock.stores.postgresql import schema
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import forked
-from tests.support.postgres_sites import empty_server, execute, new_database
+from tests.support.postgres_sites import execute, new_database
 
 pytest.importorskip("django")
 
@@ -34,12 +33,6 @@ DATABASES = {
 OURS = """\
 SELECT (SELECT count(*) FROM pg_class WHERE relname LIKE 'redlock%' AND relkind = 'r')
     + (SELECT count(*) FROM pg_proc WHERE proname LIKE 'redlock%')"""
-
-
-@pytest.fixture(scope="module")
-def database_server() -> Iterator[LocalPostgres]:
-    with empty_server() as server:
-        yield server
 
 
 def manage(path: Path, url: str, *arguments: str) -> str:

@@ -23,12 +23,14 @@ from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook
 from tests.cli.clinic import HOSTS, Forger, examined, found, shop, url
+from tests.support.names import Servers
 from tests.support.nodes import ACL_RULE, make_known, with_acl_user
 from tests.support.proxy import Proxy
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="127.0.0.2 is an address of its own on Linux alone"
-)
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is of its own on Linux alone"),
+    pytest.mark.usefixtures("no_worker"),
+]
 
 EVERYTHING = ["+time", "+scan", "+zcard", "+zrange"]
 """What the doctor looks with, besides what locks need."""
@@ -43,19 +45,13 @@ def servers() -> Iterator[list[LocalServer]]:
 
 
 @pytest.fixture
-def healthy(servers: list[LocalServer]) -> Iterator[list[str]]:
+def healthy(servers: Servers) -> Iterator[list[str]]:
     """The nodes of a site with which nothing is wrong."""
     make_known(servers)
     yield [url(server, host) for host, server in enumerate(servers, 1)]
     for server in servers:
         with redis.Redis(port=server.port) as client:
             client.flushall()
-
-
-@pytest.fixture(autouse=True)
-def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
-    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
 
 
 def nodes(*urls: str) -> Site:
@@ -67,7 +63,7 @@ def command(server: LocalServer, *words: Any) -> None:
         client.execute_command(*words)
 
 
-def test_a_healthy_site_has_no_findings(healthy: list[str], servers: list[LocalServer]) -> None:
+def test_a_healthy_site_has_no_findings(healthy: list[str], servers: Servers) -> None:
     code, report = examined(nodes(*healthy))
     assert report["findings"] == [] and code == 0 and report["ok"]
     assert set(report["fine"]) == set(CHECKS) - set(NEED_APP)
@@ -86,9 +82,7 @@ def test_what_is_fine_is_one_line_and_so_are_the_nodes(healthy: list[str]) -> No
     assert said[0].count(" ms)") == 3
 
 
-def test_a_node_that_is_down_and_one_that_hangs(
-    healthy: list[str], servers: list[LocalServer]
-) -> None:
+def test_a_node_that_is_down_and_one_that_hangs(healthy: list[str], servers: Servers) -> None:
     with Proxy(servers[0].port) as proxy:
         proxy.mode = "mute"
         code, report = examined(nodes(healthy[0], "redis://127.0.0.2:1/0", url(proxy, 1)))
@@ -137,7 +131,7 @@ NOTHING = ["resetkeys", "resetchannels", "nocommands"]
     ids=" ".join,
 )
 def test_all_missing_rights_come_in_one_run(
-    healthy: list[str], servers: list[LocalServer], rule: list[str]
+    healthy: list[str], servers: Servers, rule: list[str]
 ) -> None:
     """What it says to do is done once, and no right is missing any more."""
     for server in servers:
@@ -167,7 +161,7 @@ def test_a_replica_and_a_member_of_a_cluster(healthy: list[str]) -> None:
 
 
 @pytest.mark.parametrize("user", ["", "blind:SECRET@"], ids=["by run_id", "without INFO"])
-def test_one_server_under_two_addresses(servers: list[LocalServer], user: str) -> None:
+def test_one_server_under_two_addresses(servers: Servers, user: str) -> None:
     blind = [word for word in ACL_RULE if word != "+info"]
     for server in servers:
         command(server, "ACL", "SETUSER", "blind", *blind)
@@ -178,7 +172,7 @@ def test_one_server_under_two_addresses(servers: list[LocalServer], user: str) -
     assert found(report, "wrong")["twins"]["where"] == f"127.0.0.1:{port} and 127.0.0.3:{port}"
 
 
-def test_two_that_are_seen_to_be_one_at_once(servers: list[LocalServer]) -> None:
+def test_two_that_are_seen_to_be_one_at_once(servers: Servers) -> None:
     """A `Redlock` refuses to be made of these; the doctor goes on and says so."""
     port = servers[0].port
     app = shop([f"redis://localhost:{port}/0", f"redis://127.0.0.1:{port}/0"])
@@ -188,9 +182,7 @@ def test_two_that_are_seen_to_be_one_at_once(servers: list[LocalServer]) -> None
     assert "reachable" not in report["fine"]
 
 
-def test_an_even_number_and_nodes_on_one_host(
-    healthy: list[str], servers: list[LocalServer]
-) -> None:
+def test_an_even_number_and_nodes_on_one_host(healthy: list[str], servers: Servers) -> None:
     code, report = examined(nodes(*healthy[:2]))
     assert code == 0 and set(found(report, "warning")) == {"even"}
     assert examined(nodes(*healthy[:2]), "--strict")[0] == 1
@@ -207,7 +199,7 @@ LRU = {"maxmemory-policy": "allkeys-lru"}
     ids=["never full", "evicts", "full"],
 )
 def test_a_node_that_evicts_or_takes_no_writes(
-    healthy: list[str], servers: list[LocalServer], settings: dict[str, str], check: str
+    healthy: list[str], servers: Servers, settings: dict[str, str], check: str
 ) -> None:
     with redis.Redis(port=servers[1].port) as client:
         for name, value in settings.items():
@@ -273,7 +265,7 @@ VERSION = (rb"redis_version:[\d.]+", old, "wrong", r"is Redis 6\.0\.9")
 
 @pytest.mark.parametrize(("check", "case"), [("clock", CLOCK), ("version", VERSION)])
 def test_a_clock_that_differs_and_a_server_that_is_too_old(
-    healthy: list[str], servers: list[LocalServer], check: str, case: Any
+    healthy: list[str], servers: Servers, check: str, case: Any
 ) -> None:
     pattern, change, level, words = case
     with Forger(servers[1].port, pattern, change) as forger:
@@ -290,7 +282,7 @@ def test_a_version_that_is_none() -> None:
 
 
 @pytest.mark.parametrize("word", [word for word in ACL_RULE if word[0] in "+~&"])
-def test_every_right_that_is_missing_is_named(servers: list[LocalServer], word: str) -> None:
+def test_every_right_that_is_missing_is_named(servers: Servers, word: str) -> None:
     rest = [kept for kept in (*ACL_RULE, *EVERYTHING) if kept != word]
     command(servers[0], "ACL", "SETUSER", "lacking", "reset")
     command(servers[0], "ACL", "SETUSER", "lacking", *rest)
@@ -301,7 +293,7 @@ def test_every_right_that_is_missing_is_named(servers: list[LocalServer], word: 
     assert code == (0 if word in slower or word[0] == "&" else 1)
 
 
-def test_what_the_doctor_may_not_look_at_is_not_called_fine(servers: list[LocalServer]) -> None:
+def test_what_the_doctor_may_not_look_at_is_not_called_fine(servers: Servers) -> None:
     blind = [word for word in ACL_RULE if word != "+info"]
     command(servers[0], "ACL", "SETUSER", "blind", "reset")
     command(servers[0], "ACL", "SETUSER", "blind", *blind)
@@ -313,13 +305,13 @@ def test_what_the_doctor_may_not_look_at_is_not_called_fine(servers: list[LocalS
     assert not hidden & set(report["fine"])
 
 
-def test_a_wrong_password_is_not_shown(servers: list[LocalServer]) -> None:
+def test_a_wrong_password_is_not_shown(servers: Servers) -> None:
     _code, report = examined(nodes(url(servers[0], 1, "redlock:SECRETIVE@")))
     assert "it refuses us" in found(report, "wrong")["reachable"]["what"]
     assert not {"role", "twins", "version", "rights", "clock"} & set(report["fine"])
 
 
-def test_a_ttl_that_is_too_short_for_the_way(servers: list[LocalServer]) -> None:
+def test_a_ttl_that_is_too_short_for_the_way(servers: Servers) -> None:
     with Proxy(servers[1].port, delay=0.1) as slow:
         slow.mode = "late"
         app = shop([url(servers[0], 1), url(slow), url(servers[2], 3)], redlock_ttl=0.5)
@@ -328,9 +320,7 @@ def test_a_ttl_that_is_too_short_for_the_way(servers: list[LocalServer]) -> None
     assert f"127.0.0.1:{slow.port}" in ttl["where"] and "a ttl of 0.5 s" in ttl["what"]
 
 
-def test_leaks_and_what_others_write_under_our_prefix(
-    healthy: list[str], servers: list[LocalServer]
-) -> None:
+def test_leaks_and_what_others_write_under_our_prefix(healthy: list[str], servers: Servers) -> None:
     assert examined(nodes(*healthy))[0] == 0
     command(servers[0], "SET", "redlock:leak", "x")
     command(servers[0], "SET", "redlock:theirs", "x", "EX", "100")

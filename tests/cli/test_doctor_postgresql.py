@@ -27,6 +27,7 @@ from celery_redlock.testing.postgresql import LocalPostgres
 from tests.cli.clinic import examined, found, shop
 from tests.support import postgres
 from tests.support.certificates import Authority
+from tests.support.names import Patch
 from tests.support.postgres_sites import (
     empty_server,
     execute,
@@ -37,6 +38,8 @@ from tests.support.postgres_sites import (
     url_of,
 )
 from tests.support.wait import wait_until
+
+pytestmark = pytest.mark.usefixtures("no_worker")
 
 GRANTS = (
     "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
@@ -55,12 +58,6 @@ def host() -> Iterator[LocalPostgres]:
 @pytest.fixture
 def database(host: LocalPostgres) -> str:
     return new_database(host)
-
-
-@pytest.fixture(autouse=True)
-def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
-    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
 
 
 def of(*urls: str) -> Site:
@@ -221,9 +218,7 @@ def test_a_pooler_in_front(host: LocalPostgres, database: str) -> None:
 
 
 @pytest.mark.parametrize(("ahead", "how"), [(5.0, "behind"), (-5.0, "ahead of")])
-def test_a_clock_that_is_off(
-    database: str, monkeypatch: pytest.MonkeyPatch, ahead: float, how: str
-) -> None:
+def test_a_clock_that_is_off(database: str, monkeypatch: Patch, ahead: float, how: str) -> None:
     class Clock:  # ours is set, not the server's: it has no other than the machine's
         time = staticmethod(lambda: time.time() + ahead)
 
@@ -279,9 +274,7 @@ def test_certificates() -> None:
         assert "its certificate is not accepted" in refused
 
 
-def test_without_its_client_it_says_what_to_install(
-    database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_its_client_it_says_what_to_install(database: str, monkeypatch: Patch) -> None:
     for name in [name for name in sys.modules if name.startswith("psycopg")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)

@@ -21,6 +21,8 @@ from tests.cli.clinic import examined, found, shop
 from tests.support.etcd import as_new, ask, start_etcd, text
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.usefixtures("no_worker")
+
 
 @pytest.fixture(scope="module")
 def three() -> Iterator[LocalEtcd]:
@@ -31,12 +33,6 @@ def three() -> Iterator[LocalEtcd]:
 @pytest.fixture(autouse=True)
 def _as_new(three: LocalEtcd) -> None:
     as_new(three)
-
-
-@pytest.fixture(autouse=True)
-def _no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
-    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
 
 
 def call(url: str, *arguments: str) -> Any:

@@ -21,6 +21,7 @@ from celery_redlock.messages.reservation import claim_for, give_up, take
 from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
+from tests.support.names import Servers
 from tests.support.wait import wait_until
 
 
@@ -34,7 +35,7 @@ def key_of(order_id: int, **_more: Any) -> str:
     return f"made:{order_id}"
 
 
-def shop(nodes: list[LocalServer], **conf: Any) -> Celery:
+def shop(nodes: Servers, **conf: Any) -> Celery:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.update(
         redlock_nodes=[node.url for node in nodes], redlock_restart_guard="off", redlock_ttl=20
@@ -74,7 +75,7 @@ def shop(nodes: list[LocalServer], **conf: Any) -> Celery:
 
 
 @pytest.fixture(scope="module")
-def app(nodes: list[LocalServer]) -> Iterator[Celery]:
+def app(nodes: Servers) -> Iterator[Celery]:
     made = shop(nodes)
     yield made
     Redlock.from_app(made).close()
@@ -98,7 +99,7 @@ def told(app: Celery, *arguments: str, code: int = 0) -> dict[str, Any]:
     return data
 
 
-def test_a_task_may_be_a_class(nodes: list[LocalServer]) -> None:
+def test_a_task_may_be_a_class(nodes: Servers) -> None:
     class Pack(SingletonTask):
         name = "shop.pack"
 
@@ -166,7 +167,7 @@ BODY = {"max_lifetime", "on_conflict", "on_lost"}
     ],
 )
 def test_options_that_nothing_reads_are_for_programs_alone(
-    nodes: list[LocalServer], name: str, conf: dict[str, Any], shown: set[str]
+    nodes: Servers, name: str, conf: dict[str, Any], shown: set[str]
 ) -> None:
     app = shop(nodes, **conf)
     table = call(app, f"shop.{name}", "[1]").output.partition("option ")[2].splitlines()[1:]
@@ -210,9 +211,7 @@ def test_it_says_what_a_call_would_do_and_who_holds(
     assert not re.search(r"^ +127\.", text, re.M)  # they all say the same
 
 
-def test_parking_that_is_switched_off_is_not_promised(
-    nodes: list[LocalServer], redlock: Redlock
-) -> None:
+def test_parking_that_is_switched_off_is_not_promised(nodes: Servers, redlock: Redlock) -> None:
     app = shop(nodes, redlock_parking=False)
     with redlock.lock("order:17"):
         assert told(app, "shop.charge", "[17]")["run"]["outcome"] == "again"
@@ -275,7 +274,7 @@ def test_it_says_what_delay_would_return(
     assert data["run"]["outcome"] == ("run" if outcome in ("replace", "sent") else "none")
 
 
-def test_a_key_of_another_program_that_never_expires(app: Celery, nodes: list[LocalServer]) -> None:
+def test_a_key_of_another_program_that_never_expires(app: Celery, nodes: Servers) -> None:
     import redis
 
     clients = [redis.Redis.from_url(node.url) for node in nodes]
@@ -290,9 +289,7 @@ def test_a_key_of_another_program_that_never_expires(app: Celery, nodes: list[Lo
     assert run["outcome"] == "parked" and "in its way forever; it waits" in run["text"]
 
 
-def test_without_a_quorum_it_says_what_the_options_say(
-    nodes: list[LocalServer], app: Celery
-) -> None:
+def test_without_a_quorum_it_says_what_the_options_say(nodes: Servers, app: Celery) -> None:
     gone = shop([], redlock_nodes=["redis://127.0.0.1:1/0", nodes[0].url, "redis://127.0.0.1:2/0"])
     data = told(gone, "shop.charge", "[17]", code=3)
     assert data["run"]["outcome"] == "again" and "1 of 3 nodes" in data["error"]
@@ -331,7 +328,7 @@ def test_what_is_wrong_is_said(app: Celery, arguments: list[str], code: int, wor
     assert words in result.output and "Traceback" not in result.output
 
 
-def test_without_locks_nothing_is_asked(nodes: list[LocalServer]) -> None:
+def test_without_locks_nothing_is_asked(nodes: Servers) -> None:
     app = shop([], redlock_enabled=False, redlock_nodes=["redis://127.0.0.1:1/0"])
     data = told(app, "shop.charge", "[17]")
     assert data["run"]["outcome"] == "unlocked" and data["entries"] == []

@@ -27,10 +27,11 @@ from celery_redlock.cli.exporter import guarded
 from celery_redlock.config.options import GLOBAL
 from celery_redlock.protocol.names import RESERVED_SUFFIX
 from celery_redlock.protocol.values import Owner
-from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.server import start_servers
 from celery_redlock.survey import exporter
 from celery_redlock.survey.exporter import exposition, make_registry
 from celery_redlock.survey.waiting import Parked
+from tests.support.names import Log, Patch, Servers
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -42,7 +43,7 @@ Nodes = list[redis.Redis]
 
 
 @pytest.fixture
-def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
+def redlock(servers: Servers) -> Iterator[Redlock]:
     redlock = Redlock([one.url for one in servers[:3]])
     redlock.connect(LONG)
     yield redlock
@@ -144,7 +145,7 @@ def test_a_key_without_a_ttl_is_a_leak_of_its_node(redlock: Redlock, nodes: Node
     assert see("foreign_keys") == 1
 
 
-def test_a_node_that_is_down_is_a_value(redlock: Redlock, servers: list[LocalServer]) -> None:
+def test_a_node_that_is_down_is_a_value(redlock: Redlock, servers: Servers) -> None:
     redlock.acquire("r")
     servers[0].kill()
     see = shown(redlock)
@@ -157,9 +158,7 @@ def test_a_node_that_is_down_is_a_value(redlock: Redlock, servers: list[LocalSer
     assert see("held", task="") == 1
 
 
-def test_without_a_quorum_each_node_is_still_told(
-    redlock: Redlock, servers: list[LocalServer]
-) -> None:
+def test_without_a_quorum_each_node_is_still_told(redlock: Redlock, servers: Servers) -> None:
     redlock.acquire("r")
     for server in servers[:2]:
         server.kill()
@@ -172,9 +171,7 @@ def test_without_a_quorum_each_node_is_still_told(
     assert "celery_redlock_survey_errors_total 1.0" in text
 
 
-def test_a_bug_is_no_failed_scrape(
-    redlock: Redlock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_bug_is_no_failed_scrape(redlock: Redlock, monkeypatch: Patch, caplog: Log) -> None:
     def broken(*_args: Any, **_options: Any) -> None:
         raise KeyError("a bug")
 
@@ -184,9 +181,7 @@ def test_a_bug_is_no_failed_scrape(
     assert "could not look at the nodes" in caplog.text
 
 
-def test_one_look_serves_all_who_ask_for_a_while(
-    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_look_serves_all_who_ask_for_a_while(redlock: Redlock, monkeypatch: Patch) -> None:
     looks: list[float] = []
     survey = exporter.survey
 
@@ -206,9 +201,7 @@ def test_one_look_serves_all_who_ask_for_a_while(
     assert age is not None and age > 0
 
 
-def test_a_look_that_took_long_is_good_for_longer(
-    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_look_that_took_long_is_good_for_longer(redlock: Redlock, monkeypatch: Patch) -> None:
     now, looks = [0.0], []
 
     def slow(*_args: Any, **_options: Any) -> Any:
@@ -231,7 +224,7 @@ def test_no_secret_and_no_key_is_shown(redlock: Redlock) -> None:
         assert "secret-key" not in text and "id-1" not in text
 
 
-def test_names_of_tasks_are_foreign_text(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_tasks_are_foreign_text(redlock: Redlock, monkeypatch: Patch) -> None:
     monkeypatch.setattr(exporter, "MAX_TASKS", 1)
     evil = dataclasses.replace(CHARGE, task="e\x1b[31m" + "x" * 300)
     label = exporter._labels([CHARGE, CHARGE, REPORT])
@@ -242,12 +235,12 @@ def test_names_of_tasks_are_foreign_text(redlock: Redlock, monkeypatch: pytest.M
     assert known.startswith(r"e\x1b[31mxx") and len(known) == 200
 
 
-def nodes_of(servers: list[LocalServer]) -> list[str]:
+def nodes_of(servers: Servers) -> list[str]:
     return ["--nodes", ",".join(server.url for server in servers[:3])]
 
 
 def test_once_prints_the_metrics_and_json_is_for_programs(
-    redlock: Redlock, servers: list[LocalServer]
+    redlock: Redlock, servers: Servers
 ) -> None:
     with redlock.lock("r", owner=CHARGE):
         result = CliRunner().invoke(main, [*nodes_of(servers), "exporter", "--once"])
@@ -275,15 +268,13 @@ def test_until_when_no_quorum_has_a_vote() -> None:
         assert {"name": votes, "labels": {}, "value": 0.0} in told
 
 
-def test_without_prometheus_it_says_what_to_install(
-    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_prometheus_it_says_what_to_install(redlock: Redlock, monkeypatch: Patch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigurationError, match=r"celery-redlock\[prometheus\]"):
         make_registry(redlock)
 
 
-def test_it_answers_until_it_is_told_to_end(servers: list[LocalServer], tmp_path: Path) -> None:
+def test_it_answers_until_it_is_told_to_end(servers: Servers, tmp_path: Path) -> None:
     said = tmp_path / "said"
     with open(said, "wb") as output:
         process = subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,15 +16,9 @@ from celery_redlock.cli import main
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.postgresql import schema
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.support.postgres_sites import empty_server, execute, new_database, url_of
+from tests.support.postgres_sites import execute, new_database, url_of
 
 TABLES = "SELECT relname FROM pg_class WHERE relname LIKE 'redlock%' AND relkind = 'r' ORDER BY 1"
-
-
-@pytest.fixture(scope="module")
-def database_server() -> Iterator[LocalPostgres]:
-    with empty_server() as server:
-        yield server
 
 
 @pytest.fixture

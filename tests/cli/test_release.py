@@ -14,10 +14,10 @@ import redis
 from celery_redlock import Redlock
 from celery_redlock.cli import release as command
 from celery_redlock.protocol.values import Owner, token_digest
-from celery_redlock.server import LocalServer
 from celery_redlock.survey.force_release import force_release
 from celery_redlock.survey.snapshot import look
 from tests.cli.clinic import TOKENS, put
+from tests.support.names import Patch, Servers
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -28,7 +28,7 @@ Nodes = list[redis.Redis]
 
 
 @pytest.fixture(autouse=True)
-def _a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def _a_terminal(monkeypatch: Patch) -> None:
     """There is one to ask on."""
     monkeypatch.setattr(command, "can_ask", lambda: True)
 
@@ -54,7 +54,7 @@ def test_force_frees_it_on_all_nodes(cli: Cli, admins: Nodes) -> None:
 
 
 def test_without_a_terminal_and_without_force_it_refuses(
-    cli: Cli, admins: Nodes, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, admins: Nodes, monkeypatch: Patch
 ) -> None:
     monkeypatch.undo()
     put(admins, KEY, TOKENS[0])
@@ -85,7 +85,7 @@ def test_on_a_terminal_it_shows_the_holder_and_the_danger_and_asks(
 def test_what_changed_while_it_asked_is_left_alone(
     cli: Cli,
     admins: Nodes,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     meanwhile: str | None,
     code: int,
     said: str,
@@ -105,7 +105,7 @@ def test_what_changed_while_it_asked_is_left_alone(
 
 
 def test_what_follows_between_look_and_delete_is_left_alone(
-    redlock: Redlock, admins: Nodes, monkeypatch: pytest.MonkeyPatch
+    redlock: Redlock, admins: Nodes, monkeypatch: Patch
 ) -> None:
     put(admins, KEY, TOKENS[0])
     (entry,) = look(redlock, "order:1")
@@ -145,7 +145,7 @@ def test_the_first_in_line_is_called(cli: Cli, admins: Nodes) -> None:
 
 
 def test_a_holder_that_lives_takes_it_back_if_nobody_else_does(
-    servers: list[LocalServer], admins: Nodes
+    servers: Servers, admins: Nodes
 ) -> None:
     holding = Redlock([server.url for server in servers], ttl=3)
     with holding.lock("order:1") as lease:
@@ -157,9 +157,7 @@ def test_a_holder_that_lives_takes_it_back_if_nobody_else_does(
     holding.close()
 
 
-def test_a_holder_that_lives_learns_that_another_has_it(
-    redlock: Redlock, servers: list[LocalServer]
-) -> None:
+def test_a_holder_that_lives_learns_that_another_has_it(redlock: Redlock, servers: Servers) -> None:
     holding = Redlock([server.url for server in servers], ttl=3)
     with holding.lock("order:1", on_lost=lambda lease: None) as lease:
         (entry, *_) = look(redlock, "order:1")
@@ -198,7 +196,7 @@ def test_what_cannot_be_freed_is_said(cli: Cli, admins: Nodes) -> None:
     assert result.exit_code == 4 and "by hand" in result.stderr
 
 
-def test_nodes_that_are_away_are_said(cli: Cli, servers: list[LocalServer], admins: Nodes) -> None:
+def test_nodes_that_are_away_are_said(cli: Cli, servers: Servers, admins: Nodes) -> None:
     put(admins, KEY, TOKENS[0])
     servers[0].kill()
     result = cli("release", "order:1", "--force", "--timeout", "2")

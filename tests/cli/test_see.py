@@ -30,11 +30,12 @@ from celery_redlock.keys.canonical import text_of
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.values import Owner
-from celery_redlock.server import LocalServer, start_servers
+from celery_redlock.server import start_servers
 from celery_redlock.survey.durations import span
 from celery_redlock.survey.snapshot import survey
 from tests.cli.clinic import OWNER, TOKENS, put, shop
 from tests.support import forked
+from tests.support.names import Patch, Servers
 from tests.support.nodes import TOKEN, told_all
 from tests.support.wait import wait_until
 
@@ -179,7 +180,7 @@ def test_foreign_text_is_printable_wherever_it_stands(cli: Cli, admins: Nodes) -
         assert text.isascii() and all(c.isprintable() or c == "\n" for c in text), arguments
 
 
-def test_show_tells_all_of_one_key(cli: Cli, admins: Nodes, servers: list[LocalServer]) -> None:
+def test_show_tells_all_of_one_key(cli: Cli, admins: Nodes, servers: Servers) -> None:
     put(admins[:3], "redlock:order:1", TOKENS[0])
     put(admins[3:4], "redlock:order:1", OTHER)
     put(admins, "redlock:order:1#reserved", TOKENS[1])
@@ -220,7 +221,7 @@ def test_waiting_since_no_time_at_all_is_a_number_all_the_same(
 
 
 def test_what_nodes_do_not_see_is_said_not_to_be_counted(
-    redlock: Redlock, cli: Cli, servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
+    redlock: Redlock, cli: Cli, servers: Servers, monkeypatch: Patch
 ) -> None:
     waits = [
         {"resource": "order:1", "task": "shop.charge", "task_id": n, "waited": w, "where": where}
@@ -272,7 +273,7 @@ def test_show_of_nothing_is_exit_code_1(cli: Cli) -> None:
 
 
 def test_a_node_that_is_away_is_said_beside_the_answer(
-    redlock: Redlock, cli: Cli, servers: list[LocalServer]
+    redlock: Redlock, cli: Cli, servers: Servers
 ) -> None:
     looks = [("ls",), ("show", "order:1"), ("stats",)]
     with redlock.lock("order:1"):
@@ -314,10 +315,7 @@ def test_stats_count_by_task(cli: Cli, admins: Nodes) -> None:
 
 
 def test_a_watch_says_each_change_once(
-    redlock: Redlock,
-    servers: list[LocalServer],
-    admins: Nodes,
-    capsys: pytest.CaptureFixture[str],
+    redlock: Redlock, servers: Servers, admins: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say, key = Changes(for_programs=False), "redlock:order:1"
 
@@ -362,7 +360,7 @@ PROGRAM = "import sys; {}from celery_redlock.cli import main; main()"
 
 
 @pytest.fixture
-def program(servers: list[LocalServer], tmp_path: Path) -> Callable[..., list[str]]:
+def program(servers: Servers, tmp_path: Path) -> Callable[..., list[str]]:
     """Makes command lines; without rich as where it is not installed."""
 
     def made(*arguments: str, rich: bool = True) -> list[str]:

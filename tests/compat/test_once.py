@@ -13,8 +13,6 @@ from celery_redlock import ConfigurationError, DuplicateTask, Skipped
 from celery_redlock.compat.once import AlreadyQueued
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 HOUR = 60 * 60
 
 

@@ -14,8 +14,6 @@ from celery_redlock import DuplicateTask
 from celery_redlock.compat.singleton import DuplicateTaskError, clear_locks
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 DAY = 24 * 60 * 60
 
 

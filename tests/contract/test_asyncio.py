@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -46,11 +45,6 @@ def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _servers_as_new(servers: Servers) -> None:
-    stores.as_new(servers)
-
-
 @pytest.fixture
 def over(servers: Servers) -> Make:
     @asynccontextmanager
@@ -61,116 +55,92 @@ def over(servers: Servers) -> Make:
     return made
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run it in a loop that says what blocks it or is left pending; nothing may be."""
-    asyncio.run(asyncio.wait_for(main(), 60.0), debug=True)
-
-
-def test_a_lease_is_acquired_extended_and_released_as_by_threads(
+async def test_a_lease_is_acquired_extended_and_released_as_by_threads(
     over: Make, servers: Servers, lock_over: Make
 ) -> None:
     other = lock_over(servers)
-
-    async def main() -> None:
-        async with over() as redlock:
-            lease = await redlock.acquire("r", ttl=5.0, fencing=True)
-            assert lease.fencing_token
-            assert await redlock.try_acquire("r") is None
-            with pytest.raises(ResourceHeld):
-                other.acquire("r")
-            renewed = await redlock.extend(lease)
-            assert renewed.deadline > lease.deadline
-            holder = await redlock.holder("r")
-            assert holder is not None and holder.nodes == len(servers)
-            assert await redlock.release(renewed)
-            assert not await redlock.release(renewed)
-            assert await redlock.holder("r") is None
-            with pytest.raises(LeaseLost):
-                await redlock.extend(renewed)
-            two = [await redlock.acquire("few", limit=2) for _ in range(2)]
-            assert len(await redlock.holders("few", limit=2)) == 2
-            with pytest.raises(ResourceHeld):
-                await redlock.acquire("few", limit=2)
-            for lease in two:
-                await redlock.release(lease)
-            async with redlock.lock(["a", "b"]) as held:
-                assert other.try_acquire("b") is None
-                assert current_lease() is held
-                assert await held.keep(30.0)
-            assert other.try_acquire("a") is None, "it is kept"
-
-    run(main)
+    async with over() as redlock:
+        lease = await redlock.acquire("r", ttl=5.0, fencing=True)
+        assert lease.fencing_token
+        assert await redlock.try_acquire("r") is None
+        with pytest.raises(ResourceHeld):
+            other.acquire("r")
+        renewed = await redlock.extend(lease)
+        assert renewed.deadline > lease.deadline
+        holder = await redlock.holder("r")
+        assert holder is not None and holder.nodes == len(servers)
+        assert await redlock.release(renewed)
+        assert not await redlock.release(renewed)
+        assert await redlock.holder("r") is None
+        with pytest.raises(LeaseLost):
+            await redlock.extend(renewed)
+        two = [await redlock.acquire("few", limit=2) for _ in range(2)]
+        assert len(await redlock.holders("few", limit=2)) == 2
+        with pytest.raises(ResourceHeld):
+            await redlock.acquire("few", limit=2)
+        for lease in two:
+            await redlock.release(lease)
+        async with redlock.lock(["a", "b"]) as held:
+            assert other.try_acquire("b") is None
+            assert current_lease() is held
+            assert await held.keep(30.0)
+        assert other.try_acquire("a") is None, "it is kept"
 
 
-def test_a_block_is_extended_by_the_loop_and_by_no_thread(over: Make) -> None:
-    async def main() -> None:
-        async with over(ttl=SHORT) as redlock:
-            before = set(threading.enumerate())
-            async with redlock.lock("r", wait=20.0) as held:
-                first = held.lease.deadline
-                while held.lease.deadline < first + SHORT:
-                    await asyncio.sleep(0.01)
-                held.ensure()
-                started = set(threading.enumerate()) - before
-                assert not [thread for thread in started if "watchdog" in thread.name]
-                assert asyncio.all_tasks() <= {asyncio.current_task(), *_waiting_for(main)}
-            assert not redlock.client.watchdog.schedule.watched
-
-    run(main)
+async def test_a_block_is_extended_by_the_loop_and_by_no_thread(over: Make) -> None:
+    async with over(ttl=SHORT) as redlock:
+        before = set(threading.enumerate())
+        async with redlock.lock("r", wait=20.0) as held:
+            first = held.lease.deadline
+            while held.lease.deadline < first + SHORT:
+                await asyncio.sleep(0.01)
+            held.ensure()
+            started = set(threading.enumerate()) - before
+            assert not [thread for thread in started if "watchdog" in thread.name]
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+        assert not redlock.client.watchdog.schedule.watched
 
 
-def _waiting_for(main: object) -> set[Any]:
-    """The task of `asyncio.run`, where `wait_for` makes one more."""
-    return {task for task in asyncio.all_tasks() if "wait_for" in repr(task.get_coro())}
-
-
-def test_a_block_shares_its_lock_with_blocks_inside_it_and_keeps_out_other_tasks(
+async def test_a_block_shares_its_lock_with_blocks_inside_it_and_keeps_out_other_tasks(
     over: Make,
 ) -> None:
-    async def main() -> None:
-        async with over() as redlock:
-            async with redlock.lock("r") as outer:
-                async with redlock.lock("r") as inner:
-                    assert inner is outer
-                assert not outer.lost
+    async with over() as redlock:
+        async with redlock.lock("r") as outer:
+            async with redlock.lock("r") as inner:
+                assert inner is outer
+            assert not outer.lost
 
-                async def other() -> None:
-                    with pytest.raises(ResourceHeld):
-                        async with redlock.lock("r"):
-                            pass
+            async def other() -> None:
+                with pytest.raises(ResourceHeld):
+                    async with redlock.lock("r"):
+                        pass
 
-                await asyncio.create_task(other())
-            assert await redlock.holder("r") is None
-
-    run(main)
+            await asyncio.create_task(other())
+        assert await redlock.holder("r") is None
 
 
-def test_who_waits_is_woken_by_a_release_and_tries_at_no_other_time(
+async def test_who_waits_is_woken_by_a_release_and_tries_at_no_other_time(
     over: Make, servers: Servers, lock_over: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (50.0, 50.0))
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (50.0, 50.0))
     other = lock_over(servers)
-
-    async def main() -> None:
-        async with over() as redlock:
-            client = redlock.client
-            await redlock.connect(20.0)
-            with client.wakeup.waiter():
-                while len(client.wakeup._listening) < len(servers):
-                    await asyncio.sleep(0.002)
-            for holder in (other, redlock):
-                lease = await _result(holder.acquire("r"))
-                waits = asyncio.create_task(redlock.acquire("r", wait=50.0))
-                while in_line(servers) != [1] * len(servers):
-                    await asyncio.sleep(0.002)
-                began = time.monotonic()
-                await _result(holder.release(lease))
-                granted = await waits
-                in_time(began, time.monotonic(), 1.0, "from the release to the grant")
-                await redlock.release(granted)
-
-    run(main)
+    async with over() as redlock:
+        client = redlock.client
+        await redlock.connect(20.0)
+        with client.wakeup.waiter():
+            while len(client.wakeup._listening) < len(servers):
+                await asyncio.sleep(0.002)
+        for holder in (other, redlock):
+            lease = await _result(holder.acquire("r"))
+            waits = asyncio.create_task(redlock.acquire("r", wait=50.0))
+            while in_line(servers) != [1] * len(servers):
+                await asyncio.sleep(0.002)
+            began = time.monotonic()
+            await _result(holder.release(lease))
+            granted = await waits
+            in_time(began, time.monotonic(), 1.0, "from the release to the grant")
+            await redlock.release(granted)
 
 
 async def _result(found: Any) -> Any:
@@ -235,109 +205,91 @@ def test_coroutines_of_two_loops_and_threads_never_overlap_on_one_key(
     assert (done, overlaps) == (4 * (5 + 2 * 15), 0)
 
 
-def test_who_blocks_the_loop_for_longer_than_the_ttl_is_told_and_so_is_the_log(
+async def test_who_blocks_the_loop_for_longer_than_the_ttl_is_told_and_so_is_the_log(
     over: Make, servers: Servers, lock_over: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = lock_over(servers)
     told: list[tuple[Any, Any]] = []
 
-    async def main() -> None:
-        async with over(ttl=SHORT) as redlock:
-            lock = redlock.lock(
-                "r", wait=20.0, on_lost=lambda lease: told.append((lease, in_loop()))
-            )
-            async with lock as held:
-                wait_until(lambda: other.holder("r") is None, 20.0, "the ttl ends: the loop stands")
-                assert held.lost
-                with pytest.raises(LeaseLost) as loss:
-                    held.ensure()
-                assert loss.value.reason == "expired"
-                while not told:
-                    await asyncio.sleep(0.002)
-                lease = other.acquire("r")
-            assert other.release(lease), "what was lost is not released"
-
     def in_loop() -> bool:
         return asyncio.get_running_loop().is_running()
 
-    with caplog.at_level(logging.ERROR, "celery_redlock"):
-        run(main)
+    async with over(ttl=SHORT) as redlock:
+        lock = redlock.lock("r", wait=20.0, on_lost=lambda lease: told.append((lease, in_loop())))
+        async with lock as held:
+            wait_until(lambda: other.holder("r") is None, 20.0, "the ttl ends: the loop stands")
+            assert held.lost
+            with pytest.raises(LeaseLost) as loss:
+                held.ensure()
+            assert loss.value.reason == "expired"
+            while not told:
+                await asyncio.sleep(0.002)
+            lease = other.acquire("r")
+        assert other.release(lease), "what was lost is not released"
     assert told == [(told[0][0], True)]
     assert "lost the lock r" in caplog.text
 
 
-def test_a_keeper_process_extends_while_the_loop_is_blocked(
+async def test_a_keeper_process_extends_while_the_loop_is_blocked(
     over: Make, servers: Servers, lock_over: Make
 ) -> None:
     other = lock_over(servers)
-
-    async def main() -> None:
-        async with over(ttl=SHORT, keeper="process") as redlock:
-            kept, until = False, time.monotonic() + 30.0
-            while not kept and time.monotonic() < until:  # the process takes its time to start
-                async with redlock.lock("r", wait=20.0) as held:
-                    begun = time.monotonic()
-                    kept = True
-                    while kept and time.monotonic() < begun + 1.5 * SHORT:  # the loop stands
-                        kept = other.holder("r") is not None
-                    kept = kept and not held.lost
-            redlock._threads.close()  # the process
-            assert kept and other.holder("r") is None
-
-    run(main)
+    async with over(ttl=SHORT, keeper="process") as redlock:
+        kept, until = False, time.monotonic() + 30.0
+        while not kept and time.monotonic() < until:  # the process takes its time to start
+            async with redlock.lock("r", wait=20.0) as held:
+                begun = time.monotonic()
+                kept = True
+                while kept and time.monotonic() < begun + 1.5 * SHORT:  # the loop stands
+                    kept = other.holder("r") is not None
+                kept = kept and not held.lost
+        redlock._threads.close()  # the process
+        assert kept and other.holder("r") is None
 
 
-def test_a_quorum_that_is_lost_ends_the_lease_and_another_is_refused(
+async def test_a_quorum_that_is_lost_ends_the_lease_and_another_is_refused(
     over: Make, servers: Servers
 ) -> None:
     if isinstance(servers[0], LocalPostgres):
         pytest.skip("of the one database there is no minority")
-
-    async def main() -> None:
-        async with over(ttl=SHORT) as redlock:
-            async with redlock.lock("r", wait=20.0) as held:
-                servers[0].pause()
-                first = held.lease.deadline
-                while held.lease.deadline < first + SHORT:
-                    await asyncio.sleep(0.01)
-                servers[1].pause()
-                while not held.lost:
-                    await asyncio.sleep(0.01)
-            with pytest.raises(QuorumUnavailable):
-                await redlock.acquire("r")
-            for server in servers[:2]:
-                server.resume()
-            lease = await redlock.acquire("r", wait=20.0)
-            await redlock.release(lease)
-
-    run(main)
+    async with over(ttl=SHORT) as redlock:
+        async with redlock.lock("r", wait=20.0) as held:
+            servers[0].pause()
+            first = held.lease.deadline
+            while held.lease.deadline < first + SHORT:
+                await asyncio.sleep(0.01)
+            servers[1].pause()
+            while not held.lost:
+                await asyncio.sleep(0.01)
+        with pytest.raises(QuorumUnavailable):
+            await redlock.acquire("r")
+        for server in servers[:2]:
+            server.resume()
+        lease = await redlock.acquire("r", wait=20.0)
+        await redlock.release(lease)
 
 
-def test_a_node_that_was_away_is_polled_again_and_is_told_what_it_missed(
+async def test_a_node_that_was_away_is_polled_again_and_is_told_what_it_missed(
     over: Make, servers: Servers, lock_over: Make
 ) -> None:
     if isinstance(servers[0], LocalPostgres):
         pytest.skip("what becomes of its connections is tested in threads")
     away = servers[0]
-
-    async def main() -> None:
-        async with over() as redlock:
-            lease = await redlock.acquire("r")
-            client = redlock.client
-            before = client.driver.nodes[0].connection
-            with redis.Redis(port=away.port) as admin:
-                admin.client_kill_filter(_type="normal", skipme=True)
-            assert await redlock.release(lease)
-            while client.driver.nodes[0].connection in (before, None):
+    async with over() as redlock:
+        lease = await redlock.acquire("r")
+        client = redlock.client
+        before = client.driver.nodes[0].connection
+        with redis.Redis(port=away.port) as admin:
+            admin.client_kill_filter(_type="normal", skipme=True)
+        assert await redlock.release(lease)
+        while client.driver.nodes[0].connection in (before, None):
+            await asyncio.sleep(0.002)
+        async with redlock.lock("r"):
+            while (holder := await redlock.holder("r")) is None or holder.nodes < 3:
+                await asyncio.sleep(0.01)
+        with redis.Redis(port=away.port) as admin:
+            while admin.exists("redlock:r"):
                 await asyncio.sleep(0.002)
-            async with redlock.lock("r"):
-                while (holder := await redlock.holder("r")) is None or holder.nodes < 3:
-                    await asyncio.sleep(0.01)
-            with redis.Redis(port=away.port) as admin:
-                while admin.exists("redlock:r"):
-                    await asyncio.sleep(0.002)
-
-    run(main)
 
 
 def test_an_instance_made_at_import_serves_one_loop_after_the_other(
@@ -351,7 +303,7 @@ def test_an_instance_made_at_import_serves_one_loop_after_the_other(
             clients.append(redlock.client)
 
     for _ in range(3):
-        run(main)
+        asyncio.run(main())
     assert len(set(map(id, clients))) == 3
     assert all(node.connection is None for client in clients for node in client.driver.nodes)
 
@@ -374,7 +326,7 @@ def test_what_cannot_work_is_refused_where_it_is_written(servers: Servers) -> No
         with pytest.raises(ConfigurationError, match="wait"):
             await redlock.acquire("r", wait=-1.0)
 
-    run(wrong)
+    asyncio.run(wrong())
 
 
 FORKED = """
@@ -443,21 +395,17 @@ def test_a_program_ends_without_a_warning_and_leaves_no_lock(
     assert in_line(servers) == [0] * len(servers)
 
 
-def test_it_works_over_the_fakes_in_memory(servers: Servers) -> None:
+async def test_it_works_over_the_fakes_in_memory(servers: Servers) -> None:
     redlock = AsyncRedlock([server.url for server in servers], ttl=20.0)
-
-    async def main() -> None:
-        with fake_redlock() as nodes:
-            with nodes.hold("r"):
-                assert await redlock.try_acquire("r") is None
-                waits = asyncio.create_task(redlock.acquire("r", wait=50.0))
-                await asyncio.sleep(0)
-            await redlock.release(await waits)
-            async with redlock.lock("s") as held:
-                nodes.advance(100.0)
-                held.ensure()
-                nodes.steal("s")
-                assert held.lost
-        assert await redlock.holder("s") is None, "on the real nodes"
-
-    run(main)
+    with fake_redlock() as nodes:
+        with nodes.hold("r"):
+            assert await redlock.try_acquire("r") is None
+            waits = asyncio.create_task(redlock.acquire("r", wait=50.0))
+            await asyncio.sleep(0)
+        await redlock.release(await waits)
+        async with redlock.lock("s") as held:
+            nodes.advance(100.0)
+            held.ensure()
+            nodes.steal("s")
+            assert held.lost
+    assert await redlock.holder("s") is None, "on the real nodes"

@@ -88,29 +88,26 @@ ABLE: dict[str, Callable[[AsyncRedlock], Awaitable[None]]] = {"block": block, "s
 
 @pytest.mark.parametrize("what", ABLE)
 @pytest.mark.parametrize("connected", [True, False])
-def test_a_block_that_is_cancelled_at_any_wait_leaves_nothing(
+async def test_a_block_that_is_cancelled_at_any_wait_leaves_nothing(
     servers: list[LocalServer], admins: list[redis.Redis], what: str, connected: bool, late: bool
 ) -> None:
-    async def main() -> None:
-        if connected:
-            async with another(servers) as redlock:
-                await redlock.holder("r")
-                for number in range(1, TRIES):
-                    more = await cancelled_at(number, as_coroutine(ABLE[what], redlock), late=late)
-                    await nothing_is_left(redlock, admins)
-                    if not more:
-                        break
-            assert 2 < number < TRIES - 1
-            return
-        for number in range(1, TRIES):
-            async with another(servers) as redlock:
+    if connected:
+        async with another(servers) as redlock:
+            await redlock.holder("r")
+            for number in range(1, TRIES):
                 more = await cancelled_at(number, as_coroutine(ABLE[what], redlock), late=late)
                 await nothing_is_left(redlock, admins)
-            if not more:
-                break
+                if not more:
+                    break
         assert 2 < number < TRIES - 1
-
-    asyncio.run(main())
+        return
+    for number in range(1, TRIES):
+        async with another(servers) as redlock:
+            more = await cancelled_at(number, as_coroutine(ABLE[what], redlock), late=late)
+            await nothing_is_left(redlock, admins)
+        if not more:
+            break
+    assert 2 < number < TRIES - 1
 
 
 async def as_coroutine(
@@ -119,40 +116,34 @@ async def as_coroutine(
     await what(redlock)
 
 
-def test_an_acquire_that_is_cancelled_at_any_wait_leaves_no_lease(
+async def test_an_acquire_that_is_cancelled_at_any_wait_leaves_no_lease(
     servers: list[LocalServer], admins: list[redis.Redis], late: bool
 ) -> None:
-    async def main() -> None:
-        async with another(servers) as redlock:
-            await redlock.holder("r")
-            for number in range(1, TRIES):
-                if not await cancelled_at(number, acquired(redlock, ["r", "s"]), late=late):
-                    break
-                await nothing_is_left(redlock, admins)
-            assert 1 < number < TRIES - 1
-            assert await redlock.holder("r") is not None, "the one that was not cancelled"
-
-    asyncio.run(main())
+    async with another(servers) as redlock:
+        await redlock.holder("r")
+        for number in range(1, TRIES):
+            if not await cancelled_at(number, acquired(redlock, ["r", "s"]), late=late):
+                break
+            await nothing_is_left(redlock, admins)
+        assert 1 < number < TRIES - 1
+        assert await redlock.holder("r") is not None, "the one that was not cancelled"
 
 
 async def acquired(redlock: AsyncRedlock, resource: str | list[str], wait: float = 0.0) -> None:
     await redlock.acquire(resource, wait=wait)
 
 
-def test_a_release_that_is_cancelled_at_any_wait_has_been_made(
+async def test_a_release_that_is_cancelled_at_any_wait_has_been_made(
     servers: list[LocalServer], admins: list[redis.Redis], late: bool
 ) -> None:
-    async def main() -> None:
-        async with another(servers) as redlock:
-            for number in range(1, TRIES):
-                held = await redlock.acquire("r")
-                more = await cancelled_at(number, released(redlock, held), late=late)
-                await nothing_is_left(redlock, admins)
-                if not more:
-                    break
-            assert 1 < number < TRIES - 1
-
-    asyncio.run(main())
+    async with another(servers) as redlock:
+        for number in range(1, TRIES):
+            held = await redlock.acquire("r")
+            more = await cancelled_at(number, released(redlock, held), late=late)
+            await nothing_is_left(redlock, admins)
+            if not more:
+                break
+        assert 1 < number < TRIES - 1
 
 
 async def released(redlock: AsyncRedlock, held: Any) -> None:
@@ -160,35 +151,31 @@ async def released(redlock: AsyncRedlock, held: Any) -> None:
 
 
 @pytest.mark.parametrize("resource", ["r", ["r", "s"]], ids=["one", "several"])
-def test_a_waiter_that_is_cancelled_at_any_wait_leaves_the_queue_and_hands_the_call_on(
+async def test_a_waiter_that_is_cancelled_at_any_wait_leaves_the_queue_and_hands_the_call_on(
     servers: list[LocalServer], admins: list[redis.Redis], resource: Any, late: bool
 ) -> None:
     """Behind it stands another, who is called by it or by the holder, and by nobody else."""
-
-    async def main() -> None:
-        async with another(servers) as redlock, another(servers) as next_one:
-            for other in (redlock, next_one):
-                client: Any = other.client
-                await other.connect()
-                with client.wakeup.waiter():
-                    await until(lambda: len(client.wakeup._listening) == len(servers), "it hears")  # noqa: B023
-            for number in range(1, TRIES):
-                holder = await next_one.acquire("r")
-                stepped = cancelled_at(number, waited(redlock, resource), late=late)
-                first = asyncio.create_task(stepped)
-                await until(lambda: standing(first) == in_line(admins), "the first waits")  # noqa: B023
-                second = asyncio.create_task(waited(next_one, "r"))
-                both = lambda: standing(first, second)  # noqa: B023, E731
-                await until(lambda: both() == in_line(admins), "the second waits")  # noqa: B023
-                await next_one.release(holder)
-                more = await asyncio.wait_for(first, 20.0)
-                await asyncio.wait_for(second, 20.0)
-                await nothing_is_left(redlock, admins)
-                if not more:
-                    break
-            assert 3 < number < TRIES - 1
-
-    asyncio.run(main())
+    async with another(servers) as redlock, another(servers) as next_one:
+        for other in (redlock, next_one):
+            client: Any = other.client
+            await other.connect()
+            with client.wakeup.waiter():
+                await until(lambda: len(client.wakeup._listening) == len(servers), "it hears")  # noqa: B023
+        for number in range(1, TRIES):
+            holder = await next_one.acquire("r")
+            stepped = cancelled_at(number, waited(redlock, resource), late=late)
+            first = asyncio.create_task(stepped)
+            await until(lambda: standing(first) == in_line(admins), "the first waits")  # noqa: B023
+            second = asyncio.create_task(waited(next_one, "r"))
+            both = lambda: standing(first, second)  # noqa: B023, E731
+            await until(lambda: both() == in_line(admins), "the second waits")  # noqa: B023
+            await next_one.release(holder)
+            more = await asyncio.wait_for(first, 20.0)
+            await asyncio.wait_for(second, 20.0)
+            await nothing_is_left(redlock, admins)
+            if not more:
+                break
+        assert 3 < number < TRIES - 1
 
 
 def standing(*tasks: asyncio.Task[Any]) -> list[int]:
@@ -205,28 +192,25 @@ def in_line(admins: list[redis.Redis]) -> list[int]:
 
 
 @pytest.mark.parametrize("connected", [True, False])
-def test_who_is_cancelled_while_nodes_hang_does_not_wait_for_them_and_they_are_freed_later(
+async def test_who_is_cancelled_while_nodes_hang_does_not_wait_for_them_and_they_are_freed_later(
     servers: list[LocalServer], admins: list[redis.Redis], connected: bool
 ) -> None:
-    async def main() -> None:
-        async with another(servers) as redlock:
-            if connected:
-                await redlock.holder("r")
-            for server in servers:
-                server.pause()
-            try:
-                task = asyncio.create_task(block(redlock))
+    async with another(servers) as redlock:
+        if connected:
+            await redlock.holder("r")
+        for server in servers:
+            server.pause()
+        try:
+            task = asyncio.create_task(block(redlock))
+            await asyncio.sleep(0)
+            assert redlock.client.claims, "it has asked, or waits for a connection"
+            task.cancel()
+            waits = 0
+            while not task.done():
+                waits += 1
                 await asyncio.sleep(0)
-                assert redlock.client.claims, "it has asked, or waits for a connection"
-                task.cancel()
-                waits = 0
-                while not task.done():
-                    waits += 1
-                    await asyncio.sleep(0)
-                assert task.cancelled() and waits < 5
-            finally:
-                for server in servers:
-                    server.resume()
-            await nothing_is_left(redlock, admins)
-
-    asyncio.run(main())
+            assert task.cancelled() and waits < 5
+        finally:
+            for server in servers:
+                server.resume()
+        await nothing_is_left(redlock, admins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.testing.etcd import LocalEtcd, Member
 from tests.support.certificates import Authority
 from tests.support.etcd import as_new, ask, require, start_etcd
+from tests.support.names import Locks, Patch, Request
 from tests.support.subjects import Etcd, claim
 from tests.support.wait import wait_until
 
@@ -45,13 +46,13 @@ def three() -> Iterator[LocalEtcd]:
 
 
 @pytest.fixture(autouse=True)
-def _as_new(request: pytest.FixtureRequest) -> None:
+def _as_new(request: Request) -> None:
     if "three" in request.fixturenames:
         as_new(request.getfixturevalue("three"))
 
 
 @pytest.fixture
-def make(three: LocalEtcd, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+def make(three: LocalEtcd, lock_over: Locks) -> Locks:
     return lambda **options: lock_over([three.url], **{"ttl": 6.0, "node_timeout": 1.0, **options})
 
 
@@ -113,7 +114,7 @@ class Rival:
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 @pytest.mark.parametrize("whom", ["leader", "the one that is asked"])
 def test_a_held_lock_outlives_a_member(
-    three: LocalEtcd, make: Callable[..., Redlock], fault: str, whom: str
+    three: LocalEtcd, make: Locks, fault: str, whom: str
 ) -> None:
     holder = make()
     rival = Rival(make())
@@ -137,9 +138,7 @@ def test_a_held_lock_outlives_a_member(
         rival.end()
 
 
-def test_who_asks_a_member_that_hangs_is_answered_by_another(
-    three: LocalEtcd, make: Callable[..., Redlock]
-) -> None:
+def test_who_asks_a_member_that_hangs_is_answered_by_another(three: LocalEtcd, make: Locks) -> None:
     """A minority costs nothing but the second in which it is found: none has to try again."""
     held = make(ttl=60.0).acquire("held", wait=10.0)
     for _ in range(8):
@@ -163,7 +162,7 @@ def test_who_asks_a_member_that_hangs_is_answered_by_another(
 
 @pytest.mark.parametrize("then", ["it hangs", "it dies", "in a loop"])
 def test_a_release_that_the_asked_member_swallows_goes_to_another_by_itself(
-    three: LocalEtcd, make: Callable[..., Redlock], then: str
+    three: LocalEtcd, make: Locks, then: str
 ) -> None:
     """It is the last thing that this process asks for, and the key would be locked for a ttl."""
     freed = partial(taken, make(ttl=60.0))
@@ -194,7 +193,7 @@ def test_a_release_that_the_asked_member_swallows_goes_to_another_by_itself(
 
 
 def test_without_a_majority_nothing_is_held_longer_than_its_deadline(
-    three: LocalEtcd, make: Callable[..., Redlock]
+    three: LocalEtcd, make: Locks
 ) -> None:
     redlock = make(ttl=3.0, node_timeout=0.3)
     held = redlock.lock("r")
@@ -213,7 +212,7 @@ def test_without_a_majority_nothing_is_held_longer_than_its_deadline(
 
 
 def test_what_is_released_while_nobody_serves_is_free_at_once_when_somebody_does(
-    three: LocalEtcd, make: Callable[..., Redlock]
+    three: LocalEtcd, make: Locks
 ) -> None:
     """However long that took: with the new leader its lease starts over."""
     holder, other = make(ttl=60.0), make(ttl=60.0)
@@ -249,7 +248,7 @@ def fenced(token: str) -> Claim:
     return new
 
 
-def test_a_fenced_lock_has_a_number(etcd: Etcd, lock_over: Callable[..., Redlock]) -> None:
+def test_a_fenced_lock_has_a_number(etcd: Etcd, lock_over: Locks) -> None:
     etcd.flush()
     redlock = lock_over([etcd.server.url], fencing=True)
     numbers = []
@@ -287,9 +286,7 @@ def leases(etcd: Etcd) -> int:
     return len(ask(etcd.server, "lease/leases").get("leases", ()))
 
 
-def test_many_locks_leave_few_leases(
-    etcd: Etcd, lock_over: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_locks_leave_few_leases(etcd: Etcd, lock_over: Locks, monkeypatch: Patch) -> None:
     """Each lasts until its end, an hour say: what is locked within a sixteenth of it shares one."""
     etcd.flush()
     lock, other = (lock_over([etcd.server.url], ttl=3600.0) for _ in range(2))
@@ -307,7 +304,7 @@ def test_many_locks_leave_few_leases(
 
 
 def test_a_shared_lease_that_is_revoked_by_hand_costs_one_attempt(
-    etcd: Etcd, lock_over: Callable[..., Redlock]
+    etcd: Etcd, lock_over: Locks
 ) -> None:
     etcd.flush()
     lock = lock_over([etcd.server.url], ttl=60.0)
@@ -317,7 +314,7 @@ def test_a_shared_lease_that_is_revoked_by_hand_costs_one_attempt(
 
 
 def test_a_lease_that_another_has_by_the_same_id_is_not_counted_on(
-    etcd: Etcd, lock_over: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
+    etcd: Etcd, lock_over: Locks, monkeypatch: Patch
 ) -> None:
     """Ids are drawn: that one may be about to end."""
     etcd.flush()
@@ -370,7 +367,7 @@ def test_a_hundred_names_and_many_claims_are_no_transaction_too_large(etcd: Etcd
 
 
 def test_a_beat_is_not_kept_from_its_next_tick_by_its_own_last_one(
-    etcd: Etcd, lock_over: Callable[..., Redlock]
+    etcd: Etcd, lock_over: Locks
 ) -> None:
     """The key lives on for a second or more; whoever has sent the tick frees it in time."""
     etcd.flush()
@@ -418,9 +415,7 @@ def test_what_is_awry_in_a_url_is_told_at_once() -> None:
     assert "s@cret" not in repr(address)
 
 
-def test_with_tls_who_cannot_be_trusted_is_no_node(
-    tmp_path: Path, lock_over: Callable[..., Redlock]
-) -> None:
+def test_with_tls_who_cannot_be_trusted_is_no_node(tmp_path: Path, lock_over: Locks) -> None:
     require()
     authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
     cert, key = authority.sign("etcd", "IP:127.0.0.1")
@@ -452,7 +447,7 @@ def test_with_tls_who_cannot_be_trusted_is_no_node(
 
 
 def test_two_clusters_in_one_url_are_no_node(
-    three: LocalEtcd, etcd: Etcd, lock_over: Callable[..., Redlock]
+    three: LocalEtcd, etcd: Etcd, lock_over: Locks
 ) -> None:
     url = f"{etcd.server.url},127.0.0.1:{three.port}"
     for _ in range(4):  # whichever it asks first: another process may begin with another

@@ -21,6 +21,7 @@ from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.impostor import Impostor
+from tests.support.names import Locks, Log, Request, Servers
 from tests.support.nodes import ACL_RULE, admin, all_connected
 from tests.support.wait import wait_until
 
@@ -136,7 +137,7 @@ ALL = [Misconfigured, NoReplicas, ReadOnly, Busy]
 
 
 @pytest.fixture(params=["the usual server", "redis-server"])
-def binary(request: pytest.FixtureRequest) -> str | None:
+def binary(request: Request) -> str | None:
     if request.param == "the usual server":
         return None
     found = shutil.which("redis-server")
@@ -149,7 +150,7 @@ Make = Callable[..., "tuple[Redlock, list[Ailing]]"]
 
 
 @pytest.fixture
-def make(servers: list[LocalServer], binary: str | None, tmp_path: Path) -> Iterator[Make]:
+def make(servers: Servers, binary: str | None, tmp_path: Path) -> Iterator[Make]:
     """A lock over some nodes that will fall ill, and healthy ones to make it three."""
     with ExitStack() as stack:
 
@@ -163,7 +164,7 @@ def make(servers: list[LocalServer], binary: str | None, tmp_path: Path) -> Iter
         yield made
 
 
-def said(log: pytest.LogCaptureFixture, name: str, words: str) -> int:
+def said(log: Log, name: str, words: str) -> int:
     return sum(
         name in record.getMessage() and words in record.getMessage()
         for record in log.records
@@ -179,7 +180,7 @@ def everywhere(redlock: Redlock, ailing: list[Ailing], resource: str) -> None:
 
 @pytest.mark.parametrize("kind", ALL)
 def test_a_release_that_is_refused_is_made_up_for(
-    make: Make, kind: type[Ailing], caplog: pytest.LogCaptureFixture
+    make: Make, kind: type[Ailing], caplog: Log
 ) -> None:
     redlock, (ailing,) = make(kind)
     name = redlock.nodes[0]
@@ -234,9 +235,7 @@ def test_a_majority_that_refuses_is_unavailable_and_a_held_lock_lives_to_its_dea
     assert redlock.release(wait_until(extended, 5, "they are well")) is True
 
 
-def test_a_full_node_keeps_what_is_held(
-    binary: str | None, lock_over: Callable[..., Redlock]
-) -> None:
+def test_a_full_node_keeps_what_is_held(binary: str | None, lock_over: Locks) -> None:
     with LocalServer(binary=binary) as full, admin(full) as client:
         redlock = lock_over([full], ttl=TTL)
         lease = redlock.acquire("held")
@@ -248,7 +247,7 @@ def test_a_full_node_keeps_what_is_held(
 
 
 def test_a_replica_that_answers_0_has_not_proved_a_release(
-    servers: list[LocalServer], lock_over: Callable[..., Redlock]
+    servers: Servers, lock_over: Locks
 ) -> None:
     """It says the same as a node where the key is another's."""
     with LocalServer(config=["--repl-diskless-sync-delay", "0"]) as empty, ExitStack() as stack:
@@ -267,10 +266,7 @@ def test_a_replica_that_answers_0_has_not_proved_a_release(
 
 
 def test_a_cluster_and_a_replica_without_its_master_are_refused(
-    servers: list[LocalServer],
-    binary: str | None,
-    lock_over: Callable[..., Redlock],
-    tmp_path: Path,
+    servers: Servers, binary: str | None, lock_over: Locks, tmp_path: Path
 ) -> None:
     cluster = ["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf")]
     orphan = ["--replicaof", "127.0.0.1", "1", "--replica-serve-stale-data", "no"]
@@ -281,7 +277,7 @@ def test_a_cluster_and_a_replica_without_its_master_are_refused(
 
 
 def test_a_node_without_room_for_clients_is_not_hammered(
-    servers: list[LocalServer], binary: str | None, lock_over: Callable[..., Redlock]
+    servers: Servers, binary: str | None, lock_over: Locks
 ) -> None:
     with LocalServer(binary=binary) as crowded, admin(crowded) as client:
         client.config_set("maxclients", 1)  # that is this one
@@ -310,10 +306,7 @@ def test_a_node_without_room_for_clients_is_not_hammered(
 
 @pytest.mark.parametrize("command", ["EVALSHA", "SET"])
 def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
-    command: str,
-    servers: list[LocalServer],
-    lock_over: Callable[..., Redlock],
-    caplog: pytest.LogCaptureFixture,
+    command: str, servers: Servers, lock_over: Locks, caplog: Log
 ) -> None:
     """Of an unknown command it says with which arguments it was called."""
     caplog.set_level(logging.DEBUG)
@@ -344,7 +337,7 @@ def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
 
 
 def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
-    lock_over: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+    lock_over: Locks, caplog: Log
 ) -> None:
     with start_servers(3, config=["--maxmemory-policy", "allkeys-random"]) as nodes:
         redlock = all_connected(lock_over(nodes, ttl=9.0))
@@ -366,7 +359,7 @@ def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
 
 @pytest.mark.parametrize("command", ["EVAL", "EVALSHA"])
 def test_a_node_that_runs_no_scripts_is_refused_before_anything_is_locked(
-    binary: str | None, lock_over: Callable[..., Redlock], command: str
+    binary: str | None, lock_over: Locks, command: str
 ) -> None:
     """A lock could be taken there with SET; it could not be given back before its ttl."""
     config = ["--rename-command", command, ""]
@@ -378,9 +371,7 @@ def test_a_node_that_runs_no_scripts_is_refused_before_anything_is_locked(
         assert client.dbsize() == 0
 
 
-def test_a_node_where_the_user_may_run_no_scripts_is_refused(
-    lock_over: Callable[..., Redlock],
-) -> None:
+def test_a_node_where_the_user_may_run_no_scripts_is_refused(lock_over: Locks) -> None:
     with LocalServer() as strict, admin(strict) as client:
         rule = [word for word in ACL_RULE if word != "+eval"]
         client.execute_command("ACL", "SETUSER", "redlock", *rule)

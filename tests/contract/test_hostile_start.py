@@ -15,6 +15,7 @@ from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command as doctor
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import Forger, examined, found
+from tests.support.names import Log, Servers
 from tests.support.nodes import admin
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
@@ -55,7 +56,7 @@ def lock(stack: ExitStack, *nodes: LocalServer | Proxy) -> Redlock:
     return made
 
 
-def errors(log: pytest.LogCaptureFixture) -> list[str]:
+def errors(log: Log) -> list[str]:
     return [r.getMessage() for r in log.records if r.levelno == logging.ERROR]
 
 
@@ -69,11 +70,7 @@ CLAIMS: dict[str, tuple[bytes, bytes]] = {
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("first", [False, True], ids=["behind the others", "ahead of them"])
 def test_one_liar_among_five_stops_no_start(
-    servers: list[LocalServer],
-    stack: ExitStack,
-    caplog: pytest.LogCaptureFixture,
-    claim: str,
-    first: bool,
+    servers: Servers, stack: ExitStack, caplog: Log, claim: str, first: bool
 ) -> None:
     pattern, says = CLAIMS[claim]
     liar = stack.enter_context(Liar(servers[0].port, pattern, says or run_of(servers[1])))
@@ -97,7 +94,7 @@ def test_one_liar_among_five_stops_no_start(
 
 
 def test_where_it_leaves_no_quorum_the_start_is_refused_and_both_are_named(
-    servers: list[LocalServer], stack: ExitStack
+    servers: Servers, stack: ExitStack
 ) -> None:
     liar = stack.enter_context(Liar(servers[0].port, RUN_ID, run_of(servers[1])))
     nodes = (liar, servers[1], servers[2])
@@ -109,7 +106,7 @@ def test_where_it_leaves_no_quorum_the_start_is_refused_and_both_are_named(
 
 
 def test_a_liar_silences_no_more_than_one_however_often_it_changes_its_name(
-    servers: list[LocalServer], stack: ExitStack
+    servers: Servers, stack: ExitStack
 ) -> None:
     liar = stack.enter_context(Liar(servers[0].port, RUN_ID, run_of(servers[1])))
     blamed = stack.enter_context(Proxy(1))  # it is away

@@ -25,6 +25,7 @@ from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, parse_nodes
 from tests.support.certificates import Authority
 from tests.support.machine import in_time
+from tests.support.names import Locks, Log, Servers
 from tests.support.nodes import use
 
 TTL = 5.0
@@ -63,7 +64,7 @@ def ports(ours: Authority) -> Iterator[list[int]]:
 
 
 @pytest.fixture
-def lock(lock_over: Callable[..., Redlock]) -> Iterator[Callable[..., Redlock]]:
+def lock(lock_over: Locks) -> Iterator[Callable[..., Redlock]]:
     made: list[Redlock] = []
 
     def make(nodes: list[Any]) -> Redlock:
@@ -102,8 +103,8 @@ def test_with_certificates_on_both_sides(
     ports: list[int],
     ours: Authority,
     client: tuple[Path, Path],
-    lock: Callable[..., Redlock],
-    caplog: pytest.LogCaptureFixture,
+    lock: Locks,
+    caplog: Log,
 ) -> None:
     given = arguments(ours, client)
     nodes: list[Any] = urls(ports, given)
@@ -130,20 +131,20 @@ def refused(lock: Redlock, words: str) -> None:
 
 
 def test_a_server_signed_by_another_is_no_node(
-    ports: list[int], theirs: Authority, client: tuple[Path, Path], lock: Callable[..., Redlock]
+    ports: list[int], theirs: Authority, client: tuple[Path, Path], lock: Locks
 ) -> None:
     for trusted in (theirs, None):  # those of the system
         refused(lock(urls(ports, arguments(trusted, client))), "CERTIFICATE_VERIFY_FAILED")
 
 
 def test_without_a_certificate_of_ours_nothing_is_asked(
-    ports: list[int], ours: Authority, lock: Callable[..., Redlock]
+    ports: list[int], ours: Authority, lock: Locks
 ) -> None:
     refused(lock(urls(ports, arguments(ours, None))), "3 of 3 nodes")
 
 
 def test_with_anothers_certificate_nothing_is_asked(
-    ports: list[int], ours: Authority, theirs: Authority, lock: Callable[..., Redlock]
+    ports: list[int], ours: Authority, theirs: Authority, lock: Locks
 ) -> None:
     strangers = theirs.sign("worker", "DNS:worker")
     refused(lock(urls(ports, arguments(ours, strangers))), "3 of 3 nodes")
@@ -151,11 +152,7 @@ def test_with_anothers_certificate_nothing_is_asked(
 
 @pytest.mark.parametrize("form", ["URLs", "mappings"])
 def test_a_name_that_the_certificate_does_not_have_is_refused(
-    form: str,
-    ports: list[int],
-    ours: Authority,
-    client: tuple[Path, Path],
-    lock: Callable[..., Redlock],
+    form: str, ports: list[int], ours: Authority, client: tuple[Path, Path], lock: Locks
 ) -> None:
     given = arguments(ours, client)
     nodes: list[Any] = urls(ports, given, host="127.0.0.1")
@@ -170,8 +167,8 @@ def test_an_unchecked_certificate_works_and_is_warned_of(
     ports: list[int],
     ours: Authority,
     client: tuple[Path, Path],
-    lock: Callable[..., Redlock],
-    caplog: pytest.LogCaptureFixture,
+    lock: Locks,
+    caplog: Log,
 ) -> None:
     nodes = urls(ports, arguments(ours, client), host="127.0.0.1")
     redlock = lock([f"{node}&{weakened}" for node in nodes])
@@ -182,7 +179,7 @@ def test_an_unchecked_certificate_works_and_is_warned_of(
 
 
 def test_tls_to_a_plain_port_is_over_in_a_moment_and_costs_nobody(
-    servers: list[LocalServer], lock: Callable[..., Redlock]
+    servers: Servers, lock: Locks
 ) -> None:
     mistaken = [f"rediss://127.0.0.1:{server.port}/0" for server in servers]
     redlock = lock([mistaken[0], servers[1].url, servers[2].url])
@@ -198,7 +195,7 @@ def test_tls_to_a_plain_port_is_over_in_a_moment_and_costs_nobody(
 
 
 def test_a_plain_connection_to_a_tls_port_is_no_node(
-    ports: list[int], servers: list[LocalServer], lock: Callable[..., Redlock]
+    ports: list[int], servers: Servers, lock: Locks
 ) -> None:
     plain = [f"redis://localhost:{port}/0" for port in ports]
     refused(lock(plain), "(?i)connection|reset|timeout")

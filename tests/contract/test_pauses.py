@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,9 +14,9 @@ from celery_redlock import Redlock
 from celery_redlock.locking import pauses
 from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
 from celery_redlock.protocol.names import Limits
-from celery_redlock.server import LocalServer
 from celery_redlock.worker.parking.consumer import Parking
 from celery_redlock.worker.startup import watch_pauses
+from tests.support.names import Locks, Patch, Request, Servers
 from tests.support.postgres_sites import empty_server, new_database
 from tests.support.wait import wait_until
 
@@ -30,7 +30,7 @@ def database() -> Iterator[str]:
 
 
 @pytest.fixture(params=["redis", "postgresql"])
-def over(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[Redlock]:
+def over(request: Request, servers: Servers) -> Iterator[Redlock]:
     """A lock over five Redis nodes, or over PostgreSQL."""
     nodes = [server.url for server in servers]
     if request.param == "postgresql":
@@ -144,16 +144,14 @@ def test_what_cannot_be_is_refused(
 
 
 @pytest.fixture
-def five(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+def five(servers: Servers, lock_over: Locks) -> Locks:
     """A lock over all five servers, or over those of some numbers."""
     return lambda *numbers: lock_over(
         [servers[number] for number in numbers or range(5)], restart_guard="off", node_timeout=0.3
     )
 
 
-def test_it_counts_while_nodes_are_away(
-    five: Callable[..., Redlock], servers: list[LocalServer]
-) -> None:
+def test_it_counts_while_nodes_are_away(five: Locks, servers: Servers) -> None:
     """A quorum that answers shares a node with the one that took it; one is enough to say so."""
     for server in servers[3:]:
         server.kill()
@@ -171,7 +169,7 @@ def test_it_counts_while_nodes_are_away(
 
 
 def test_what_was_resumed_does_not_come_back_with_a_node_that_missed_it(
-    five: Callable[..., Redlock], servers: list[LocalServer]
+    five: Locks, servers: Servers
 ) -> None:
     pauses.begin(five(), "order:*", 60.0, WHO)
     servers[4].pause()
@@ -181,9 +179,7 @@ def test_what_was_resumed_does_not_come_back_with_a_node_that_missed_it(
     assert patterns(five()) == []
 
 
-def test_without_a_quorum_nothing_is_paused_or_resumed(
-    five: Callable[..., Redlock], servers: list[LocalServer]
-) -> None:
+def test_without_a_quorum_nothing_is_paused_or_resumed(five: Locks, servers: Servers) -> None:
     pauses.begin(five(), "mail:*", 60.0, WHO)
     for server in servers[:3]:
         server.pause()
@@ -196,9 +192,7 @@ def test_without_a_quorum_nothing_is_paused_or_resumed(
     wait_until(lambda: patterns(five()) == ["mail:*"], 10.0, "what was written is undone")
 
 
-def test_the_watch_sees_a_pause_and_ends_with_its_worker(
-    over: Redlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_watch_sees_a_pause_and_ends_with_its_worker(over: Redlock, monkeypatch: Patch) -> None:
     """A worker that a test starts in its own process must leave nothing behind that asks nodes."""
 
     def watching() -> list[threading.Thread]:

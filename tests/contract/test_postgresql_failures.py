@@ -29,11 +29,6 @@ def server() -> Iterator[LocalPostgres]:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
-
-
 @pytest.fixture
 def make(server: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
     usual: dict[str, Any] = {"ttl": 60.0, "node_timeout": 0.3}

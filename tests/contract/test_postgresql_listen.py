@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
 
 from celery_redlock import Redlock
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.beside import Beside
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
-
-ROOT = Path(__file__).parents[2]
 
 WAITER = """
 import sys
@@ -36,65 +31,43 @@ redlock.release(lease)
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with postgres.start_postgres() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
+@pytest.fixture
+def make(database: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[[], Redlock]:
+    return lambda: lock_over([database], ttl=60.0, node_timeout=5.0)
 
 
 @pytest.fixture
-def make(server: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[[], Redlock]:
-    return lambda: lock_over([server], ttl=60.0, node_timeout=5.0)
-
-
-@pytest.fixture
-def waiter(server: LocalPostgres) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def waiter(database: LocalPostgres) -> Iterator[Callable[[], Beside]]:
     """Starts a process that waits; it stands in the queue then."""
     with contextlib.ExitStack() as stack:
 
-        def start() -> subprocess.Popen[str]:
-            before = in_queue(server)
-            process = subprocess.Popen(
-                [sys.executable, "-c", WAITER, server.url],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
-            stack.enter_context(process)
-            stack.callback(process.kill)
-            wait_until(lambda: in_queue(server) == before + 1, 20.0, "it stands in the queue")
+        def start() -> Beside:
+            before = in_queue(database)
+            process = stack.enter_context(Beside("-c", WAITER, database.url))
+            wait_until(lambda: in_queue(database) == before + 1, 20.0, "it stands in the queue")
             return process
 
         yield start
 
 
-def in_queue(server: LocalPostgres) -> int:
-    ((count,),) = postgres.sql(server, "SELECT count(*) FROM redlock_waiter")
+def in_queue(database: LocalPostgres) -> int:
+    ((count,),) = postgres.sql(database, "SELECT count(*) FROM redlock_waiter")
     return int(count)
 
 
-def granted(process: subprocess.Popen[str], since: float) -> None:
-    assert process.stdout
-    assert process.stdout.readline() == "granted\n"
+def granted(process: Beside, since: float) -> None:
+    assert process.line() == "granted"
     in_time(since, time.monotonic(), 1.0, "from the release to the grant")
 
 
-def release(process: subprocess.Popen[str]) -> float:
-    assert process.stdin
+def release(process: Beside) -> float:
     since = time.monotonic()
-    process.stdin.write("\n")
-    process.stdin.flush()
+    process.tell("go on")
     return since
 
 
 def test_processes_are_served_in_their_order_and_who_died_is_passed_over(
-    make: Callable[[], Redlock], waiter: Callable[[], subprocess.Popen[str]]
+    make: Callable[[], Redlock], waiter: Callable[[], Beside]
 ) -> None:
     holder = make()
     lease = holder.acquire("r")
@@ -115,32 +88,32 @@ WHERE l.locktype = 'advisory' AND l.granted"""
 
 def test_whose_connection_was_killed_hears_again_on_the_next(
     make: Callable[[], Redlock],
-    waiter: Callable[[], subprocess.Popen[str]],
-    server: LocalPostgres,
+    waiter: Callable[[], Beside],
+    database: LocalPostgres,
 ) -> None:
     holder = make()
     lease = holder.acquire("r")
     process = waiter()
-    (before,) = postgres.sql(server, LISTENERS)
-    postgres.sql(server, "SELECT pg_terminate_backend(%s)", *before)
+    (before,) = postgres.sql(database, LISTENERS)
+    postgres.sql(database, "SELECT pg_terminate_backend(%s)", *before)
     wait_until(
-        lambda: postgres.sql(server, LISTENERS) not in ([], [before]), 10.0, "it listens again"
+        lambda: postgres.sql(database, LISTENERS) not in ([], [before]), 10.0, "it listens again"
     )
-    wait_until(lambda: in_queue(server) == 1, 10.0, "and stands in the queue")
+    wait_until(lambda: in_queue(database) == 1, 10.0, "and stands in the queue")
     since = time.monotonic()
     holder.release(lease)
     granted(process, since)
 
 
 def test_a_forked_child_has_connections_of_its_own_and_leaves_its_parents_alone(
-    make: Callable[[], Redlock], server: LocalPostgres
+    make: Callable[[], Redlock], database: LocalPostgres
 ) -> None:
     redlock = make()
     with redlock.client.wakeup.waiter():
         wait_until(lambda: redlock.client.wakeup._listening, 10.0, "it listens")
     lease = redlock.acquire("r")
     backends = "SELECT pid FROM pg_stat_activity WHERE application_name = 'celery_redlock'"
-    before = sorted(postgres.sql(server, backends))
+    before = sorted(postgres.sql(database, backends))
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
@@ -151,11 +124,11 @@ def test_a_forked_child_has_connections_of_its_own_and_leaves_its_parents_alone(
             redlock.close()
             os._exit(0)
         os._exit(1)
-    wait_until(lambda: in_queue(server) == 1, 10.0, "the child waits")
+    wait_until(lambda: in_queue(database) == 1, 10.0, "the child waits")
     assert redlock.release(lease)
     assert os.waitpid(child, 0)[1] == 0
     assert redlock.release(redlock.acquire("r"))
-    wait_until(lambda: sorted(postgres.sql(server, backends)) == before, 5.0, "they are the same")
+    wait_until(lambda: sorted(postgres.sql(database, backends)) == before, 5.0, "they are the same")
 
 
 GREENLETS = """
@@ -197,21 +170,13 @@ print(longest, flush=True)
 """
 
 
-def test_greenlets_run_on_while_one_waits_for_it(server: LocalPostgres) -> None:
+def test_greenlets_run_on_while_one_waits_for_it(database: LocalPostgres) -> None:
     """Also for its answer, its lock, a connection to it, and a call."""
     pytest.importorskip("gevent")
-    with subprocess.Popen(
-        [sys.executable, "-c", GREENLETS, server.url],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout
-        assert process.stdout.readline() == "pause\n"
-        server.pause()
+    with Beside("-c", GREENLETS, database.url) as process:
+        assert process.line() == "pause"
+        database.pause()
         release(process)
-        longest = float(process.stdout.readline())
-        server.resume()
-        process.send_signal(signal.SIGKILL)
+        longest = float(process.line())
+        database.resume()
     assert longest < 0.8, "the shortest of these waits takes a second"

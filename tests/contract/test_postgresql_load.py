@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +13,8 @@ import pytest
 
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.beside import at_once
 from tests.support.wait import wait_until
-
-ROOT = Path(__file__).parents[2]
 
 CROWD = """
 import fcntl, json, logging, random, sys, threading, time
@@ -65,42 +62,12 @@ print(json.dumps({"turns": sum(turns), "twice": inside_twice, "said": said}))
 """
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with postgres.start_postgres() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
-
-
 def test_a_crowd_on_few_names_in_any_order_never_overlaps_and_meets_no_error(
-    server: LocalPostgres, tmp_path: Path
+    database: LocalPostgres, tmp_path: Path
 ) -> None:
     """READ COMMITTED is enough: without locks of tables, without a retry of any transaction."""
-    crowd = [
-        subprocess.Popen(
-            [sys.executable, "-c", CROWD, server.url, str(tmp_path), str(seed), "4"],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for seed in range(4)
-    ]
-    try:
-        for one in crowd:
-            assert one.stdout and one.stdout.readline() == "ready\n"
-        for one in crowd:
-            assert one.stdin
-            one.stdin.write("go\n")
-            one.stdin.flush()
-        ends: list[dict[str, Any]] = [json.loads(one.communicate(timeout=60.0)[0]) for one in crowd]
-    finally:
-        for one in crowd:
-            one.kill()
+    crowd = [("-c", CROWD, database.url, str(tmp_path), str(seed), "4") for seed in range(4)]
+    ends: list[dict[str, Any]] = [json.loads(said) for said in at_once(crowd)]
     assert [end["twice"] for end in ends] == [[]] * len(crowd)
     assert [end["said"] for end in ends] == [[]] * len(crowd)
     assert min(end["turns"] for end in ends) > 5
@@ -108,10 +75,10 @@ def test_a_crowd_on_few_names_in_any_order_never_overlaps_and_meets_no_error(
         fences = [int(line) for line in (tmp_path / name).read_text().splitlines()]
         assert len(fences) > 5
         assert fences == sorted(set(fences))
-    rows = postgres.sql(server, "SELECT count(*) FROM redlock_lease WHERE until > now()")
+    rows = postgres.sql(database, "SELECT count(*) FROM redlock_lease WHERE until > now()")
     assert rows == [(0,)]
     deadlocks = postgres.sql(
-        server, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+        database, "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
     )
     assert deadlocks == [(0,)]
 
@@ -123,11 +90,11 @@ def test_a_crowd_on_few_names_in_any_order_never_overlaps_and_meets_no_error(
 class Session:
     """A transaction that is open for as long as the test likes, and a thread for what waits."""
 
-    def __init__(self, server: LocalPostgres) -> None:
-        self.connection = psycopg.connect(server.url)
+    def __init__(self, database: LocalPostgres) -> None:
+        self.connection = psycopg.connect(database.url)
         self.rows: list[Any] = []
         self.error: Exception | None = None
-        self._server = server
+        self._server = database
         self._thread: threading.Thread | None = None
 
     def do(self, query: str, *values: Any) -> Any:
@@ -158,11 +125,11 @@ class Session:
 
 
 @pytest.fixture
-def session(server: LocalPostgres) -> Iterator[Callable[[], Session]]:
+def session(database: LocalPostgres) -> Iterator[Callable[[], Session]]:
     opened: list[Session] = []
 
     def make() -> Session:
-        opened.append(Session(server))
+        opened.append(Session(database))
         return opened[-1]
 
     yield make

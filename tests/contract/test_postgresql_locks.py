@@ -1,65 +1,23 @@
-"""Locks over one PostgreSQL do all that they do over Redis."""
+"""What locks over one PostgreSQL do as well; more of that is in the tests of Redis's."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from celery import Celery
 
-from celery_redlock import Redlock, ResourceHeld, SingletonTask
+from celery_redlock import ResourceHeld
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.support import postgres
-from tests.support.crowd import at_most_three_are_inside
 from tests.support.machine import in_time
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with postgres.start_postgres() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
+from tests.support.names import Locks
 
 
 @pytest.fixture
-def make(server: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
-    return lambda **options: lock_over([server], **{"ttl": 60.0, "node_timeout": 5.0, **options})
+def make(database: LocalPostgres, lock_over: Locks) -> Locks:
+    return lambda **options: lock_over([database], **{"ttl": 60.0, "node_timeout": 5.0, **options})
 
 
-def held(server: LocalPostgres) -> set[str]:
-    rows = postgres.sql(server, "SELECT resource FROM redlock_lease WHERE until > now()")
-    return {name.removeprefix("redlock:") for (name,) in rows}
-
-
-def test_a_lock_of_several_is_held_in_whole_or_not_at_all(
-    make: Callable[..., Redlock], server: LocalPostgres
-) -> None:
-    redlock, other = make(), make()
-    with redlock.lock(["a", "b"]):
-        assert held(server) == {"a", "b"}
-        with pytest.raises(ResourceHeld, match="b is held by pid"):
-            other.acquire(["c", "b"])
-        assert held(server) == {"a", "b"}
-    assert held(server) == set()
-
-
-def test_at_most_so_many_are_inside(make: Callable[..., Redlock]) -> None:
-    at_most_three_are_inside(make, threads=6, times=4)
-
-
-def test_what_is_kept_after_the_block_is_free_in_time(
-    make: Callable[..., Redlock], server: LocalPostgres
-) -> None:
+def test_what_is_kept_after_the_block_is_free_in_time(make: Locks) -> None:
     redlock, other = make(), make()
     with redlock.lock("r") as lock:
         assert lock.keep(1.0)
@@ -71,39 +29,7 @@ def test_what_is_kept_after_the_block_is_free_in_time(
     in_time(kept + 1.0, time.monotonic(), 2.0, "until it is free")
 
 
-HOLD = """
-import sys, time
-from celery_redlock import Redlock
-redlock = Redlock(sys.argv[1:], ttl=60.0, restart_guard="off", keeper="process", node_timeout=5.0)
-with redlock.lock(["account-2", "account-1"]):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_what_a_killed_process_held_is_free_at_once(
-    make: Callable[..., Redlock], server: LocalPostgres
-) -> None:
-    other = make()
-    other.release(other.acquire("x"))
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, server.url], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        try:
-            assert holder.stdout
-            assert holder.stdout.readline() == "held\n"
-            with pytest.raises(ResourceHeld):
-                other.acquire("account-1")
-        finally:
-            holder.kill()
-        killed = time.monotonic()
-    other.release(other.acquire(["account-1", "account-2"], wait=10.0))  # the ttl is a minute
-    in_time(killed, time.monotonic(), 1.0, "from the death to the grant")
-
-
-def test_a_long_held_lock_is_extended_by_two_that_never_give_it_to_another(
-    make: Callable[..., Redlock],
-) -> None:
+def test_a_long_held_lock_is_extended_by_two_that_never_give_it_to_another(make: Locks) -> None:
     """By its thread, and by the process that stands by."""
     redlock, other = make(ttl=1.0, keeper="process"), make()
     with redlock.lock("r") as lock:
@@ -112,28 +38,3 @@ def test_a_long_held_lock_is_extended_by_two_that_never_give_it_to_another(
             with pytest.raises(ResourceHeld):
                 other.acquire("r")
         assert not lock.lost
-
-
-def test_a_task_is_published_once_while_it_waits_and_again_afterwards(
-    server: LocalPostgres,
-) -> None:
-    app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.redlock_nodes = [server.url]
-    app.conf.redlock_node_timeout = 5.0
-
-    @app.task(
-        shared=False,
-        base=SingletonTask,
-        lock_key=["a:<src>", "a:<dst>"],
-        lock_scope="until_executed",
-    )
-    def move(src: int, dst: int) -> None: ...
-
-    with app:
-        first = move.apply_async((1, 2))
-        assert held(server) == {"a:1#reserved", "a:2#reserved"}
-        assert move.apply_async((3, 2)).id == first.id
-        assert held(server) == {"a:1#reserved", "a:2#reserved"}
-        assert move.apply_async((4, 3)).id != first.id
-        assert len(held(server)) == 4
-        Redlock.from_app(app).close()

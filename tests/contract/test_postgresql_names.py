@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import psycopg
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from celery_redlock import Redlock, ResourceHeld
+from celery_redlock import ResourceHeld
 from celery_redlock.protocol.round import Verb
 from celery_redlock.stores.kinds import open_reader, parse_nodes
 from celery_redlock.stores.postgresql.statements import MAX_BYTES, from_text, to_text
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.names import Locks
 from tests.support.subjects import Postgres, claim
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -36,17 +37,10 @@ def server() -> Iterator[LocalPostgres]:
         yield started
 
 
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
-
-
 @pytest.mark.parametrize(
     "name", [*AWKWARD, LONG[:512], "\U0001f512" * 512, "\0" * 512], ids=range(23)
 )
-def test_any_name_is_one_of_its_own(
-    server: LocalPostgres, lock_over: Callable[..., Redlock], name: str
-) -> None:
+def test_any_name_is_one_of_its_own(server: LocalPostgres, lock_over: Locks, name: str) -> None:
     redlock = lock_over([server], ttl=60.0, node_timeout=5.0)
     with redlock.lock([name, "other"]):
         with pytest.raises(ResourceHeld):
@@ -68,9 +62,7 @@ def test_no_two_names_are_one_and_each_comes_back(names: list[str]) -> None:
     assert [from_text(one), from_text(other)] == names
 
 
-def test_of_what_is_longer_than_an_index_takes_the_middle_is_a_digest(
-    postgresql: Postgres,
-) -> None:
+def test_of_what_is_longer_than_an_index_takes_the_middle_is_a_digest(postgresql: Postgres) -> None:
     short = to_text(f"redlock:{LONG}#done")
     assert len(short) <= MAX_BYTES
     assert short.startswith(b"redlock:" + LONG[:100].encode())
@@ -86,7 +78,7 @@ def test_of_what_is_longer_than_an_index_takes_the_middle_is_a_digest(
 
 @pytest.mark.parametrize("encoding", ["sql_ascii", "latin1"])
 def test_a_database_need_not_be_in_utf8(
-    server: LocalPostgres, lock_over: Callable[..., Redlock], encoding: str
+    server: LocalPostgres, lock_over: Locks, encoding: str
 ) -> None:
     url = server.url.removesuffix("/postgres") + f"/{encoding}"
     with psycopg.connect(url, autocommit=True) as connection:

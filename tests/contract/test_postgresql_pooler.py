@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,32 +16,22 @@ from celery_redlock.stores.postgresql.address import PostgresAddress
 from celery_redlock.stores.postgresql.subscription import PostgresSubscription
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.names import Locks, Log, Patch
 from tests.support.wait import wait_until
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[LocalPostgres]:
-    with postgres.start_postgres() as started:
-        yield started
-
-
-@pytest.fixture(autouse=True)
-def _servers_as_new(server: LocalPostgres) -> None:
-    postgres.as_new(server)
-
-
-@pytest.fixture(scope="module")
-def pooler(server: LocalPostgres) -> Iterator[str]:
-    with postgres.start_pgbouncer(server) as url:
+def pooler(started_database: LocalPostgres) -> Iterator[str]:
+    with postgres.start_pgbouncer(started_database) as url:
         yield url
 
 
 @pytest.fixture
-def make(pooler: str, lock_over: Callable[..., Redlock]) -> Callable[..., Redlock]:
+def make(pooler: str, database: LocalPostgres, lock_over: Locks) -> Locks:
     return lambda: lock_over([pooler], ttl=3.0, node_timeout=5.0)
 
 
-def test_all_of_a_lock_works_through_it(make: Callable[..., Redlock]) -> None:
+def test_all_of_a_lock_works_through_it(make: Locks) -> None:
     crowd = [make() for _ in range(6)]  # more than the connections behind it
     holder, other = crowd[:2]
     with holder.lock("r", fencing=True) as held:
@@ -69,10 +59,10 @@ def test_all_of_a_lock_works_through_it(make: Callable[..., Redlock]) -> None:
 
 
 def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
-    make: Callable[..., Redlock],
-    server: LocalPostgres,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
+    make: Locks,
+    database: LocalPostgres,
+    caplog: Log,
+    monkeypatch: Patch,
 ) -> None:
     monkeypatch.setattr(PostgresSubscription, "_said", False)
     monkeypatch.setattr(pubsub, "RECONNECT_S", 0.0)
@@ -97,7 +87,7 @@ def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
         for thread in threads:
             thread.start()
         line = "SELECT count(*) FROM redlock_waiter"
-        wait_until(lambda: postgres.sql(server, line) == [(2,)], 10.0, "both wait")
+        wait_until(lambda: postgres.sql(database, line) == [(2,)], 10.0, "both wait")
         assert not got
     for thread in threads:
         thread.join(10.0)
@@ -105,10 +95,10 @@ def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
     assert sum("a pooler stands in front of it" in said for said in caplog.messages) == 1
     assert sum("listen" in name for name in opened) == 2, "nobody tries again and again"
     locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
-    assert postgres.sql(server, locks) == [(0,)]
+    assert postgres.sql(database, locks) == [(0,)]
 
 
-def test_close_does_not_wait_for_who_does_not_listen(make: Callable[..., Redlock]) -> None:
+def test_close_does_not_wait_for_who_does_not_listen(make: Locks) -> None:
     redlock = make()
     redlock.release(redlock.acquire("r"))
     with redlock.lock("r"), pytest.raises(ResourceHeld):
@@ -121,9 +111,7 @@ def test_close_does_not_wait_for_who_does_not_listen(make: Callable[..., Redlock
         assert not thread.is_alive()
 
 
-def test_what_is_held_can_be_looked_at_through_it(
-    make: Callable[..., Redlock], pooler: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_held_can_be_looked_at_through_it(make: Locks, pooler: str, caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     redlock = make()
     reader = open_reader(parse_nodes([pooler])[0], redlock.prefix, 1.0)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import redis
@@ -15,12 +15,13 @@ from celery import Celery
 
 from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
 from celery_redlock.locking import acquisition
+from tests.support import postgres
+from tests.support.beside import Beside, at_once
 from tests.support.crowd import at_most_three_are_inside
 from tests.support.machine import in_time
-from tests.support.names import Locks, Patch, Servers
+from tests.support.names import Locks, Patch, Request, Servers
 from tests.support.wait import wait_until
 
-ROOT = Path(__file__).parents[2]
 BOTH = ["account-1", "account-2"]
 
 
@@ -38,17 +39,39 @@ def keys(admins: list[redis.Redis]) -> set[str]:
     return {name for admin in admins for name in admin.keys("redlock:*")}
 
 
-def test_a_lock_of_several_is_on_all_nodes_and_off_again(
-    make: Locks, admins: list[redis.Redis]
-) -> None:
-    redlock = make()
+class Store(NamedTuple):
+    """Nodes of one kind, and what is held there."""
+
+    urls: list[str]
+    held: Callable[[], set[str]]
+
+
+@pytest.fixture(params=["redis", "postgresql"])
+def store(request: Request) -> Store:
+    if request.param == "redis":
+        admins = request.getfixturevalue("admins")
+        return Store(request.getfixturevalue("urls"), lambda: keys(admins))
+    database = request.getfixturevalue("database")
+    rows = "SELECT resource FROM redlock_lease WHERE until > now()"
+    return Store([database.url], lambda: {name for (name,) in postgres.sql(database, rows)})
+
+
+@pytest.fixture
+def over(store: Store, lock_over: Locks) -> Locks:
+    return partial(lock_over, store.urls, node_timeout=5.0)
+
+
+def test_a_lock_of_several_is_held_in_whole_or_not_at_all(over: Locks, store: Store) -> None:
+    redlock = over()
+    both = {"redlock:account-1", "redlock:account-2"}
     with redlock.lock(BOTH, ttl=3.0) as held:
-        assert keys(admins) == {"redlock:account-1", "redlock:account-2"}
+        assert store.held() == both
         before = held.lease.deadline
         wait_until(lambda: held.lease.deadline > before, 6.0, "an extension")
         with pytest.raises(ResourceHeld, match="account-2 is held by pid"):
-            make().acquire(["account-2", "account-3"])
-    wait_until(lambda: not keys(admins), 1.0, "all keys are gone")
+            over().acquire(["account-3", "account-2"])
+        wait_until(lambda: store.held() == both, 1.0, "the other has left nothing")
+    wait_until(lambda: not store.held(), 1.0, "all keys are gone")
 
 
 def test_as_many_as_may_be_with_as_large_limits_as_may_be(make: Locks) -> None:
@@ -174,51 +197,25 @@ def test_a_waiter_for_several_with_limits_is_called_by_the_release_of_a_slot_of_
     in_time(released, got["several"], 1.0, "from the release to the grant")
 
 
-def clerk(directory: Path, seconds: float, work: float, urls: list[str]) -> subprocess.Popen[str]:
-    command = ["benchmarks.bank", "together", str(directory), str(seconds), str(work), *urls]
-    return subprocess.Popen(
-        [sys.executable, "-m", *command],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def begin(clerks: list[subprocess.Popen[str]]) -> None:
-    for one in clerks:
-        assert one.stdout and one.stdout.readline() == "ready\n"
-    for one in clerks:
-        assert one.stdin
-        one.stdin.write("go\n")
-        one.stdin.flush()
-
-
 def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_path: Path) -> None:
     accounts = [tmp_path / f"account-{number}" for number in range(5)]
     for account in accounts:
         account.write_text("1000")
-    clerks = [clerk(tmp_path, 1.0, 0.001, urls) for _ in range(5)]
-    try:
-        begin(clerks)
-        moves = [int(one.communicate(timeout=60.0)[0]) for one in clerks]
-    finally:
-        for one in clerks:
-            one.kill()
+    clerk = ("-m", "benchmarks.bank", "together", str(tmp_path), "1.0", "0.001", *urls)
+    moves = [int(said) for said in at_once([clerk] * 5)]
     assert sum(int(account.read_text()) for account in accounts) == 5000
     assert len({account.read_text() for account in accounts}) > 1  # it did move
     assert sum(moves) > 5
 
 
-def test_at_most_so_many_are_inside(make: Locks) -> None:
-    at_most_three_are_inside(make, threads=8, times=5)
+def test_at_most_so_many_are_inside(over: Locks) -> None:
+    at_most_three_are_inside(over, threads=8, times=5)
 
 
-def test_a_task_with_several_keys_reserves_all_of_them_or_none(
-    urls: list[str], admins: list[redis.Redis]
-) -> None:
+def test_a_task_with_several_keys_reserves_all_of_them_or_none(store: Store) -> None:
     app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
-    app.conf.redlock_nodes = urls
+    app.conf.redlock_nodes = store.urls
+    app.conf.redlock_node_timeout = 5.0
 
     @app.task(
         shared=False,
@@ -230,32 +227,30 @@ def test_a_task_with_several_keys_reserves_all_of_them_or_none(
 
     with app:
         first = move.apply_async((1, 2))
-        assert keys(admins) == {"redlock:a:1#reserved", "redlock:a:2#reserved"}
+        assert store.held() == {"redlock:a:1#reserved", "redlock:a:2#reserved"}
         assert move.apply_async((3, 2)).id == first.id
-        assert keys(admins) == {"redlock:a:1#reserved", "redlock:a:2#reserved"}
+        assert store.held() == {"redlock:a:1#reserved", "redlock:a:2#reserved"}
         assert move.apply_async((4, 3)).id != first.id
-        assert len(keys(admins)) == 4
+        assert len(store.held()) == 4
         Redlock.from_app(app).close()
 
 
 HOLD = """
 import sys, time
 from celery_redlock import Redlock
-redlock = Redlock(sys.argv[1:], ttl=60.0, restart_guard="off", keeper="process")
+redlock = Redlock(sys.argv[1:], ttl=60.0, restart_guard="off", keeper="process", node_timeout=5.0)
 with redlock.lock(["account-2", "account-1"]):
     print("held", flush=True)
     time.sleep(60)
 """
 
 
-def test_what_a_killed_process_held_is_all_free_at_once(make: Locks, urls: list[str]) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLD, *urls], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        try:
-            assert holder.stdout and holder.stdout.readline() == "held\n"
-            with pytest.raises(ResourceHeld):
-                make().acquire("account-1")
-        finally:
-            holder.kill()
-    make().acquire(["account-1", "account-2"], wait=10.0)  # the ttl is a minute
+def test_what_a_killed_process_held_is_all_free_at_once(over: Locks, store: Store) -> None:
+    other = over()
+    with Beside("-c", HOLD, *store.urls) as holder:
+        assert holder.line() == "held"
+        with pytest.raises(ResourceHeld):
+            other.acquire("account-1")
+        killed = time.monotonic()
+    other.acquire(["account-1", "account-2"], wait=10.0)  # the ttl is a minute
+    in_time(killed, time.monotonic(), 1.0, "from the death to the grant")

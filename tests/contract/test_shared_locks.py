@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +11,7 @@ import redis
 
 from celery_redlock import AsyncRedlock, ConfigurationError, Redlock, ResourceHeld
 from celery_redlock.server import LocalServer
+from tests.support.beside import Beside
 from tests.support.nodes import all_connected
 from tests.support.wait import wait_until
 
@@ -145,15 +143,11 @@ def test_the_lock_of_a_reader_that_is_killed_ends_with_its_ttl(
     servers: list[LocalServer], make: Callable[[], Redlock]
 ) -> None:
     urls = [server.url for server in servers[:3]]
-    with subprocess.Popen(
-        [sys.executable, "-c", READER, *urls], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"reads\n"
+    with Beside("-c", READER, *urls) as process:
+        assert process.line() == "reads"
         writer = make()
         with pytest.raises(ResourceHeld):
             writer.acquire("r", wait=1.5)  # it is extended
-        process.kill()
     lease = writer.acquire("r", wait=20.0)
     assert writer.release(lease)
 
@@ -172,9 +166,8 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_no_reader_out(
             two.release(found)
         return found is None
 
-    with subprocess.Popen([sys.executable, "-c", code, *urls], stdin=subprocess.PIPE) as process:
+    with Beside("-c", code, *urls):
         wait_until(refused, 20, "a writer waits")
-        process.kill()
     wait_until(lambda: not refused(), 10, "a reader is let in beside the first one")
     assert one.extend(lease).remaining() > 15
 
@@ -214,15 +207,12 @@ def test_a_store_that_keeps_one_holder_says_so(lock_over: Callable[..., Redlock]
         lock_over([url]).lock("r", shared=True)
 
 
-def test_coroutines_share_too(servers: list[LocalServer]) -> None:
-    async def run() -> None:
-        async with AsyncRedlock([s.url for s in servers[:3]], restart_guard="off") as redlock:
-            one = await redlock.acquire("r", shared=True)
-            two = await redlock.acquire("r", shared=True)
-            assert await redlock.try_acquire("r") is None
-            await redlock.release(one)
-            await redlock.release(two)
-            async with redlock.lock("r"):
-                assert await redlock.try_acquire("r", shared=True) is None
-
-    asyncio.run(run())
+async def test_coroutines_share_too(servers: list[LocalServer]) -> None:
+    async with AsyncRedlock([s.url for s in servers[:3]], restart_guard="off") as redlock:
+        one = await redlock.acquire("r", shared=True)
+        two = await redlock.acquire("r", shared=True)
+        assert await redlock.try_acquire("r") is None
+        await redlock.release(one)
+        await redlock.release(two)
+        async with redlock.lock("r"):
+            assert await redlock.try_acquire("r", shared=True) is None

@@ -14,10 +14,10 @@ from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner, token_digest
-from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.reader import RedisReader as Reader
 from celery_redlock.survey.reader import read_nodes
 from celery_redlock.survey.snapshot import KINDS, Entry, look, resource_of, survey
+from tests.support.names import Patch, Servers
 from tests.support.nodes import TOKEN, told_all
 from tests.support.wait import wait_until
 
@@ -27,7 +27,7 @@ TOKENS = [OWNER.token(f"{number:032x}", 1.7e9) for number in range(3)]
 
 
 @pytest.fixture
-def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
+def redlock(servers: Servers) -> Iterator[Redlock]:
     lock = Redlock([server.url for server in servers], ttl=20)
     lock.client.driver.connect(30.0, rest=30.0)  # a lock is not written to a node that comes later
     yield lock
@@ -210,9 +210,7 @@ def test_a_match_is_of_whole_names_whatever_their_end(
 
 
 @pytest.mark.parametrize("prefix", ["a*[b]?", "a\\", "", "ü:"])
-def test_a_prefix_means_itself(
-    servers: list[LocalServer], clients: list[redis.Redis], prefix: str
-) -> None:
+def test_a_prefix_means_itself(servers: Servers, clients: list[redis.Redis], prefix: str) -> None:
     redlock = Redlock([server.url for server in servers], prefix=prefix or "redlock:")
     prefix = redlock.prefix
     put(clients, f"{prefix}order:1")
@@ -234,7 +232,7 @@ def test_thousands_are_all_there(redlock: Redlock, clients: list[redis.Redis]) -
 
 
 def test_a_node_that_hangs_or_is_away_is_said_and_the_others_count(
-    redlock: Redlock, servers: list[LocalServer]
+    redlock: Redlock, servers: Servers
 ) -> None:
     with redlock.lock("order:1"):
         servers[0].pause()
@@ -248,9 +246,7 @@ def test_a_node_that_hangs_or_is_away_is_said_and_the_others_count(
     assert entry.nodes == 3 and entry.ttls[:2] == (None, None) and entry.held
 
 
-def test_too_few_nodes_are_an_error_that_names_them(
-    redlock: Redlock, servers: list[LocalServer]
-) -> None:
+def test_too_few_nodes_are_an_error_that_names_them(redlock: Redlock, servers: Servers) -> None:
     for server in servers[:3]:
         server.kill()
     for ask in (lambda: survey(redlock), lambda: look(redlock, "order:1")):
@@ -279,7 +275,7 @@ def reading() -> bool:
 
 
 def test_a_survey_leaves_no_thread_and_no_connection(
-    redlock: Redlock, servers: list[LocalServer], clients: list[redis.Redis]
+    redlock: Redlock, servers: Servers, clients: list[redis.Redis]
 ) -> None:
     def connected() -> list[int]:
         return [int(client.info("clients")["connected_clients"]) for client in clients[1:]]
@@ -292,7 +288,7 @@ def test_a_survey_leaves_no_thread_and_no_connection(
 
 
 def test_a_node_that_goes_on_answering_is_waited_for_but_not_forever(
-    redlock: Redlock, monkeypatch: pytest.MonkeyPatch
+    redlock: Redlock, monkeypatch: Patch
 ) -> None:
     def query(reader: Reader, times: int, pause: float) -> int:
         for _ in range(times):

@@ -6,8 +6,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +24,7 @@ from celery_redlock.stores.node import Node
 from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import etcd, postgres, stores
+from tests.support.beside import Beside
 from tests.support.machine import in_time
 from tests.support.nodes import all_connected
 from tests.support.stores import Servers
@@ -50,11 +49,6 @@ LINE = Keys("redlock:").line("r")
 def servers(request: pytest.FixtureRequest) -> Iterator[Servers]:
     with stores.start(request.param) as started:
         yield started
-
-
-@pytest.fixture(autouse=True)
-def _servers_as_new(servers: Servers) -> None:
-    stores.as_new(servers)
 
 
 @pytest.fixture
@@ -219,7 +213,6 @@ def test_who_was_killed_in_line_is_passed_over(
 ) -> None:
     holder = make()
     lease = holder.acquire("r")
-    command = [sys.executable, "-c", WAITER, "r", *(s.url for s in servers)]
     (server,) = servers[:1]
 
     def backends() -> set[Any]:
@@ -227,11 +220,10 @@ def test_who_was_killed_in_line_is_passed_over(
         return set(postgres.sql(server, sql)) if isinstance(server, LocalPostgres) else set()
 
     before = backends()
-    with subprocess.Popen(command) as doomed:
+    with Beside("-c", WAITER, "r", *(s.url for s in servers)):
         wait_until(lambda: in_line(servers) == [1] * len(servers), 20, "it stands in line")
         of_it = backends() - before
         second = Waiting(make(), servers)
-        doomed.kill()
     wait_until(lambda: backends().isdisjoint(of_it), 20, "its sessions have ended")
     if isinstance(server, LocalEtcd):  # nobody tells it of a death: it misses a sign of life
         start = b"redlock:#line:"
@@ -300,8 +292,7 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
         return found
 
     monkeypatch.setattr(waiter.client, "peek", look)
-    command = [sys.executable, "-c", WAITER, "r", *(s.url for s in servers)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as stopped:
+    with Beside("-c", WAITER, "r", *(s.url for s in servers)) as stopped:
         wait_until(lambda: in_line(servers) == [1] * len(servers), 20, "it stands in line")
         second = Waiting(waiter, servers)
         assert looked.wait(10)  # and knows that the holder's ttl lasts for long
@@ -312,8 +303,7 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
             second._how[0].release(second.lease)
         finally:
             os.kill(stopped.pid, signal.SIGCONT)
-        assert stopped.stdout is not None
-        assert stopped.stdout.readline() == "granted\n"
+        assert stopped.line() == "granted"
 
 
 @pytest.mark.usefixtures("never_by_itself")

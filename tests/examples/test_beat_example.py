@@ -19,8 +19,6 @@ from tests.support import forked
 from tests.support.example import EXAMPLES, worker
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 EVERY = 2.0
 """The interval of the example's entries, in seconds."""
 PAUSED = """

@@ -23,8 +23,6 @@ from tests.support import etcd, postgres
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 MARK = "CELERY_REDLOCK_TEST_MARK"
 
 

@@ -16,8 +16,6 @@ from tests.support import forked
 from tests.support.example import EXAMPLES, worker
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 SHOP = EXAMPLES / "django_shop"
 
 

@@ -12,8 +12,6 @@ from tests.support import forked
 from tests.support.example import EXAMPLES, worker
 from tests.support.postgres import start_postgres
 
-pytestmark = pytest.mark.worker
-
 REFUSED = """\
 the one after it: 50 in the account
 the late one: refused, ada: a later holder was here

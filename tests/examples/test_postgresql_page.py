@@ -15,7 +15,6 @@ import pytest
 from celery_redlock import Redlock
 from celery_redlock.protocol.errors import RedlockError
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.support.postgres_sites import empty_server
 from tests.support.wait import wait_until
 
 PAGE = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text("utf-8")
@@ -32,25 +31,19 @@ assert len(RIGHTS) == 1 + 8 + 3
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[LocalPostgres]:
-    with empty_server() as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def owner(database: LocalPostgres) -> Iterator[psycopg.Connection[Any]]:
+def owner(database_server: LocalPostgres) -> Iterator[psycopg.Connection[Any]]:
     """A connection that may do everything, to tables that nobody else may touch but by the page."""
-    with psycopg.connect(database.url, autocommit=True) as connection:
+    with psycopg.connect(database_server.url, autocommit=True) as connection:
         connection.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
         connection.execute(SCHEMA.encode())
         connection.execute(BLOCK.encode())
         yield connection
 
 
-def refused(database: LocalPostgres, owner: psycopg.Connection[Any]) -> str:
+def refused(database_server: LocalPostgres, owner: psycopg.Connection[Any]) -> str:
     """Do all that a worker does, as the page's user, and return the first thing that failed."""
     owner.execute("TRUNCATE redlock_lease, redlock_waiter")
-    url = database.url.replace("postgres@", "shop_worker@")
+    url = database_server.url.replace("postgres@", "shop_worker@")
     redlock = Redlock([url], ttl=20, fencing=True)
     try:
         return next((name for name, step in STEPS.items() if not step(redlock, owner, url)), "")
@@ -110,17 +103,17 @@ STEPS = {"fenced": fenced, "unfenced": unfenced, "waited": waited, "swept": swep
 
 
 def test_the_rights_of_the_page_suffice(
-    database: LocalPostgres, owner: psycopg.Connection[Any]
+    database_server: LocalPostgres, owner: psycopg.Connection[Any]
 ) -> None:
-    assert refused(database, owner) == ""
+    assert refused(database_server, owner) == ""
 
 
 @pytest.mark.parametrize("right", RIGHTS)
 def test_each_right_of_the_page_is_needed(
-    right: str, database: LocalPostgres, owner: psycopg.Connection[Any]
+    right: str, database_server: LocalPostgres, owner: psycopg.Connection[Any]
 ) -> None:
     owner.execute(f"REVOKE {right} FROM shop_worker".encode())
     try:
-        assert refused(database, owner)
+        assert refused(database_server, owner)
     finally:
         owner.execute(f"GRANT {right} TO shop_worker".encode())

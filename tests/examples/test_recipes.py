@@ -26,8 +26,6 @@ from celery_redlock.server import LocalServer
 from tests.support.recipes import Work, blocks, queued, running, value
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 
 def takes(*arguments: str) -> Any:
     """A function with these arguments, to be declared as a task."""

@@ -5,15 +5,12 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-import pytest
 from celery import Celery
 
 from celery_redlock.server import LocalServer
 from tests.support.brokers import needs_quorum_queues
 from tests.support.recipes import POLLED, celery, code, value
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.worker
 
 WORK = """def pay(order_id, amount):
     import os, pathlib, time

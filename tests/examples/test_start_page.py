@@ -22,8 +22,6 @@ from tests.support.machine import end_with_parent
 from tests.support.nodes import make_known_to
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "start.md").read_text("utf-8")
 BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE, re.M | re.S)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Generator
 
-from tests.faults.chronicle import Chronicle
-from tests.faults.feeder import Feeder
+from tests.faults.chronicle import Chronicle, Fault
+from tests.faults.feeder import RESOURCES, Feeder
 from tests.faults.journal import Line, Process, now
-from tests.faults.stage import Stage, Worker
+from tests.faults.stage import TTL, Stage, Worker
 
 Steps = Generator[float, None, None]
 
@@ -31,6 +32,18 @@ class Crew:
         self.chronicle = chronicle
         self.choose = choose
         self._ended: set[Worker] = set()
+
+    def _fault(self, what: str) -> contextlib.AbstractContextManager[Fault]:
+        """Something is done to a store that is one node."""
+        return self.chronicle.fault(what, nodes=(0,))
+
+    def _majority_lost(self, who: str) -> Generator[float, None, tuple[float, str]]:
+        """Have bodies run; for how long, less than a ttl or more, it is to stand still, and its
+        name."""
+        long = self.choose.random() < 0.5
+        seconds = TTL * (self.choose.uniform(1.5, 2.3) if long else self.choose.uniform(0.2, 0.8))
+        yield from self._busy(*self.choose.sample(RESOURCES, 3), seconds=seconds + TTL)
+        return seconds, f"{who} stop, {'more' if long else 'less'} than a ttl"
 
     def _contend(self, *resources: str, many: int = 2, seconds: float = 0.05) -> None:
         """Somebody waits for these."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 
 from celery_redlock.testing.etcd import LocalEtcd, Member
-from tests.faults.chronicle import Fault
 from tests.faults.crew import Crew, Steps
 from tests.faults.feeder import RESOURCES
 from tests.faults.stage import TTL
@@ -21,9 +20,6 @@ class EtcdNodeActs(Crew):
         assert isinstance(cluster, LocalEtcd)
         return cluster
 
-    def _fault(self, what: str) -> contextlib.AbstractContextManager[Fault]:
-        return self.chronicle.fault(what, nodes=(0,))
-
     def _some(self, many: int) -> list[Member]:
         return self.choose.sample(self._cluster.members, many)
 
@@ -38,7 +34,13 @@ class EtcdNodeActs(Crew):
                     member.resume()
                 self._cluster.start()  # waits until all serve
 
-    def _killed(self, members: list[Member], seconds: float, what: str) -> Steps:
+    def _kill(self, many: int, longest: float, what: str) -> Steps:
+        """kill -9 of so many while bodies run and others wait; back at once or later."""
+        wanted = self.choose.sample(RESOURCES, 3)
+        yield from self._busy(*wanted, seconds=2 * TTL)
+        self._contend(*wanted)
+        seconds = self.choose.choice((0.0, self.choose.uniform(0.0, longest)))
+        members = self._some(many)
         with self._fault(what):
             try:
                 for member in members:
@@ -56,11 +58,7 @@ class EtcdNodeActs(Crew):
 
     def kill_member(self) -> Steps:
         """kill -9 of one, be it the leader; back at once or later."""
-        wanted = self.choose.sample(RESOURCES, 3)
-        yield from self._busy(*wanted, seconds=2 * TTL)
-        self._contend(*wanted)
-        seconds = self.choose.choice((0.0, self.choose.uniform(0.0, 2 * TTL)))
-        yield from self._killed(self._some(1), seconds, "member kill -9")
+        yield from self._kill(1, 2 * TTL, "member kill -9")
 
     def pause_server(self) -> Steps:
         """SIGSTOP of all."""
@@ -70,18 +68,11 @@ class EtcdNodeActs(Crew):
 
     def kill_server(self) -> Steps:
         """kill -9 of all."""
-        wanted = self.choose.sample(RESOURCES, 3)
-        yield from self._busy(*wanted, seconds=2 * TTL)
-        self._contend(*wanted)
-        seconds = self.choose.choice((0.0, self.choose.uniform(0.0, TTL)))
-        yield from self._killed(self._some(3), seconds, "server kill -9")
+        yield from self._kill(3, TTL, "server kill -9")
 
     def lose_majority(self) -> Steps:
         """Two stand still for less than a ttl, or for more, while bodies run."""
-        long = self.choose.random() < 0.5
-        seconds = TTL * (self.choose.uniform(1.5, 2.3) if long else self.choose.uniform(0.2, 0.8))
-        yield from self._busy(*self.choose.sample(RESOURCES, 3), seconds=seconds + TTL)
-        kind = f"two of three stop, {'more' if long else 'less'} than a ttl"
+        seconds, kind = yield from self._majority_lost("two of three")
         yield from self._paused(self._some(2), seconds, kind)
 
     def deafen(self) -> Steps:

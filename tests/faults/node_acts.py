@@ -93,10 +93,7 @@ class NodeActs(Crew):
 
     def lose_majority(self) -> Steps:
         """For less than a ttl, or for more."""
-        long = self.choose.random() < 0.5
-        seconds = TTL * (self.choose.uniform(1.5, 2.3) if long else self.choose.uniform(0.2, 0.8))
-        yield from self._busy(*self.choose.sample(RESOURCES, 3), seconds=seconds + TTL)
-        kind = f"majority stop, {'more' if long else 'less'} than a ttl"
+        seconds, kind = yield from self._majority_lost("majority")
         yield from self.pause_nodes(self.choose.choice((3, 4)), seconds, kind)
 
     def forget_one_of_three(self) -> Steps:

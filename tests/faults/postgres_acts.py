@@ -41,9 +41,6 @@ class PostgresNodeActs(Crew):
         assert isinstance(server, LocalPostgres)
         return server
 
-    def _fault(self, what: str) -> contextlib.AbstractContextManager[Fault]:
-        return self.chronicle.fault(what, nodes=(0,))
-
     def _down(self, what: str) -> contextlib.AbstractContextManager[Fault]:
         """That it is down, and may have forgotten what it had acknowledged, where it is so set."""
         lasts = self.stage.store == "postgresql"
@@ -85,10 +82,7 @@ class PostgresNodeActs(Crew):
 
     def lose_majority(self) -> Steps:
         """It stands still for less than a ttl, or for more, while bodies run."""
-        long = self.choose.random() < 0.5
-        seconds = TTL * (self.choose.uniform(1.5, 2.3) if long else self.choose.uniform(0.2, 0.8))
-        yield from self._busy(*self.choose.sample(RESOURCES, 3), seconds=seconds + TTL)
-        kind = f"server stop, {'more' if long else 'less'} than a ttl"
+        seconds, kind = yield from self._majority_lost("server")
         yield from self.pause_server(seconds, kind)
 
     def kill_server(self) -> Steps:

@@ -23,6 +23,7 @@ from tests.faults.nemesis import (
 )
 from tests.faults.oracle import VERDICTS
 from tests.faults.postgres_acts import LEFT_OUT
+from tests.faults.stores import STORES
 from tests.support import etcd, postgres
 
 ROOT = Path(__file__).parents[2]
@@ -60,8 +61,12 @@ def test_nor_over_one_postgresql_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_faults_for_a_while(tmp_path: Path) -> None:
-    report = campaign(tmp_path / "run", 40.0, seed=1)  # four and more for each of the phases
+@pytest.mark.parametrize("store", STORES)
+def test_all_faults_for_a_while(tmp_path: Path, store: str) -> None:
+    if store != "redis":
+        (etcd if store == "etcd" else postgres).require()
+    # Four seconds and more for each of the phases.
+    report = campaign(tmp_path / "run", 40.0, seed=1, store=store)
     assert report.problems == [], str(report)
 
 
@@ -69,21 +74,6 @@ def test_nor_over_an_etcd_cluster_of_three(tmp_path: Path) -> None:
     etcd.require()
     phases = (SHORT_OF_POSTGRES,)
     report = campaign(tmp_path / "run", 6.0, seed=1, phases=phases, store="etcd")
-    assert report.problems == [], str(report)
-
-
-@pytest.mark.slow
-def test_all_faults_over_an_etcd_cluster_for_a_while(tmp_path: Path) -> None:
-    etcd.require()
-    report = campaign(tmp_path / "run", 40.0, seed=1, store="etcd")
-    assert report.problems == [], str(report)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("store", ["postgresql", "forgetful"])
-def test_all_faults_over_one_postgresql_database_for_a_while(tmp_path: Path, store: str) -> None:
-    postgres.require()
-    report = campaign(tmp_path / "run", 40.0, seed=1, store=store)
     assert report.problems == [], str(report)
 
 

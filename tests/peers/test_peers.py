@@ -32,8 +32,6 @@ from tests.support.cluster import SOON
 from tests.support.wait import died, wait_until
 from tests.support.worker import ROOT, Worker
 
-pytestmark = pytest.mark.worker
-
 LONG = 30.0
 """Seconds that a body lasts which does not come to its end by itself."""
 

@@ -11,7 +11,6 @@ from pytest_celery import CeleryTestSetup
 from celery_redlock.testing import assert_skipped
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
 SOON = 30.0
 """Seconds; on a machine that is busy."""
 

@@ -77,6 +77,14 @@ the commands and what else operators see, the code in docs/ and examples/, other
 ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd")
 """What is in the names of tests that bear it as well."""
 
+WORKERS = (
+    "tests/worker/", "tests/compat/", "tests/peers/", "tests/setups/", "tests/beat/test_campaign",
+    "tests/beat/test_running", "tests/beat/test_ticks", "tests/examples/test_beat_example",
+    "tests/examples/test_demo.py", "tests/examples/test_examples", "tests/examples/test_recipes",
+    "tests/examples/test_postgresql_examples", "tests/examples/test_start_page",
+)  # fmt: skip
+"""How the names begin of the files that bear the mark `worker` as a whole."""
+
 FIRST = "gw0"
 """The lane that is the first to read all tests."""
 

@@ -168,14 +168,51 @@ class Real(Server):
         self.admin.close()
 
 
-class Postgres(Server):
+class Subscribed(Server):
+    """One whose calls are heard by subscriptions as clients have them."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.heard: dict[str, Any] = {}
+
+    def listen(self, process: str) -> None:
+        subscription = subscribe(parse_nodes([self.url])[0], (PREFIX + process).encode())
+        calls = subscription.calls()
+        assert next(calls) is None
+        self.heard[process] = subscription, calls
+
+    def calls(self, count: int) -> list[str]:
+        called = []
+        for process, (subscription, calls) in self.heard.items():
+            self.end(process, subscription)
+            while (news := next(calls)) != b"end":
+                called.append(f"{process}:{news.decode()}")
+        assert len(called) == count
+        return called
+
+    def end(self, process: str, subscription: Any) -> None:
+        """Call it by the word `end`."""
+        raise NotImplementedError
+
+    def _close_subscriptions(self) -> None:
+        for subscription, calls in self.heard.values():
+            with contextlib.suppress(Exception):
+                calls.close()
+            subscription.close()
+        self.heard.clear()
+
+    def close(self) -> None:
+        self._close_subscriptions()
+        self.node.close()
+
+
+class Postgres(Subscribed):
     """A PostgreSQL database, under test."""
 
     def __init__(self, server: LocalPostgres) -> None:
         super().__init__(server.url)
         self.server = server
         self.admin = postgres.admin(server)
-        self.heard: dict[str, Any] = {}
 
     def key(self, resource: str) -> str:
         return to_text(PREFIX + resource).decode()
@@ -199,20 +236,8 @@ class Postgres(Server):
         self.admin.execute(postgres.EMPTY)
         self._close_subscriptions()
 
-    def listen(self, process: str) -> None:
-        subscription = subscribe(parse_nodes([self.server.url])[0], (PREFIX + process).encode())
-        calls = subscription.calls()
-        assert next(calls) is None
-        self.heard[process] = subscription, calls
-
-    def calls(self, count: int) -> list[str]:
-        called = []
-        for process, (subscription, calls) in self.heard.items():
-            self.admin.execute("SELECT pg_notify(%s, 'end')", [subscription._channel])
-            while (news := next(calls)) != b"end":
-                called.append(f"{process}:{news.decode()}")
-        assert len(called) == count
-        return called
+    def end(self, process: str, subscription: Any) -> None:
+        self.admin.execute("SELECT pg_notify(%s, 'end')", [subscription._channel])
 
     def wait_for_expiry(self, resource: str, ttl: float) -> None:
         query = "SELECT FROM redlock_lease WHERE resource = %s AND until > clock_timestamp()"
@@ -221,19 +246,12 @@ class Postgres(Server):
             lambda: not self.admin.execute(query, where).fetchall(), ttl + 5.0, "it has expired"
         )
 
-    def _close_subscriptions(self) -> None:
-        for subscription, calls in self.heard.values():
-            calls.close()
-            subscription.close()
-        self.heard.clear()
-
     def close(self) -> None:
-        self._close_subscriptions()
-        self.node.close()
+        super().close()
         self.admin.close()
 
 
-class Etcd(Server):
+class Etcd(Subscribed):
     """An etcd cluster, under test."""
 
     sets_again = False
@@ -242,7 +260,6 @@ class Etcd(Server):
         super().__init__(server.url)
         self.server = server
         self.keys = Keys(PREFIX)
-        self.heard: dict[str, Any] = {}
 
     def get(self, resource: str) -> Any:
         kvs = etcd.ask(self.server, "kv/range", key=self.keys.lock(resource)).get("kvs", [])
@@ -263,36 +280,12 @@ class Etcd(Server):
         etcd.as_new(self.server)
         self._close_subscriptions()
 
-    def listen(self, process: str) -> None:
-        channel = (PREFIX + process).encode()
-        subscription = subscribe(parse_nodes([self.server.url])[0], channel)
-        calls = subscription.calls()
-        assert next(calls) is None
-        self.heard[process] = subscription, calls
-
-    def calls(self, count: int) -> list[str]:
-        called = []
-        for process, (_, calls) in self.heard.items():
-            end = {"value": text(b"end"), "ignore_lease": True}
-            etcd.ask(self.server, "kv/put", key=text((PREFIX + process).encode()), **end)
-            while (news := next(calls)) != b"end":
-                called.append(f"{process}:{news.decode()}")
-        assert len(called) == count
-        return called
+    def end(self, process: str, subscription: Any) -> None:
+        end = {"value": text(b"end"), "ignore_lease": True}
+        etcd.ask(self.server, "kv/put", key=text((PREFIX + process).encode()), **end)
 
     def wait_for_expiry(self, resource: str, ttl: float) -> None:
         wait_until(lambda: self.get(resource) is None, ttl + 10.0, "it has expired")
-
-    def _close_subscriptions(self) -> None:
-        for subscription, calls in self.heard.values():
-            with contextlib.suppress(Exception):
-                calls.close()
-            subscription.close()
-        self.heard.clear()
-
-    def close(self) -> None:
-        self._close_subscriptions()
-        self.node.close()
 
 
 Subject = Fake | Real | Postgres | Etcd

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import Any
 
@@ -46,38 +45,36 @@ async def asked_for(task: Any, broker: Broker) -> asyncio.Task[Any]:
     return asked
 
 
-def test_a_name_is_no_task() -> None:
+async def cancelled_while_asked_for(task: Any, broker: Broker) -> None:
+    asked = await asked_for(task, broker)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    broker.go.set()
+
+
+async def test_a_name_is_no_task() -> None:
     with pytest.raises(TypeError, match="takes a task, and not 'shop"):
-        asyncio.run(redlock_publish("shop.charge", (1,)))  # type: ignore[arg-type]
+        await redlock_publish("shop.charge", (1,))  # type: ignore[arg-type]
 
 
-def test_a_coroutine_publishes_as_apply_async_does_and_its_loop_goes_on(
+async def test_a_coroutine_publishes_as_apply_async_does_and_its_loop_goes_on(
     redlock: FakeRedlock, charge: Any, box: Box, broker: Broker
 ) -> None:
-    async def main() -> None:
-        asked = await asked_for(charge, broker)
-        broker.go.set()
-        sent = await asked
-        again = await redlock_publish(charge, kwargs={"order_id": 1}, queue="another")
-        assert again.id == sent.id, "it is the one that is queued"
-        with pytest.raises(DuplicateTask):
-            await redlock_publish(charge, (1,), lock={"on_duplicate": "raise"})
-
-    asyncio.run(main())
+    asked = await asked_for(charge, broker)
+    broker.go.set()
+    sent = await asked
+    again = await redlock_publish(charge, kwargs={"order_id": 1}, queue="another")
+    assert again.id == sent.id, "it is the one that is queued"
+    with pytest.raises(DuplicateTask):
+        await redlock_publish(charge, (1,), lock={"on_duplicate": "raise"})
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
 def test_who_is_cancelled_while_it_is_published_leaves_no_reservation_without_its_message(
     redlock: FakeRedlock, charge: Any, box: Box, broker: Broker
 ) -> None:
-    async def main() -> None:
-        asked = await asked_for(charge, broker)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        broker.go.set()
-
-    asyncio.run(main())  # which waits for the thread
+    asyncio.run(cancelled_while_asked_for(charge, broker))  # which waits for the thread
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
@@ -85,16 +82,7 @@ def test_a_message_that_could_not_be_published_after_that_is_in_the_log(
     redlock: FakeRedlock, charge: Any, box: Box, broker: Broker, caplog: Log
 ) -> None:
     broker.error = OSError("the broker is away")
-
-    async def main() -> None:
-        asked = await asked_for(charge, broker)
-        asked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asked
-        broker.go.set()
-
-    with caplog.at_level(logging.ERROR, "celery_redlock"):
-        asyncio.run(main())
+    asyncio.run(cancelled_while_asked_for(charge, broker))
     assert f"{charge.name} was not published" in caplog.text
     assert "the broker is away" in caplog.text
     assert box.messages() == []

@@ -35,7 +35,7 @@ from celery_redlock.stores.redis.requests import encode
 from celery_redlock.stores.reports import Reports
 from tests.support.delivering import Box, Ran, deliver, header, take, token_of
 from tests.support.fake_lock import FakeRedlock
-from tests.support.names import Log
+from tests.support.names import Log, Patch
 from tests.support.wire import Wire
 
 NOW = 1000.0
@@ -104,9 +104,7 @@ def test_an_old_server_is_not_asked_again_for_an_attempt_that_is_over(
         wire.peer.recv(65536)  # it would be set, and nobody would free it
 
 
-def test_of_two_that_connect_to_one_node_the_second_is_turned_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_two_that_connect_to_one_node_the_second_is_turned_away(monkeypatch: Patch) -> None:
     """What was asked on the first would never be answered on the second."""
     wires = [Wire(), Wire()]
     made = iter(wires)
@@ -123,7 +121,7 @@ def test_of_two_that_connect_to_one_node_the_second_is_turned_away(
 
 
 def test_a_driver_that_was_closed_meanwhile_says_nothing_of_a_node(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: Patch, caplog: Log
 ) -> None:
     """Listeners are of the whole process: they would take it for another driver's."""
     driver = Driver([ADDRESS], PREFIX)
@@ -165,9 +163,7 @@ def test_who_has_joined_a_queue_twice_cannot_tell_when_a_node_took_it_out() -> N
     assert waiter.left_by == set()
 
 
-def test_a_node_that_was_just_connected_to_may_have_called_us_before(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_that_was_just_connected_to_may_have_called_us_before(monkeypatch: Patch) -> None:
     monkeypatch.setattr(NodeSubscription, "start", lambda self: None)  # nobody is there
     wakeup = ReleaseSubscriber([ADDRESS] * 3, PREFIX)
     with wakeup.waiter() as waiter:
@@ -185,7 +181,7 @@ def test_a_node_that_was_just_connected_to_may_have_called_us_before(
 
 @pytest.mark.parametrize(("wait", "tries"), [(5.0, 1), (0.0, 1), (5.2, 2)])
 def test_nobody_waits_for_less_time_than_the_nodes_have_no_vote(
-    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, wait: float, tries: int
+    redlock: FakeRedlock, monkeypatch: Patch, wait: float, tries: int
 ) -> None:  # fmt: skip
     asked = []
 
@@ -217,9 +213,7 @@ def test_a_pickled_loss_shows_no_token() -> None:
 # -- the process ---------------------------------------------------------------------------------
 
 
-def test_a_lock_is_refused_where_eventlet_has_patched_python(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_lock_is_refused_where_eventlet_has_patched_python(monkeypatch: Patch) -> None:
     patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
     with pytest.raises(ConfigurationError, match="Use the pool gevent, threads or prefork"):
@@ -248,7 +242,7 @@ def test_a_reservation_that_only_a_quorum_has_is_ones_own(redlock: FakeRedlock) 
 
 
 def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
-    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: pytest.MonkeyPatch
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
 ) -> None:
     def holders(*_args: Any, **_options: Any) -> Any:
         raise QuorumUnavailable("order:1: too few", resource="order:1", votes=())
@@ -263,7 +257,7 @@ def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
 
 
 def test_a_retry_that_cannot_be_sent_takes_no_reservation_with_it(
-    redlock: FakeRedlock, app: Any, monkeypatch: pytest.MonkeyPatch
+    redlock: FakeRedlock, app: Any, monkeypatch: Patch
 ) -> None:
     @app.task(base=SingletonTask, bind=True, lock_key="k", lock_scope="until_executed")
     def task(self: Any) -> str:
@@ -282,7 +276,7 @@ def test_a_retry_that_cannot_be_sent_takes_no_reservation_with_it(
 
 
 def test_no_pause_of_who_waits_is_longer_than_what_is_left_of_his_wait(
-    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
+    redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
     pauses: list[float] = []
 

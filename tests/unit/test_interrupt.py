@@ -17,6 +17,7 @@ import pytest
 from celery_redlock import LeaseLost
 from celery_redlock.runtime import interrupt
 from celery_redlock.runtime.interrupt import SIGNAL, Interruptible, _blocks
+from tests.support.names import Patch
 
 RACES = 1000
 
@@ -121,9 +122,7 @@ def test_the_body_itself_can_read_why() -> None:
     assert "the one that says" in block.run(body)
 
 
-def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(monkeypatch: Patch) -> None:
     sent: list[int] = []
     kill = signal.pthread_kill
 
@@ -140,7 +139,7 @@ def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(
     assert time.monotonic() - begin < 5.0
 
 
-def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: Patch) -> None:
     sent: list[type[BaseException]] = []
     send = interrupt._raise_in
 
@@ -336,7 +335,7 @@ def test_strikes_that_race_with_the_end() -> None:
 class Greenlet:
     """The body's, as a strike sees it: it is thrown into when the hub runs."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: Patch) -> None:
         self.calls: list[Callable[[], None]] = []
         self.thrown: list[LeaseLost] = []
         monkeypatch.setattr(interrupt, "current", lambda: self)
@@ -351,9 +350,7 @@ class Greenlet:
 
 
 @pytest.mark.parametrize("when", ["before", "inside", "at its end"])
-def test_a_greenlet_is_struck_once_when_it_waits(
-    monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_a_greenlet_is_struck_once_when_it_waits(monkeypatch: Patch, when: str) -> None:
     greenlet = Greenlet(monkeypatch)
     block = Interruptible(loss)
     begun = []

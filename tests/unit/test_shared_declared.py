@@ -123,21 +123,17 @@ def test_readers_go_to_the_pool_together_and_a_writer_is_parked_behind_them() ->
     assert row.take(free=True) == "r3"
 
 
-def test_a_call_is_for_all_readers_up_to_the_next_writer() -> None:
+@pytest.mark.parametrize(
+    ("waiting", "called"),
+    [(["r1", "r2", "w1", "r3"], ["r1", "r2", "", ""]), (["w1", "w2"], ["w1", ""])],
+)
+def test_a_call_is_for_a_writer_or_all_readers_up_to_the_next_writer(
+    waiting: list[str], called: list[str]
+) -> None:
     row = Row()
     assert row.arrive("w0")
-    for name in ("r1", "r2", "w1", "r3"):
+    for name in waiting:
         assert not row.arrive(name)
     row.ended("w0")
     row.queue.called(("r",))
-    assert [row.take() for _ in range(4)] == ["r1", "r2", "", ""]
-
-
-def test_a_call_for_a_writer_is_for_one() -> None:
-    row = Row()
-    assert row.arrive("w0")
-    for name in ("w1", "w2"):
-        assert not row.arrive(name)
-    row.ended("w0")
-    row.queue.called(("r",))
-    assert [row.take() for _ in range(2)] == ["w1", ""]
+    assert [row.take() for _ in waiting] == called

@@ -10,6 +10,7 @@ import pytest
 from celery_redlock.keepalive.watchdog import Schedule, Watchdog, Watched
 from celery_redlock.protocol.claim import Claim
 from tests.support.clock import FakeClock
+from tests.support.names import Log
 
 NOW, TTL = 1000.0, 9.0
 
@@ -130,7 +131,7 @@ def test_a_loss_that_nobody_could_notice_is_told_when_the_lease_is_given_back() 
     assert thread.events == ["lost t"]
 
 
-def test_a_round_that_fails_with_an_error_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_round_that_fails_with_an_error_is_tried_again(caplog: Log) -> None:
     thread, claim = Thread(), held()
     thread.watch(claim)
     thread.error = RuntimeError("a bug")
@@ -153,9 +154,7 @@ def test_a_loss_is_told_before_a_round_of_others_is_waited_for() -> None:
     assert thread.events == ["lost old", "extends young"]
 
 
-def test_one_holders_trouble_does_not_keep_another_from_hearing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_one_holders_trouble_does_not_keep_another_from_hearing(caplog: Log) -> None:
     thread = Thread()
 
     def fail(claim: Claim) -> None:
@@ -168,9 +167,7 @@ def test_one_holders_trouble_does_not_keep_another_from_hearing(
     assert "a bug in a callback" in caplog.text
 
 
-def test_work_is_looked_at_when_it_asks_for_that_and_while_its_lease_is_held(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_work_is_looked_at_when_it_asks_for_that_and_while_its_lease_is_held(caplog: Log) -> None:
     thread, claim, other = Thread(), held(ttl=90.0), held("other", ttl=90.0)
     answers = [4.0, 2.0]
 

@@ -70,17 +70,23 @@ def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
 
 
 @pytest.fixture
-def serve(redlock: Redlock) -> Iterator[Callable[..., Client]]:
+def serve_app() -> Iterator[Callable[..., Client]]:
     """Makes pages that look only when they are asked, and closes them."""
     pages: list[Page] = []
 
-    def made(**options: Any) -> Client:
-        pages.append(make_app(redlock=redlock, idle=None, **options))
+    def made(*app: Any, **options: Any) -> Client:
+        pages.append(make_app(*app, idle=None, **options))
         return Client(pages[-1])
 
     yield made
     for page in pages:
         page.close()
+
+
+@pytest.fixture
+def serve(redlock: Redlock, serve_app: Callable[..., Client]) -> Callable[..., Client]:
+    """The same of five nodes."""
+    return functools.partial(serve_app, redlock=redlock)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.survey.snapshot import look
 from celery_redlock.web import make_app
 from celery_redlock.web.wsgi import Page
+from tests.support.names import Log, Patch
 from tests.support.nodes import told_all
 from tests.web.conftest import SECRET, proof, sign_in
 
@@ -57,9 +58,7 @@ def test_an_operator_frees_what_was_shown(client: Client, redlock: Redlock, hold
     assert not held(redlock)
 
 
-def test_the_log_says_what_was_freed_on_one_line(
-    client: Client, holds: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_log_says_what_was_freed_on_one_line(client: Client, holds: Any, caplog: Log) -> None:
     holds("order:\x1b[2J\n1")
     name = "order:%1b%5B2J%0A1"
     sign_in(client)
@@ -79,7 +78,7 @@ def test_the_log_says_what_was_freed_on_one_line(
     ],
 )
 def test_the_log_names_the_user_as_the_site_does(
-    serve: Serve, holds: Any, caplog: pytest.LogCaptureFixture, user: Any, named: str
+    serve: Serve, holds: Any, caplog: Log, user: Any, named: str
 ) -> None:
     lease = holds("order:1")
     client = serve(token=SECRET, user=user)
@@ -349,7 +348,7 @@ def test_signing_out_ends_the_session_for_whoever_has_its_cookie(
 
 
 def test_what_is_remembered_of_sessions_ends_with_them(
-    client: Client, page: Page, monkeypatch: pytest.MonkeyPatch
+    client: Client, page: Page, monkeypatch: Patch
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(
@@ -370,9 +369,7 @@ def give(client: Client, token: str, address: str = "192.0.2.1") -> TestResponse
     return client.post("/login", data={"token": token}, environ_base={"REMOTE_ADDR": address})
 
 
-def test_tries_at_the_token_are_limited(
-    serve: Serve, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_tries_at_the_token_are_limited(serve: Serve, monkeypatch: Patch, caplog: Log) -> None:
     clock = [0.0]
     monkeypatch.setattr(
         "celery_redlock.web.auth.time",
@@ -401,7 +398,7 @@ def test_tries_at_the_token_are_limited(
 
 
 def test_a_network_of_addresses_is_one_and_what_is_remembered_is_bounded(
-    client: Client, page: Page, monkeypatch: pytest.MonkeyPatch
+    client: Client, page: Page, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("celery_redlock.web.auth.MAX_ADDRESSES", 20)
     codes = [give(client, "wrong", f"2001:db8::{number:x}").status_code for number in range(11)]

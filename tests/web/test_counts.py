@@ -17,7 +17,6 @@ from werkzeug.test import Client
 from celery_redlock import Redlock
 from celery_redlock.cli import redlock as group
 from celery_redlock.server import LocalServer
-from celery_redlock.web import make_app
 from celery_redlock.web.formatting import quoted
 
 Replies = dict[str, Any]
@@ -42,20 +41,6 @@ def app(
     yield made, replies
     Redlock.from_app(made).close()
     made.close()
-
-
-@pytest.fixture
-def serve_app(app: tuple[Celery, Replies]) -> Iterator[Callable[[], Client]]:
-    """Makes pages that have seen nothing yet, and closes them."""
-    pages: list[Any] = []
-
-    def made() -> Client:
-        pages.append(make_app(app[0], idle=None))
-        return Client(pages[-1])
-
-    yield made
-    for page in pages:
-        page.close()
 
 
 def queue(admins: list[Any], resource: str, places: int) -> None:
@@ -89,7 +74,7 @@ def of_one(client: Client, resource: str) -> dict[str, Any]:
 
 
 def test_every_page_counts_as_ls_and_the_exporter_do(
-    app: tuple[Celery, Replies], serve_app: Callable[[], Client], holds: Any, admins: list[Any]
+    app: tuple[Celery, Replies], serve_app: Callable[..., Client], holds: Any, admins: list[Any]
 ) -> None:
     it, replies = app
     for name in ("order:1", SPACED, RAW, ESCAPED, "calm"):
@@ -110,7 +95,7 @@ def test_every_page_counts_as_ls_and_the_exporter_do(
     counted = {"order:1": 6, SPACED: 2, RAW: 1, ESCAPED: 2, "calm": 0}
     assert ls(it) == counted
 
-    client = serve_app()
+    client = serve_app(app[0])
     client.get("/nodes")  # of the same look, and needs no counts
     told = client.get("/locks.json").json
     assert {row["resource"]: row["waiting"] for row in told["rows"]} == counted
@@ -132,12 +117,12 @@ def test_every_page_counts_as_ls_and_the_exporter_do(
 
 
 def test_a_worker_that_does_not_answer_counts_as_its_place_and_the_pages_say_so(
-    app: tuple[Celery, Replies], serve_app: Callable[[], Client], holds: Any, admins: list[Any]
+    app: tuple[Celery, Replies], serve_app: Callable[..., Client], holds: Any, admins: list[Any]
 ) -> None:
     holds("order:1")
     queue(admins, "order:1", 2)
     app[1]["w1@h"] = {"error": "redlock_ttl is no number", "waits": parked("order:1", 1.0, 1.0)}
-    client = serve_app()
+    client = serve_app(app[0])
     told = client.get("/locks.json").json
     assert (told["counts"]["waiting"], told["rows"][0]["waiting"]) == (2, 2)
     assert not told["counts"]["parked_known"] and metric(client, "waiting") == 2
@@ -152,7 +137,7 @@ ODD = [None, 7, True, "x", [], {}, EVIL, "", 10**400, float("nan"), float("inf")
 
 
 def test_hostile_replies_change_no_other_count_and_break_no_page(
-    app: tuple[Celery, Replies], serve_app: Callable[[], Client], holds: Any, admins: list[Any]
+    app: tuple[Celery, Replies], serve_app: Callable[..., Client], holds: Any, admins: list[Any]
 ) -> None:
     it, replies = app
     holds("order:1")
@@ -165,7 +150,7 @@ def test_hostile_replies_change_no_other_count_and_break_no_page(
         replies[f"n{number}@h"] = {"waits": parked("order:1", odd, where="slot")}
         if not 0 <= (odd if isinstance(odd, (int, float)) else -1) < 1e12:
             replies[f"p{number}@h"] = {"waits": parked("order:1", odd)}
-    client = serve_app()
+    client = serve_app(app[0])
     told = client.get("/locks.json").json
     assert [row["waiting"] for row in told["rows"]] == [2] == list(ls(it).values())
     assert of_one(client, "order:1")["waiting"] == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.values import token_digest
-from celery_redlock.server import LocalServer
+from tests.support.names import Log, Request, Servers
 from tests.support.nodes import told_all
 from tests.web.conftest import proof
 
@@ -27,7 +26,7 @@ NODES = '["redis://redis-1", "redis://redis-2", "redis://redis-3"]'
 HOST = "ops.example.org"
 
 
-def example(name: str, servers: list[LocalServer]) -> str:
+def example(name: str, servers: Servers) -> str:
     """The code of docs/web.md for a framework, with these nodes and a token."""
     text = (ROOT / "docs/web.md").read_text(encoding="utf-8")
     found = re.search(rf"^### {name}\n.*?^```python\n(.*?)^```$", text, re.M | re.S)
@@ -38,7 +37,7 @@ def example(name: str, servers: list[LocalServer]) -> str:
 
 
 @pytest.fixture
-def mounted(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[dict[str, Any]]:
+def mounted(request: Request, servers: Servers) -> Iterator[dict[str, Any]]:
     """What the example has made."""
     names: dict[str, Any] = {}
     exec(compile(example(request.param, servers), "docs/web.md", "exec"), names)
@@ -51,7 +50,7 @@ def mounted(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Itera
 FREE = "/locks/release?resource=order:1&kind=lock&slot=1&digest="
 
 
-def hold(servers: list[LocalServer]) -> str:
+def hold(servers: Servers) -> str:
     """Have a lock be held that is to be freed; return the digest of its token."""
     redlock = Redlock([server.url for server in servers], restart_guard="off")
     lease = redlock.acquire("order:1", ttl=600)
@@ -60,16 +59,14 @@ def hold(servers: list[LocalServer]) -> str:
     return token_digest(lease.token)
 
 
-def who_freed(caplog: pytest.LogCaptureFixture) -> str:
+def who_freed(caplog: Log) -> str:
     lines = [record.getMessage() for record in caplog.records]
     (line,) = (line for line in lines if line.startswith("redlock:order:1 was freed"))
     return re.search(r"by (.*) in the web dashboard", line)[1]
 
 
 @pytest.mark.parametrize("mounted", ["Flask"], indirect=True)
-def test_in_flask(
-    mounted: dict[str, Any], servers: list[LocalServer], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_in_flask(mounted: dict[str, Any], servers: Servers, caplog: Log) -> None:
     site = mounted["site"]
     site.secret_key = "x"
 
@@ -101,9 +98,7 @@ def test_in_flask(
 
 
 @pytest.mark.parametrize("mounted", ["FastAPI"], indirect=True)
-def test_in_fastapi(
-    mounted: dict[str, Any], servers: list[LocalServer], caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_in_fastapi(mounted: dict[str, Any], servers: Servers, caplog: Log) -> None:
     import httpx
     from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
     from starlette.middleware.authentication import AuthenticationMiddleware
@@ -114,21 +109,17 @@ def test_in_fastapi(
 
     mounted["site"].add_middleware(AuthenticationMiddleware, backend=Anybody())
     url = FREE + hold(servers)
-
-    async def visit() -> None:
-        way = httpx.ASGITransport(mounted["site"])
-        async with httpx.AsyncClient(transport=way, base_url=f"http://{HOST}") as client:
-            shown = await client.get("/locks/")
-            assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
-            assert (await client.get("/locks/nodes.json")).json()["quorum"] == 3
-            await client.post("/locks/login", data={"token": "a-token-of-an-operator"})
-            assert "Sign out" in (await client.get("/locks/")).text
-            other = await client.get("/locks/", headers={"Host": "evil.example"})
-            assert other.status_code == 400
-            data = {"proof": proof(await client.get(url))}
-            assert "Freed" in (await client.post(url, data=data)).text
-
-    asyncio.run(visit())
+    way = httpx.ASGITransport(mounted["site"])
+    async with httpx.AsyncClient(transport=way, base_url=f"http://{HOST}") as client:
+        shown = await client.get("/locks/")
+        assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
+        assert (await client.get("/locks/nodes.json")).json()["quorum"] == 3
+        await client.post("/locks/login", data={"token": "a-token-of-an-operator"})
+        assert "Sign out" in (await client.get("/locks/")).text
+        other = await client.get("/locks/", headers={"Host": "evil.example"})
+        assert other.status_code == 400
+        data = {"proof": proof(await client.get(url))}
+        assert "Freed" in (await client.post(url, data=data)).text
     assert who_freed(caplog).startswith("ann at ")
 
 
@@ -191,7 +182,7 @@ print(json.dumps({
 """
 
 
-def test_in_django(servers: list[LocalServer]) -> None:
+def test_in_django(servers: Servers) -> None:
     # In a process of its own: a process has one Django.
     code = example("Django", servers).replace(
         'Celery("shop")', 'Celery("shop", broker="memory://")'

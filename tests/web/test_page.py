@@ -18,9 +18,9 @@ from celery_redlock import Redlock
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.protocol.texts import printable
 from celery_redlock.protocol.values import Owner
-from celery_redlock.server import LocalServer
 from celery_redlock.web import make_app
 from celery_redlock.web.formatting import named_in, quoted
+from tests.support.names import Servers
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -69,7 +69,7 @@ def test_a_held_lock_is_shown_with_who_holds_it_and_where(client: Client, holds:
     assert "order:1" in seen and "shop.tasks.pay" in seen and "5 of 5" in seen
 
 
-def put(servers: list[LocalServer], key: str, value: str | None = None) -> None:
+def put(servers: Servers, key: str, value: str | None = None) -> None:
     """Write a token, or another value, on some nodes."""
     for server in servers:
         with redis.Redis(port=server.port) as node:
@@ -80,7 +80,7 @@ def put(servers: list[LocalServer], key: str, value: str | None = None) -> None:
 
 
 def test_fewer_than_a_quorum_are_not_called_held_and_silent_nodes_leave_it_open(
-    client: Client, servers: list[LocalServer]
+    client: Client, servers: Servers
 ) -> None:
     put(servers[:2], "split")
     put(servers[:1], "foreign", "of another program")
@@ -101,7 +101,7 @@ def test_fewer_than_a_quorum_are_not_called_held_and_silent_nodes_leave_it_open(
 
 
 def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
-    client: Client, holds: Any, servers: list[LocalServer]
+    client: Client, holds: Any, servers: Servers
 ) -> None:
     holds("order:1")
     assert rows(client)
@@ -123,9 +123,7 @@ def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
     assert "Free:" not in Text(client.get("/lock?resource=order:1").text).seen
 
 
-def test_what_was_never_seen_is_not_counted_as_nothing(
-    serve: Any, servers: list[LocalServer]
-) -> None:
+def test_what_was_never_seen_is_not_counted_as_nothing(serve: Any, servers: Servers) -> None:
     for server in servers[2:]:
         server.kill()
     seen = Text(serve().get("/").text).seen
@@ -212,9 +210,7 @@ def test_a_free_lock_is_called_free_and_a_link_to_no_key_is_no_crash(client: Cli
 
 
 @pytest.mark.parametrize("many", [2_000, pytest.param(10_000, marks=pytest.mark.slow)])
-def test_thousands_of_locks_are_paged(
-    client: Client, servers: list[LocalServer], many: int
-) -> None:
+def test_thousands_of_locks_are_paged(client: Client, servers: Servers, many: int) -> None:
     token = Owner("h", 1, "t").token("0" * 32)
     for server in servers:
         with redis.Redis(port=server.port) as node:

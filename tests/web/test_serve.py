@@ -15,17 +15,15 @@ import pytest
 from click.testing import CliRunner
 
 from celery_redlock.cli import main
-from celery_redlock.server import LocalServer
 from celery_redlock.web.serve import check_bind, host_in, is_known, is_loopback, names_for
+from tests.support.names import Patch, Servers
 from tests.support.wait import wait_until
 from tests.web.conftest import SECRET
 
 NODES = ("--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3")
 
 
-def test_it_serves_beside_idle_connections_and_ends_by_an_interrupt(
-    servers: list[LocalServer],
-) -> None:
+def test_it_serves_beside_idle_connections_and_ends_by_an_interrupt(servers: Servers) -> None:
     """Half of a request is said on each, and a byte more now and then, as by who means harm."""
     urls = ",".join(server.url for server in servers)
     code = "import sys; sys.argv = ['celery-redlock', *sys.argv[1:]]; "
@@ -84,7 +82,7 @@ def call(*arguments: str, **env: str) -> Any:
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::", "ops.example.org"])
 def test_other_machines_are_kept_out_unless_that_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, bind: str
+    monkeypatch: Patch, bind: str
 ) -> None:
     monkeypatch.setattr("celery_redlock.web.serve.serve", lambda *_given: None)
     where = f"[{bind}]:0" if ":" in bind else f"{bind}:0"
@@ -96,9 +94,7 @@ def test_other_machines_are_kept_out_unless_that_is_asked_for(
     check_bind(bind, SECRET, True)
 
 
-def test_what_other_machines_reach_is_private_and_warned_of(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_other_machines_reach_is_private_and_warned_of(monkeypatch: Patch) -> None:
     served: list[Any] = []
     monkeypatch.setattr("celery_redlock.web.serve.serve", lambda *given: served.append(given))
     result = call("--listen", "0.0.0.0:0", "--public", REDLOCK_WEB_TOKEN=SECRET)
@@ -118,7 +114,7 @@ def test_what_other_machines_reach_is_private_and_warned_of(
     )
 
 
-def test_a_short_token_and_a_port_that_is_taken_are_said(servers: list[LocalServer]) -> None:
+def test_a_short_token_and_a_port_that_is_taken_are_said(servers: Servers) -> None:
     assert "at least 16 characters" in call("--token", "short").output
     taken = call("--listen", f"127.0.0.1:{servers[0].port}")
     assert taken.exit_code == 2 and "cannot serve on 127.0.0.1" in taken.output

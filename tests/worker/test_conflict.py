@@ -12,8 +12,6 @@ from tests.support.cluster import TASKS, Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 
 def test_a_task_waits_its_turn(cluster: Cluster, worker: Worker, key: str) -> None:
     """Sent again with the same id, its retries unspent, in state RETRY; `max_retries` is 0."""

@@ -6,14 +6,10 @@ import os
 import signal
 from contextlib import ExitStack
 
-import pytest
-
 from tests.support.cluster import Cluster
 from tests.support.proxy import Proxy
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
-
-pytestmark = pytest.mark.worker
 
 
 def test_child_is_killed_while_it_waits_for_a_lock(

@@ -14,8 +14,6 @@ from tests.worker.ending import Ending, play
 from tests.worker.scenarios import params, played_on
 from tests.worker.table import measure
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.mark.parametrize("ending", params("prefork", own=False), ids=str)
 def test_ending(

@@ -17,8 +17,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker, pool
 from tests.worker.ending import GEVENT_ENDS_TASKS, VERSION
 
-pytestmark = pytest.mark.worker
-
 NODE_TIMEOUT = 1.0
 """Seconds: so long that whoever waited for a node would stand out from a machine that is busy."""
 

@@ -25,8 +25,6 @@ from tests.worker.holding import (
     strained_by,
 )
 
-pytestmark = pytest.mark.worker
-
 OFTEN = {"prefork": None, 'threads, `redlock_keeper="process"`': PAUSED}
 """In `make test`, all strains or these; the rest is seen by `make test-all` and `make endings`."""
 

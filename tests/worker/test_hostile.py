@@ -27,8 +27,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module", params=["prefork", pytest.param("threads", marks=pytest.mark.slow)])
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:

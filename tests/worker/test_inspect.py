@@ -22,8 +22,6 @@ from tests.support.nodes import TOKEN, hung
 from tests.support.wait import wait_until
 from tests.support.worker import ROOT, pool
 
-pytestmark = pytest.mark.worker
-
 POOLS = [
     pool("prefork"),
     pool("threads"),

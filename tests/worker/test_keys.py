@@ -21,8 +21,6 @@ from tests.support.cluster import TASKS, Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module", params=["json", "pickle"])
 def worker(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Worker]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import redis
 
 from celery_redlock.server import LocalServer
 from tests.support.cluster import Cluster
 from tests.support.wait import wait_until
-
-pytestmark = pytest.mark.worker
 
 
 def connections(node: LocalServer, since: set[int]) -> list[bool]:

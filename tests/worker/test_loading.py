@@ -13,8 +13,6 @@ from tests.support import forked
 from tests.support.cluster import ROOT, Cluster
 from tests.support.wait import wait_until
 
-pytestmark = pytest.mark.worker
-
 APP = "tests.worker.importing"
 
 

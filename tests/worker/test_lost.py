@@ -19,8 +19,6 @@ from tests.support.program import stopped
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, often
 
-pytestmark = pytest.mark.worker
-
 BRIEF = 1.7
 """Seconds that a body lasts which goes on though its lease, of a second, is lost."""
 PUNCTUAL = 0.05

@@ -20,8 +20,6 @@ from tests.support.nodes import with_acl_user
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 APP = "tests.worker.metering"
 MEET, SKIPS = f"{APP}.meet", f"{APP}.skips"
 LONG = 30.0

@@ -8,8 +8,6 @@ from tests.support.cluster import Cluster
 from tests.support.worker import often as param
 from tests.worker.scenarios import POOLS
 
-pytestmark = pytest.mark.worker
-
 SURVIVED = [
     ("work", ("return",), {}), ("work", ("raise",), {}), ("work", ("retry",), {}),
     ("work", ("retry at once",), {}), ("work", ("ignore",), {}), ("late", ("reject",), {}),

@@ -8,8 +8,6 @@ from pytest_celery import CeleryTestSetup, CeleryTestWorker
 from tests.support.cluster import Cluster
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 
 def test_a_cluster_is_a_setup_of_pytest_celery(cluster: Cluster, worker: Worker) -> None:
     setup = cluster.setup(worker)

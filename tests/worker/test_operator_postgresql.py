@@ -26,12 +26,10 @@ from celery_redlock.web import make_app
 from tests.support import postgres
 from tests.support.cluster import READY, Cluster
 from tests.support.nodes import TOKEN
-from tests.support.postgres_sites import empty_server, execute, new_database
+from tests.support.postgres_sites import execute, new_database
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.reserving import declare
-
-pytestmark = pytest.mark.worker
 
 KINDS = ("redis", "postgresql")
 LOOKS = [
@@ -69,12 +67,6 @@ class Place(NamedTuple):
             return "" if " answered within" in result.output else result.output
 
         return str(wait_until(said, READY, f"the worker answers {arguments[0]}"))
-
-
-@pytest.fixture(scope="module")
-def database_server() -> Iterator[LocalPostgres]:
-    with empty_server() as server:
-        yield server
 
 
 @pytest.fixture(scope="module")

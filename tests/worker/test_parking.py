@@ -12,8 +12,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker, often, pool
 from tests.worker.parking import Sent, all_done, cut_off, parked, send
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module")
 def narrow(cluster: Cluster) -> Iterator[Worker]:

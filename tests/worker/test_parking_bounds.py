@@ -17,8 +17,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import pool
 from tests.worker.parking import all_done, cut_off, done, goes_back, occupied, parked, send
 
-pytestmark = pytest.mark.worker
-
 
 def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:
     """It may keep what is within its ordinary prefetch window, as without locks: four, and one."""

@@ -23,8 +23,6 @@ from tests.support.worker import Worker, often
 from tests.worker.parking import Sent
 from tests.worker.reserving import Reservations
 
-pytestmark = pytest.mark.worker
-
 KNOWN_S = 2.0
 """Within which every worker knows of a pause."""
 WHO = "alice@web-1"

@@ -20,8 +20,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker, often, pool
 from tests.worker.ending import GEVENT_ENDS_TASKS, VERSION
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster) -> Iterator[Worker]:

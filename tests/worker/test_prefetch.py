@@ -13,7 +13,7 @@ from tests.support.proxy import Proxy
 from tests.support.worker import pool
 from tests.worker.parking import goes_back
 
-pytestmark = [pytest.mark.worker, pytest.mark.slow]  # at once: unit/test_prefetch.py
+pytestmark = pytest.mark.slow  # at once: unit/test_prefetch.py
 
 
 @pytest.mark.parametrize("name", [pool("gevent")])

@@ -19,8 +19,6 @@ from tests.support.brokers import settings_of
 from tests.support.cluster import Cluster
 from tests.worker.reserving import Reservations, declare
 
-pytestmark = pytest.mark.worker
-
 Call = Callable[..., Result]
 
 

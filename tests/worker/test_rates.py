@@ -6,7 +6,6 @@ import json
 import time
 from typing import Any
 
-import pytest
 import redis
 
 from celery_redlock import Skipped
@@ -16,8 +15,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.paced import STARTS, WINDOW, crowded, starts
 from tests.worker.parking import parked
-
-pytestmark = pytest.mark.worker
 
 MINUTE = 60.0
 """Seconds within which all is done, on however busy a machine."""

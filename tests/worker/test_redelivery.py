@@ -23,8 +23,6 @@ from tests.support.nodes import with_acl_user
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 SOON = 2.0
 """Seconds after the death of its first body within which a copy runs."""
 

@@ -14,8 +14,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
 
-pytestmark = pytest.mark.worker
-
 KEEPS = ["--appendonly", "yes", "--appendfsync", "always"]
 """A node that comes back with what it had."""
 DELAY = 2.0

@@ -16,8 +16,6 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.reserving import Reservations
 
-pytestmark = pytest.mark.worker
-
 NAMES = ("until_succeeded", "until_succeeded_late")
 FAILS = ("raise", "ignore", "reject", "SystemExit", "_exit", "SIGKILL")
 TTL = {"reserve_ttl": 5.0}

@@ -14,8 +14,6 @@ from tests.support.machine import in_time
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 
 def test_a_task_excludes_others_from_each_of_its_keys(
     cluster: Cluster, worker: Worker, key: str

@@ -21,8 +21,6 @@ from tests.support.nodes import SHARED_RULE, refused_by, with_acl_user
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:

@@ -12,8 +12,6 @@ from tests.support.worker import often
 from tests.worker.ending import Ending, play
 from tests.worker.scenarios import POOLS, params
 
-pytestmark = pytest.mark.worker
-
 ENDINGS = [
     pytest.param(name, *given.values, marks=[*often(name).marks, *given.marks])
     for name in POOLS

@@ -16,8 +16,6 @@ from tests.support.nodes import hung
 from tests.support.worker import often
 from tests.worker.ending import VERSION
 
-pytestmark = pytest.mark.worker
-
 ALL = [often(name) for name in ("threads", "solo", "gevent")]
 
 

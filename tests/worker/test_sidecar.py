@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from celery_redlock import ConfigurationError, Redlock
+from tests.support.beside import Beside
 from tests.support.cluster import Cluster
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker, often, pool
-
-pytestmark = pytest.mark.worker
 
 LONGER_TTL = 4.0
 """Of `longer_ttl`, in seconds: on a busy machine a helper may be kept waiting for a second."""
@@ -130,11 +129,8 @@ with redlock.lock("k:{key}") as lease:
     print("still held", flush=True)
     time.sleep(30)
 """
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "still held\n"
+    with Beside("-c", code) as program:
+        assert program.line() == "still held"
         contender = cluster.contend(key)
         program.kill()
         contender.gets_it(since=died(program.pid))

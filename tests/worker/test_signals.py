@@ -15,8 +15,6 @@ from tests.support.nodes import hung
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 LONG = 30.0
 """Seconds to wait for what must come."""
 

@@ -19,12 +19,9 @@ from tests.support.program import TTL, stopped
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-pytestmark = [
-    pytest.mark.worker,
-    pytest.mark.skipif(
-        celery.VERSION < (5, 7), reason="Celery has worker_pool_start_method from 5.7 on"
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    celery.VERSION < (5, 7), reason="Celery has worker_pool_start_method from 5.7 on"
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,6 @@ from celery_redlock.server import LocalServer, start_servers
 from tests.support.cluster import READY, Cluster
 from tests.support.worker import ROOT, Worker
 
-pytestmark = pytest.mark.worker
-
 
 def refusal(cluster: Cluster, **conf: Any) -> str:
     """What a worker says that does not start with these settings."""

@@ -17,8 +17,6 @@ from tests.support.cluster import Cluster, steal
 from tests.support.program import TTL, stopped
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 
 def test_a_child_that_dies_while_it_is_stopped_frees_its_locks(
     cluster: Cluster, worker: Worker, key: str

@@ -11,13 +11,10 @@ from kombu.transport.redis import Channel
 
 from tests.support.cluster import Cluster
 
-pytestmark = [
-    pytest.mark.worker,
-    pytest.mark.skipif(
-        not hasattr(Channel, "unacked_restore_interval"),
-        reason="this kombu looks every 100 s, whatever it is told",
-    ),
-]
+pytestmark = pytest.mark.skipif(
+    not hasattr(Channel, "unacked_restore_interval"),
+    reason="this kombu looks every 100 s, whatever it is told",
+)
 
 
 def test_overdue_messages_are_looked_for_every_100_s() -> None:

@@ -15,8 +15,6 @@ from tests.support.worker import Worker, often
 from tests.worker.ending import Ending, play
 from tests.worker.scenarios import POOLS, params
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture(scope="module", params=[often(name) for name in POOLS[1:]])
 def pool(request: pytest.FixtureRequest) -> str:

@@ -11,8 +11,6 @@ from tests.support.cluster import Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
-pytestmark = pytest.mark.worker
-
 
 @pytest.fixture
 def majority_dead(cluster: Cluster, worker: Worker) -> Iterator[None]:
