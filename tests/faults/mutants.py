@@ -283,8 +283,9 @@ MUTANTS: dict[str, Mutant] = {
         "what a child held is freed when it is dead, not when it is to die", _free_before_death,
         ("endings",), WITHIN),
     "recycled-descriptor": Mutant("what a child holds is not freed when another has died",
-        _recycled_descriptor, ("endings",), ("trace, rule 7",),
-        (("worker_max_tasks_per_child", 1),), seconds=30.0),
+        # Rule 1 where it was freed before its child could note that it had asked.
+        _recycled_descriptor, ("endings",), ("trace, rule 7", "trace, rule 1"),
+        (("worker_max_tasks_per_child", 1),)),
     "guard-off": Mutant("a node that forgot has no vote for a ttl", _nothing, ("memory",), WITHIN,
         (("redlock_restart_guard", "off"),)),
     "endless-extension": Mutant("a lease that has reached its deadline is over", _endless_extension,
