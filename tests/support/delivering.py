@@ -252,7 +252,7 @@ def _parking(app: Celery) -> Any:
     parking: Any = Parking.__new__(Parking)
     nothing = lambda *_: None  # noqa: E731
     parking._app, parking._longest = app, 60.0
-    parking._prefetch = SimpleNamespace(most=10, widen=nothing)
+    parking._prefetch = SimpleNamespace(most=10, widen=nothing, widens=True, amqp=True)
     parking._full_since = None
     parking.admission = AdmissionQueue(10)
     parking._notices = Notices(parking.admission, events=True)

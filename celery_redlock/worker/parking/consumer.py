@@ -8,8 +8,7 @@ went. A parked delivery stays unacknowledged, like one with an ETA: the broker h
    tasks of other keys pass by (`prefetch.py`).
 2. While no slot is free, nothing could pass by, and other workers may have one: the window is the
    ordinary one, and what is parked beyond it goes back to the broker.
-3. Where the window cannot be wider, what is parked counts in it. When it is full and a slot is
-   free, the last in line goes to the pool, meets the lock and is sent again.
+3. Where the window cannot be wider, and is full while a slot is free, the last is sent again.
 4. When the worker stops, all of it goes back at once, and does not wait for bodies that still run.
 
 No error in here stops a delivery: it goes to the pool, as it would without parking.
@@ -150,9 +149,15 @@ class Parking(bootsteps.StartStopStep):
             waits = False
         if not waits:
             self._to_pool(request)
+        try:
+            self._leave_room()
+        except Exception:
+            logger.exception("parking failed; what is parked is looked after again in 1 s")
+
+    def _leave_room(self) -> None:
+        """Send the last in line again if the window is full: nothing could come for a free slot."""
         fixed = len(self.admission) and not self._prefetch.widens
         if fixed and self._prefetch.surplus >= 0 and self._has_slot():
-            # Nothing could come for that slot: the last in line goes, and is sent again.
             for parked in self.admission.take_back(len(self.admission) - 1):
                 self._unpark(parked)
 
@@ -181,10 +186,9 @@ class Parking(bootsteps.StartStopStep):
         now = monotonic()
         since = attempts["since"]
         longest = self._longest * JITTER.uniform(0.75, 1.0)
-        if options.retry_deadline is not None:
+        if (deadline := options.retry_deadline) is not None:
             # It must go in time to be refused once more; before that, once to learn by whom.
-            left = options.retry_deadline
-            left = left - attempts["stuck"] if again else left / 4
+            left = deadline - attempts["stuck"] if again else deadline / 4
             longest = min(longest, max(left, MIN_PARKED_S))
         self.admission.most = self._prefetch.most
         self._watch(request, resources)
@@ -382,9 +386,8 @@ class Parking(bootsteps.StartStopStep):
                 self._ended(request, resources)
         self._prefetch.widen(self._extra)
         if self._full and self._prefetch.widens:
-            keep = len(self.admission) - self._prefetch.surplus
-            surplus = self.admission.take_back(max(0, keep))
-            self._prefetch.give_back([parked.request for parked in surplus])
+            gone = self.admission.take_back(max(0, len(self.admission) - self._prefetch.surplus))
+            self._prefetch.give_back([parked.request for parked in gone])
         requests = [parked.request for parked in self.admission.parked()]
         some_are_new, self._some_are_new = self._some_are_new, False
         self._prefetch.renew(requests, now, some_are_new=some_are_new)
