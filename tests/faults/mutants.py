@@ -284,7 +284,7 @@ MUTANTS: dict[str, Mutant] = {
         ("endings",), WITHIN),
     "recycled-descriptor": Mutant("what a child holds is not freed when another has died",
         # Rule 1 where it was freed before its child could note that it had asked.
-        _recycled_descriptor, ("endings",), ("trace, rule 7", "trace, rule 1"),
+        _recycled_descriptor, ("endings",), ("trace, rule 7", "trace, rule 1", *WITHIN),
         (("worker_max_tasks_per_child", 1),)),
     "guard-off": Mutant("a node that forgot has no vote for a ttl", _nothing, ("memory",), WITHIN,
         (("redlock_restart_guard", "off"),)),
