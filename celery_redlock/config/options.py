@@ -60,8 +60,7 @@ class _Shared:
     """
 
     def __init__(self, **given: Any) -> None:
-        options = _table(type(self)).items()
-        vars(self).update({name: option.default for name, option in options}, **given)
+        vars(self).update(_DEFAULTS[type(self)], **given)
 
     ttl: float = _option(
         30.0,
@@ -365,6 +364,10 @@ def _table(of: type) -> dict[str, Option]:
 
 GLOBAL: Mapping[str, Option] = _table(Settings)
 TASK: Mapping[str, Option] = _table(TaskOptions)
+_DEFAULTS: Mapping[type, Mapping[str, Any]] = {
+    kind: {name: option.default for name, option in table.items()}
+    for kind, table in ((Settings, GLOBAL), (TaskOptions, TASK))
+}
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:
