@@ -86,13 +86,7 @@ def test_the_oracle_sees_planted_bugs_over_postgresql(tmp_path: Path, mutant: st
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "mutant",
-    [
-        *("minority-quorum", "writer-among-readers", "reader-beside-writer", "rude-readers"),
-        "shy-readers",
-    ],
-)
+@pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_oracle_sees_planted_bugs(tmp_path: Path, mutant: str) -> None:
     report = campaign(tmp_path / "run", 120.0, seed=1, mutant=mutant)
     assert MUTANTS[mutant].is_found(report.problems), str(report)
