@@ -17,7 +17,6 @@ from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
 from celery_redlock.locking import acquisition
 from tests.support import postgres
 from tests.support.beside import Beside, at_once
-from tests.support.crowd import at_most_three_are_inside
 from tests.support.machine import in_time
 from tests.support.names import Locks, Patch, Request, Servers
 from tests.support.wait import wait_until
@@ -209,7 +208,33 @@ def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_pa
 
 
 def test_at_most_so_many_are_inside(over: Locks) -> None:
-    at_most_three_are_inside(over, threads=8, times=5)
+    """Three at some time, for which all wait inside; then one more is refused; and never four."""
+    inside, most, entered = 0, 0, 0
+    counting = threading.Lock()
+    refused: list[ResourceHeld] = []
+
+    def work() -> None:
+        nonlocal inside, most, entered
+        redlock = over()
+        for _ in range(5):
+            with redlock.lock("pool", limit=3, wait=30.0):
+                with counting:
+                    inside, entered = inside + 1, entered + 1
+                    most = max(most, inside)
+                    if most == 3 and not refused:
+                        with pytest.raises(ResourceHeld) as error:
+                            over().acquire("pool", limit=3)
+                        refused.append(error.value)
+                wait_until(lambda: refused, 30.0, "three are inside, and one more is refused")
+                with counting:
+                    inside -= 1
+
+    crowd = [threading.Thread(target=work) for _ in range(8)]
+    for thread in crowd:
+        thread.start()
+    for thread in crowd:
+        thread.join()
+    assert (most, entered, inside, len(refused)) == (3, 40, 0, 1)
 
 
 def test_a_task_with_several_keys_reserves_all_of_them_or_none(store: Store) -> None:
