@@ -93,7 +93,9 @@ class Site:
 
     def say(self, data: Any, text: str) -> None:
         """Print what was found: `data` as JSON for a program, else `text`."""
-        click.echo(as_json(data, indent=2) if self.as_json else text)
+        # In a pipe without indentation: Python's fast encoder has none.
+        indent = 2 if sys.stdout.isatty() else None
+        click.echo(as_json(data, indent) if self.as_json else text)
 
     def fail(self, message: str, code: int, text: str = "") -> int:
         """Print why nothing was found, for people as `text` if that is given; return the code."""

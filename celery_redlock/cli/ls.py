@@ -61,11 +61,20 @@ def command(
     left = votes_in(told, site.app, site.redlock.client.moves)
     seen = replace(seen, entries=tuple(sorted(seen.entries, key=ORDERS[sort])))
     say_away(seen)
+    text = ""
+    if not site.as_json:
+        fit = sys.stdout.isatty() and not wide
+        width = shutil.get_terminal_size().columns if fit else None
+        text = "\n".join(_lines(seen, site, width, unasked, left))
+    site.say({**seen.data(), "votes_in": left, "unasked": unasked}, text)
+
+
+def _lines(
+    seen: Survey, site: Site, width: int | None, unasked: str, left: float | None
+) -> list[str]:
     said = ["nothing is held"]
     if seen.entries:
         counts = Counter(entry.kind for entry in seen.entries)
-        fit = sys.stdout.isatty() and not wide
-        width = shutil.get_terminal_size().columns if fit else None
         said = lock_table(seen.entries, width, waiters=site.app is not None)
         said += [
             ", ".join(
@@ -78,7 +87,7 @@ def command(
     said += [str(pause) for pause in seen.pauses]
     if left is not None:
         said.append(_voteless(left, site))
-    site.say({**seen.data(), "votes_in": left, "unasked": unasked}, "\n".join(said))
+    return said
 
 
 def _voteless(left: float, site: Site) -> str:

@@ -22,7 +22,7 @@ from ..runtime.complaints import Once
 from . import broker
 from .headers import ATTEMPTS, MAX_ID_CHARS, serializer_of, short_id
 from .policy import backoff, is_split, parks
-from .results import tell_skipped
+from .results import store_retry, tell_skipped
 from .skipped import Skipped
 
 __all__ = ["Message", "ask", "end", "replace_holder", "send_again"]
@@ -195,6 +195,8 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
         **broker.later_at(app, request, pause),
         **({"serializer": serializer} if serializer else {}),
     )
+    if not copy:
+        store_retry(message.task, request, refusal)
     _send(message, again)
     if copy:
         # State RETRY would be that of the first delivery, and might outlive it.

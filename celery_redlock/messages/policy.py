@@ -30,8 +30,7 @@ __all__ = [
 ]
 
 MIN_PAUSE_S = 0.1
-"""Before a task is delivered again: delivered at once it may overtake the worker that still writes
-state RETRY over its SUCCESS (seen: 9 of 60)."""
+"""Seconds before a task is delivered again, at least: who is refused at once is no busy loop."""
 MAX_PARKED_PAUSE_S = 0.3
 """Before a task is delivered again where workers park what meets a held lock: it only has to come
 back to a main process."""

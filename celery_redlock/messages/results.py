@@ -1,16 +1,25 @@
-"""What is told of a task that was skipped; and what is known of the end of another."""
+"""What is told of a task that was skipped or sent again; what is known of the end of another."""
 
 from __future__ import annotations
 
+import logging
+from functools import partial
 from typing import Any
 
 from celery import states
+from celery.exceptions import SoftTimeLimitExceeded
 
+from ..protocol.errors import NotAcquired
 from ..protocol.values import Owner
 from .revokes import was_revoked
 from .signals import task_skipped
 
-__all__ = ["end_of", "state_of", "stored_end", "tell_skipped"]
+__all__ = ["end_of", "state_of", "store_retry", "stored_end", "tell_skipped"]
+
+logger = logging.getLogger("celery_redlock.task")
+
+RETRY_STORED = "redlock_retry_stored"
+"""Attribute of a request: Celery is not to store state RETRY for it any more."""
 
 
 def tell_skipped(
@@ -20,6 +29,32 @@ def tell_skipped(
     task_skipped.send(
         sender=task, resource=resource, task_id=task_id, holder=holder, where=where, policy=policy
     )
+
+
+def store_retry(task: Any, request: Any, refusal: NotAcquired) -> None:
+    """Store state RETRY, before a message is sent again.
+
+    Celery stores it afterwards. By then the task may have ended elsewhere, and RETRY would hide its
+    end for ever: that is left out.
+    """
+    explicit = vars(request).get("ignore_result")
+    ignored = task.ignore_result if explicit is None else explicit
+    if ignored and not task.store_errors_even_if_ignored:
+        return
+    backend = task.backend
+    if "mark_as_retry" not in vars(backend):
+        backend.mark_as_retry = partial(_store_once, backend.mark_as_retry)
+    try:
+        backend.mark_as_retry(request.id, refusal, request=request)
+    except SoftTimeLimitExceeded:
+        raise
+    except Exception as error:  # what it becomes in the end will be stored, or not, by then
+        logger.warning("%s[%s]: cannot store RETRY: %r", task.name, request.id, error)
+    setattr(request, RETRY_STORED, True)
+
+
+def _store_once(store: Any, *args: Any, request: Any = None, **given: Any) -> Any:
+    return None if hasattr(request, RETRY_STORED) else store(*args, request=request, **given)
 
 
 def state_of(task: Any, task_id: str) -> str | None:

@@ -124,7 +124,7 @@ class Entry:
     @property
     def leaked(self) -> bool:
         """Whether some node has it without a ttl, so that it never expires there."""
-        return any(map(self.leaked_on, range(self.total)))
+        return any(math.inf in ttls for ttls in (self.ttls, *(r.ttls for r in self.rivals)))
 
     @property
     def endless(self) -> bool:

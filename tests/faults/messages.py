@@ -128,7 +128,9 @@ def _end(
         no_cause = why == AWAY and not away and not struck
         return why, sent.error not in ENDS or unasked or no_cause
     if sent.state == "RETRY" and any(line.kind == "exit" for line in _since_sent(trace)):
-        return "done, and then said to be retried", False
+        # Celery's: its own `retry()` stores RETRY behind the message, a cold shutdown at any time.
+        its = sent.manner == "retry" or _any(faults, "worker restart, cold")
+        return "done, and then said to be retried", not its
     if waits:
         return "stuck", True
     if not trace and not sent.certain:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -372,9 +373,12 @@ def test_a_popped_message_goes_with_its_connection(kill: Fault) -> None:
     assert problems == []
 
 
-def test_a_failure_that_a_late_retry_wrote_over_is_no_loss() -> None:
+def test_an_end_is_not_hidden_by_a_late_retry_unless_by_celerys_own() -> None:
     again = ("received", "got", "sent", "received", "got", "enter", "exit", "done")
-    assert messages(sent(state="RETRY"), *again)[1] == []
+    assert messages(sent(state="RETRY"), *again)[1] == ["done, and then said to be retried"]
+    assert messages(replace(sent(state="RETRY"), manner="retry"), *again)[1] == []
+    cold = Fault("worker restart, cold", 1.25, 1.5, "one", 10)
+    assert messages(sent(state="RETRY"), *again, faults=(cold,))[1] == []
     assert messages(sent(state="RETRY"), "enter", "exit", "sent", "received", "got")[1] == ["LOST"]
 
 

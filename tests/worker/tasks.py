@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 import redis
 from celery import Celery, Task, shared_task
 from celery.exceptions import Ignore, Reject, SoftTimeLimitExceeded
+from celery.signals import after_task_publish
 
 from celery_redlock import (
     LeaseLost,
@@ -338,6 +339,20 @@ conflict_retry = _conflict("conflict_retry")
 conflict_skip = _conflict("conflict_skip", lock_on_conflict="skip")
 conflict_raise = _conflict("conflict_raise", lock_on_conflict="raise")
 conflict_deadline = _conflict("conflict_deadline", lock_retry_deadline=0.6)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=0.05,
+          lock_retry_backoff=0.1)  # fmt: skip
+def slow_to_say(self: Task, key: str) -> None:
+    """Fails; its process dawdles until it is told to go on, when it has sent a message again."""
+    raise ValueError("as asked")
+
+
+@after_task_publish.connect(sender=slow_to_say.name)
+def _dawdle(body: Any = None, **_signal: Any) -> None:
+    deadline = time.monotonic() + 30.0
+    while time.monotonic() < deadline and not os.path.exists(told(body[0][0])):
+        time.sleep(0.01)
 
 
 def _policy(policy: Any, name: str, **options: Any) -> Any:

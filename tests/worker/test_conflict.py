@@ -31,6 +31,20 @@ def test_a_task_waits_its_turn(cluster: Cluster, worker: Worker, key: str) -> No
     cluster.settled()
 
 
+def test_an_end_is_not_hidden_by_a_retry_that_was_before_it(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """Who is slow, between sending it again and being done with it, does not store RETRY then."""
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = cluster.send("slow_to_say", key)
+        worker.said(f"slow_to_say[{sent.id}] waits (held, attempt 1")
+    assert cluster.state(sent) == "FAILURE"
+    cluster.tell(key)
+    worker.said(f"slow_to_say[{sent.id}] retry: in ")
+    assert cluster.state(sent) == "FAILURE"
+    cluster.settled()
+
+
 def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None:
     """By every way to declare a lock; three children; one resource."""
     ways = ["under", "over", "shared_under", "shared_over", "by_class", "conflict_retry"]
