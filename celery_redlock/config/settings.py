@@ -104,7 +104,14 @@ def read_settings(app: Any) -> Settings:
 
 def enabled(conf: Any) -> bool:
     """Whether the tasks of an app with this configuration take locks at all."""
-    return not switched_off and bool(conf.get("redlock_enabled", True))
+    if switched_off:
+        return False
+    maps = getattr(conf, "maps", ())
+    # Asked at each call, and nearly always unset: Celery's look-up would raise nine errors first.
+    # With one map it is not loaded yet, and with a prefix the name is another one.
+    if len(maps) > 1 and conf.prefix is None and not any("redlock_enabled" in one for one in maps):
+        return True
+    return bool(conf.get("redlock_enabled", True))
 
 
 def given_names(conf: Any, before: str = "redlock_") -> list[str]:

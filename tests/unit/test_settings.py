@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 
 import pytest
@@ -18,7 +19,7 @@ from celery_redlock.config.options import (
     TaskOptions,
     check_option,
 )
-from celery_redlock.config.settings import read_settings
+from celery_redlock.config.settings import enabled, read_settings
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.config.typed import LockOptions
 
@@ -188,6 +189,29 @@ def test_what_is_disabled_needs_no_nodes() -> None:
     app = Celery("settings", broker="memory://", set_as_current=False)
     app.conf.redlock_enabled = False
     assert read_settings(app).nodes == []
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("value", [None, True, False])
+@pytest.mark.parametrize("way", ["dict", "object", "namespace", "update", "set later"])
+def test_the_switch_is_found_wherever_it_is_set(way: str, value: bool | None, loaded: bool) -> None:
+    app = Celery("switched", broker="memory://", set_as_current=False)
+    given = {} if value is None else {"redlock_enabled": value}
+    if way == "dict":
+        app.config_from_object(given)
+    elif way == "object":
+        app.config_from_object(SimpleNamespace(**given))
+    elif way == "namespace":
+        named = {f"CELERY_{name.upper()}": value for name, value in given.items()}
+        app.config_from_object(named, namespace="CELERY")
+    elif way == "update":
+        app.conf.update(given)
+    if loaded:
+        assert app.conf.timezone is None
+        assert enabled(app.conf) is (value is not False or way == "set later")
+    if way == "set later" and value is not None:
+        app.conf.redlock_enabled = value
+    assert enabled(app.conf) is (value is not False)
 
 
 # -- of a task -----------------------------------------------------------------------------------
