@@ -24,7 +24,7 @@ class Users:
     """One who holds a lock to the end of the test, and one whose thread is interrupted."""
 
     def __init__(self, urls: list[str]) -> None:
-        self.other = Redlock(urls, ttl=60.0, node_timeout=3.0)
+        self.other = Redlock(urls, ttl=600.0, node_timeout=3.0)
         self.redlock = Redlock(urls, ttl=60.0, node_timeout=3.0)
         self.other.connect(30)
         self.redlock.connect(30)
