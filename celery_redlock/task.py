@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass
 from types import CoroutineType, MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -97,6 +100,9 @@ class SingletonTask(BaseTask):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls._set_lock()
+        call = inspect.getattr_static(cls, "__call__")
+        if call is not vars(SingletonTask)["__call__"] and call not in _under_lock:
+            cls.__call__ = _put_under_lock(call)  # type: ignore[method-assign]
 
     @classmethod
     def annotate(cls) -> None:
@@ -144,17 +150,67 @@ class SingletonTask(BaseTask):
         return own
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        own = _own.get(None)
+        if own is not None and own.task is not self:
+            own = None
+        if own is not None and own.next is not None:
+            return own.next(*args, **kwargs)
         request, loaded = self.request_stack.top, load()
         # For a delivery and an eager call Celery's tracer has pushed the request already; for any
         # other call `Task.__call__` pushes one.
         traced = loaded.first_call(request) or (
             request is not None and request.is_eager and not request.called_directly
         )
-        body = functools.partial(self.run if traced else super().__call__, *args, **kwargs)
+        call: Any = super().__call__
+        if traced and getattr(call, "__func__", None) is BaseTask.__call__:
+            call = self.run
+        if own is not None:
+            own.next, call = call, own.call
+        body = functools.partial(call, *args, **kwargs)
         result = loaded.run(self.redlock, self.app, self, request, self.run, body)
         if type(result) is CoroutineType:
             raise _never_awaited(self.name, result)
         return result
+
+
+@dataclass(eq=False)
+class _Own:
+    """A call of a task whose class has a `__call__` of its own.
+
+    Attributes:
+        task: The task.
+        call: That `__call__`.
+        next: What it reaches by `super()`, if it does: without a lock, for it runs under it.
+    """
+
+    task: Any
+    call: Callable[..., Any]
+    next: Callable[..., Any] | None = None
+
+
+_own: ContextVar[_Own] = ContextVar("redlock_own_call")
+_under_lock: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _put_under_lock(call: Any) -> Callable[..., Any]:
+    """Put the lock around a `__call__` that comes before ours, and need not lead to it.
+
+    Many have one that only calls `run`, for instance in an application's context.
+    """
+
+    @functools.wraps(call)
+    def locked_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = call.__get__(self, type(self))
+        if type(self).__call__ is not locked_call:  # reached by `super()`, from one further down
+            return bound(*args, **kwargs)
+        before = _own.set(_Own(self, bound))
+        try:
+            return SingletonTask.__call__(self, *args, **kwargs)
+        finally:
+            _own.reset(before)
+
+    _under_lock.add(locked_call)
+    return locked_call
 
 
 def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) -> Callable[[F], F]:
