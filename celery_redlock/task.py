@@ -55,6 +55,14 @@ _NEEDS_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max", "shared
 are Celery's as well: its `shared` is set on the tasks of a pool child that was spawned."""
 
 
+_OF_OTHERS = {
+    "once": "celery_redlock.compat.once.QueueOnce",
+    "unique_on": "celery_redlock.compat.singleton.Singleton",
+    "raise_on_duplicate": "celery_redlock.compat.singleton.Singleton",
+}
+"""Options of the libraries whose interfaces we have, which our own do not read."""
+
+
 class SingletonTask(BaseTask):
     """A task whose body runs once at a time per key.
 
@@ -126,6 +134,13 @@ class SingletonTask(BaseTask):
             if misspelt and not (inspect.isroutine(value) or isinstance(value, property)):
                 right = "lock_" + name.removeprefix("redlock_")
                 raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
+            if name in _OF_OTHERS and not any(hasattr(base, name) for base in cls.__bases__):
+                shim = _OF_OTHERS[name]
+                if cls.__module__ != shim.rpartition(".")[0]:
+                    raise ConfigurationError(
+                        f"{task}: nothing reads {name}: it is an option of {shim}; give the task"
+                        " that base, or write lock_... options (docs/migrating.md)"
+                    )
         try:
             cls.redlock = TaskLock(cls._class_options(), "lock_", for_all)
         except ConfigurationError as error:

@@ -61,6 +61,11 @@ class TaskLock:
                 " the lock would be freed before its body has run; make it a plain function that"
                 " calls asyncio.run()"
             )
+        if inspect.isgeneratorfunction(function):
+            raise ConfigurationError(
+                f"{name} is a generator function: a call only makes the generator, and the lock"
+                " would be freed before its body has run; make it a plain function"
+            )
         keys = self._keys_of(name, function, bound)
         self._several = keys.several or self._several
         if "limit" in self.own:

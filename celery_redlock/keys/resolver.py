@@ -65,6 +65,12 @@ def keys_of(
         head = escape(head, RAW_LITERAL)
         given = (key,) if isinstance(key, str) else key
         several = len(set(given)) > 1
+        for name in parameters.keys() & set(given):
+            raise ConfigurationError(
+                f"{task_name}: the key {name!r} would be the same for all calls, and is the name of"
+                f" an argument: write '<{name}>' for its value, or [{name!r}] for the task's name"
+                " and it"
+            )
         if several:
             _check_number(task_name, len(set(given)))
         try:

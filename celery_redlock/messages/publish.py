@@ -11,7 +11,8 @@ from typing import Any
 
 from celery.app.task import Task
 
-from ..config.task_lock import lock_of
+from ..config.options import TASK
+from ..config.task_lock import OF_CALL, lock_of
 from ..protocol.errors import ConfigurationError
 from .revokes import note_revokes
 
@@ -54,6 +55,13 @@ def wrap(task_class: Any = Task) -> None:
                     " one call of it: give it SingletonTask as its base, or @locked"
                 )
             return original(self, args, kwargs, task_id, *rest, **options)
+        for name in options:
+            if name.startswith("lock_") and name[5:] in TASK and not _is_stamp(name, options):
+                raise ConfigurationError(
+                    f"{self.name}: no call reads {name}; one call can be given"
+                    f" lock={{{', '.join(map(repr, OF_CALL))}: ...}}, the others are declared with"
+                    " the task"
+                )
         given = None if stamped else options.pop("lock")
         again = _is_reserved(options.get("headers"))
         if given is None and not again and lock.scope == "while_executing":

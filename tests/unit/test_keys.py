@@ -14,7 +14,7 @@ from celery import Celery
 from celery.exceptions import WorkerShutdown
 
 from celery_redlock import ConfigurationError, SingletonTask, locked
-from celery_redlock.config.task_lock import TaskLock, lock_of, resource_of, resources_of
+from celery_redlock.config.task_lock import lock_of, resource_of, resources_of
 from celery_redlock.keys.resolver import Templates, keys_of
 from tests.support.fake_lock import FakeRedlock
 
@@ -91,13 +91,14 @@ def test_what_is_no_key_is_refused_when_the_task_is_declared(key: Any) -> None:
             lock_key = key
 
 
-def test_by_position_names_without_brackets_are_templates() -> None:
-    @locked("src", "dst")
-    def move(src: int, dst: int) -> None: ...
-
-    lock: TaskLock = move.__redlock__  # type: ignore[attr-defined]
-    assert lock.resources(None, move, (1, 2), {}) == ("dst", "src")
-    assert made(Templates(("src", "dst"))) == ("dst", "src")
+def test_the_name_of_an_argument_is_no_template() -> None:
+    """It would be one key for all calls, and is easily written for `<src>`, or for `["src"]`."""
+    for key in ("src", Templates(("src", "dst")), Templates(("account:<src>", "dst"))):
+        with pytest.raises(ConfigurationError, match=r"write '<(src|dst)>' for its value, or \['"):
+            made(key)
+    with pytest.raises(ConfigurationError, match="write '<src>' for its value"):
+        locked("src")(pay)
+    assert made("source") == ("source",)
 
 
 # -- A function

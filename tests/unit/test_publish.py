@@ -519,6 +519,8 @@ def test_bad_arguments_are_celerys_to_refuse(
 def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         charge.apply_async((1,), lock=given)
+    with pytest.raises(ConfigurationError, match=r"no call reads lock_ttl; .* lock=\{'scope'"):
+        charge.apply_async((1,), lock_ttl=5)
     with pytest.raises(ConfigurationError, match="order_id"):  # nor an argument without a text
         charge.delay(object())
     assert box.messages() == []

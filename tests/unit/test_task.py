@@ -27,6 +27,8 @@ from celery_redlock import (
     current_lease,
     locked,
 )
+from celery_redlock.compat.once import QueueOnce
+from celery_redlock.compat.singleton import Singleton
 from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import lock_of, resource_of
 from celery_redlock.messages.headers import ATTEMPTS
@@ -103,6 +105,38 @@ def test_async_functions_are_refused(app: Any) -> None:
             locked()(app.task(function))
         with pytest.raises(ConfigurationError, match="async function"):
             type("Async", (SingletonTask,), {"run": function})
+
+
+def test_generator_functions_are_refused(app: Any) -> None:
+    """Their bodies would run when the lock is free again."""
+
+    def body() -> Any:
+        yield
+
+    for declare in (locked(), lambda function: app.task(base=SingletonTask, lazy=False)(function)):
+        with pytest.raises(ConfigurationError, match="is a generator function"):
+            declare(body)
+
+
+@pytest.mark.parametrize(
+    ("base", "given"),
+    [
+        (SingletonTask, {"unique_on": ["x"]}),
+        (SingletonTask, {"raise_on_duplicate": True}),
+        (SingletonTask, {"once": {"keys": ["x"]}}),
+        (QueueOnce, {"unique_on": ["x"]}),
+        (Singleton, {"once": {"keys": ["x"]}}),
+    ],
+)
+def test_options_of_other_libraries_are_refused_where_nothing_reads_them(
+    app: Any, base: Any, given: dict[str, Any]
+) -> None:
+    (name,) = given
+
+    def body(x: int) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=f"nothing reads {name}: .*compat"):
+        app.task(base=base, lazy=False, **given)(body)
 
 
 def test_what_cannot_be_locked_is_refused() -> None:
