@@ -135,9 +135,13 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
         site: Site, /, as_json: bool, nodes: str | None, prefix: str | None, **given: Any
     ) -> None:
         site.as_json = as_json
-        site.take_nodes(nodes, prefix)
         try:
+            site.take_nodes(nodes, prefix)
             code = command(site, **given)
+        except click.UsageError as error:
+            if not as_json:
+                raise
+            code = site.fail(error.format_message(), USAGE)
         except ConfigurationError as error:
             code = site.fail(f"cannot work: {error}", USAGE)
         except QuorumUnavailable as error:

@@ -15,7 +15,7 @@ from ..protocol.names import RESERVED_SUFFIX, checked_glob
 from ..protocol.texts import counted, printable
 from ..survey.force_release import SETTLED_S, Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
-from ..survey.snapshot import look_at, resource_of, survey
+from ..survey.snapshot import look_for, survey
 from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site, timeout_option
 from .formatting import described, lines, name_of, owner_text, say_away
 
@@ -95,8 +95,7 @@ def command(
         how = {"dry_run": dry_run, "yes": yes, "force": force}
         return _release_all(site, seen, lives, timeout=timeout, **how)
     assert key is not None
-    resource = resource_of(redlock, key)
-    seen = look_at(redlock, resource, timeout)
+    resource, seen = look_for(redlock, key, timeout)
     say_away(seen)
     meant = redlock.prefix + resource + (RESERVED_SUFFIX if reservation else "")
     there = [
@@ -118,6 +117,8 @@ def command(
         which = f" in slot {slot}" if slot else ""
         which += f" with the digest {digest}" if digest else ""
         said = f"{resource}: no node has a {what} of it{which}"
+        if not reservation and any(entry.kind == "reservation" for entry in seen.entries):
+            said += "; its reservation is freed with --reservation"
         return _end(site, None, Freed("gone"), said, PROBLEM)
     (entry,) = found
     if not force and (why := _refusal(entry, seen)):

@@ -7,7 +7,7 @@ import click
 from ..protocol.texts import of_nodes
 from ..survey.durations import span
 from ..survey.models import Survey
-from ..survey.snapshot import look_at, resource_of
+from ..survey.snapshot import look_for
 from ..survey.waiting import count_parked, waited_for
 from .context import PROBLEM, WORKERS_TIMEOUT_S, Site, on_site, timeout_option
 from .formatting import described, lines, say_away, starts_said, waits_said
@@ -34,8 +34,7 @@ def command(site: Site, key: str, timeout: float) -> int:
     """
     from ..doctor.workers import waiting
 
-    resource = resource_of(site.redlock, key)
-    seen = look_at(site.redlock, resource, timeout)
+    resource, seen = look_for(site.redlock, key, timeout)
     say_away(seen)
     waits, parked, unasked = waiting(site.app, WORKERS_TIMEOUT_S)
     waits = [wait for wait in waits if resource in waited_for(wait)]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..locking.pauses import counted
-from ..protocol.errors import QuorumUnavailable
+from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.names import (
     FENCE_SUFFIX,
     LINE_SUFFIX,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
-__all__ += ["look", "look_at", "resource_of", "survey"]
+__all__ += ["look", "look_at", "look_for", "survey"]
 
 NodeData = Mapping[str, KeyValue]
 """What one node has, by name without the prefix."""
@@ -151,10 +151,26 @@ def _keys(redlock: Redlock, names: Iterable[str]) -> dict[str, bytes]:
     return {name: to_bytes(redlock.prefix + name) for name in names}
 
 
-def resource_of(redlock: Redlock, key: str) -> str:
-    """Return the resource that a key belongs to; the key may lack prefix and suffix."""
-    name = key.removeprefix(redlock.prefix)
-    return _parse(name)[0] or name
+def look_for(redlock: Redlock, key: str, timeout: float = 3.0) -> tuple[str, Survey]:
+    """Return the resource that a key belongs to, and what `look_at` does; it may lack the prefix.
+
+    Raises:
+        ConfigurationError: Something is known of it both with the prefix and without.
+        QuorumUnavailable: As `look_at` does.
+    """
+    bare = key.removeprefix(redlock.prefix)
+    seen = {
+        name: look_at(redlock, _parse(name)[0] or name, timeout)
+        for name in dict.fromkeys((bare, key))
+    }
+    known = [name for name, look in seen.items() if look.entries]
+    if len(known) > 1:
+        raise ConfigurationError(
+            f"{key!r} may be the key of {bare!r}, or a name that begins like the prefix, and both"
+            f" are known: write {bare!r} for the one, {redlock.prefix + key!r} for the other"
+        )
+    name = (*known, bare)[0]
+    return _parse(name)[0] or name, seen[name]
 
 
 def _read(reader: Reader, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
 from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.stores.redis.reader import RedisReader as Reader
 from celery_redlock.survey.reader import read_nodes
-from celery_redlock.survey.snapshot import KINDS, Entry, look, resource_of, survey
+from celery_redlock.survey.snapshot import KINDS, Entry, look, look_for, survey
 from tests.support.names import Patch, Servers
 from tests.support.nodes import TOKEN, told_all
 from tests.support.wait import wait_until
@@ -267,7 +267,20 @@ def test_a_look_finds_all_slots_and_the_holders_mark(
     ]
     assert look(redlock, "order") == ()
     for key in ("order:1", "redlock:order:1", "redlock:order:1#reserved", "order:1#slot2"):
-        assert resource_of(redlock, key) == "order:1"
+        assert look_for(redlock, key)[0] == "order:1"
+
+
+def test_a_name_that_begins_like_the_prefix_is_told_from_a_key(redlock: Redlock) -> None:
+    redlock.acquire("redlock:pre")
+    for key in ("redlock:pre", "redlock:redlock:pre"):
+        resource, seen = look_for(redlock, key)
+        assert resource == "redlock:pre"
+        assert [entry.kind for entry in seen.entries] == ["lock"]
+    redlock.acquire("pre")
+    assert look_for(redlock, "pre")[0] == "pre"
+    assert look_for(redlock, "redlock:redlock:pre")[0] == "redlock:pre"
+    with pytest.raises(ConfigurationError, match="and both are known: write 'pre' for the one"):
+        look_for(redlock, "redlock:pre")
 
 
 def reading() -> bool:
