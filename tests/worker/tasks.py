@@ -227,6 +227,10 @@ def lost_retry(self: Task, key: str) -> int:
     return runs_of(self.request.id)
 
 
+@app.task(rate_limit="1/m")
+def once_a_minute() -> None: ...
+
+
 @app.task
 def left(key: str) -> dict[str, Any]:
     """What an earlier task has left on the nodes, as whoever runs next in its process sees it."""

@@ -277,3 +277,25 @@ def test_what_is_parked_keeps_no_slot_idle(
             other.tell(one)
         assert {other.state(one, 20.0) for one in sent} == {"SUCCESS"}
     assert len(other.runs(key)) == 2
+
+
+@needs_quorum_queues
+def test_nor_do_they_beside_tasks_that_a_rate_limit_holds_back(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """Celery's own: what waits for it is in the window, too."""
+    settings = {**settings_of("topic", rabbitmq), "worker_prefetch_multiplier": 2}
+    with (
+        own_queue(cluster, tmp_path, settings) as other,
+        other.worker("-P", "threads", "-c", "2") as worker,
+    ):
+        slow = [other.send("once_a_minute") for _ in range(3)]
+        assert other.state(slow[0]) == "SUCCESS"
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = [other.send("work", key, 0.02) for _ in range(3)]
+            wait_until(lambda: worker.text.count("waits (parked)") >= 2, 10.0, "two are parked")
+            free = other.send("work", f"{key}-free")
+            assert other.state(free, 3.0) == "SUCCESS", "both slots are free"
+        assert {other.state(one, 20.0) for one in sent} == {"SUCCESS"}
+        for one in slow[1:]:
+            one.revoke()

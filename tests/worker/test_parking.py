@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.machine import in_time
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, often, pool
 from tests.worker.parking import Sent, all_done, cut_off, parked, send
@@ -55,6 +57,22 @@ def test_those_of_one_worker_follow_each_other(cluster: Cluster, narrow: Worker,
         sent += send(cluster, "late", key, 4, 0.01)
         all_done(cluster, sent, key)
     assert retries(states, sent) == 0
+
+
+def test_of_many_keys_that_are_freed_at_once_none_waits_for_a_look(
+    cluster: Cluster, narrow: Worker, key: str
+) -> None:
+    """One slot: whoever ends lets the next one go, whichever its key is."""
+    names = [f"{key}-{number}" for number in range(60)]
+    leases = [cluster.redlock.acquire(f"k:{name}") for name in names]
+    sent = [cluster.send("work", name, 0.0, queue="narrow") for name in names]
+    parked(cluster, sent, 60)
+    released = time.monotonic()
+    for lease in leases:
+        cluster.redlock.release(lease)
+    assert {cluster.state(one, 40.0) for one in sent} == {"SUCCESS"}
+    last = max(cluster.runs(name)[0].begin for name in names)
+    in_time(released, last, 4.0, "from the release to the last start")  # 0.3 s; by looks: 16 s
 
 
 def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, key: str) -> None:

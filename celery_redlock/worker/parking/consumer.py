@@ -22,6 +22,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from celery import bootsteps, signals
@@ -41,7 +42,7 @@ from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
 from .admission import AdmissionQueue, Parked, Resources
 from .dispatcher import ParkingDispatcher
-from .notices import Notices
+from .notices import Notices, when_over
 from .prefetch import MAX_PARKED, Prefetch
 
 __all__ = ["Parking", "begin"]
@@ -101,7 +102,7 @@ class Parking(bootsteps.StartStopStep):
         self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
             self.admission,
-            self._has_slot,
+            self._slots,
             lambda *what: self._post(self._proceed, *what),
             lambda: self._post(self._sweep),
         )
@@ -133,12 +134,12 @@ class Parking(bootsteps.StartStopStep):
     def _full(self) -> bool:
         return self._full_since is not None and monotonic() - self._full_since >= FULL_S
 
-    def _has_slot(self) -> bool:
-        """Whether the pool could begin with another task now."""
+    def _slots(self) -> int:
+        """Return how many tasks the pool could begin with now; less than 0 if some wait there."""
         pool = self._consumer.pool
         given = len(state.reserved_requests) - len(self.admission)
         # A green pool of Celery before 5.7 counts its greenlets there, not its slots.
-        return bool(given < (pool.limit if pool.is_green else pool.num_processes))
+        return int(pool.limit if pool.is_green else pool.num_processes) - given
 
     def __call__(self, request: Any) -> None:
         """Give a request to the pool, unless it has to wait here."""
@@ -149,15 +150,11 @@ class Parking(bootsteps.StartStopStep):
             waits = False
         if not waits:
             self._to_pool(request)
-        try:
-            self._leave_room()
-        except Exception:
-            logger.exception("parking failed; what is parked is looked after again in 1 s")
+        _guarded(self._leave_room)
 
     def _leave_room(self) -> None:
         """Send the last in line again if the window is full: nothing could come for a free slot."""
-        fixed = len(self.admission) and not self._prefetch.widens
-        if fixed and self._prefetch.surplus >= 0 and self._has_slot():
+        if len(self.admission) and self._slots() > 0 and self._prefetch.is_full:
             for parked in self.admission.take_back(len(self.admission) - 1):
                 self._unpark(parked)
 
@@ -191,7 +188,7 @@ class Parking(bootsteps.StartStopStep):
             left = deadline - attempts["stuck"] if again else deadline / 4
             longest = min(longest, max(left, MIN_PARKED_S))
         self.admission.most = self._prefetch.most
-        self._watch(request, resources)
+        when_over(request, partial(self._ended, request, resources))
         if self.admission.arrive(
             request,
             resources,
@@ -232,7 +229,7 @@ class Parking(bootsteps.StartStopStep):
         attempts, now = attempts_of(request.request_dict), monotonic()
         until = now + self._longest * JITTER.uniform(0.75, 1.0)
         self.admission.most = self._prefetch.most
-        self._watch(request, resources)
+        when_over(request, partial(self._ended, request, resources))
         if not self.admission.hold(request, resources, since=attempts["since"], until=until):
             return False
         try:
@@ -251,30 +248,13 @@ class Parking(bootsteps.StartStopStep):
             return note.scope != "while_executing" and not (note.token or note.begun)
         return options.scope != "while_executing"
 
-    def _watch(self, request: Any, resources: Resources) -> None:
-        """Learn of its end: wrap the methods, on this instance, by which the pool tells of it."""
-
-        def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
-            def told(*args: Any, **kwargs: Any) -> Any:
-                try:
-                    return method(*args, **kwargs)
-                finally:
-                    if is_end(*args, **kwargs):
-                        self._ended(request, resources)
-
-            return told
-
-        request.on_success = then(request.on_success, lambda *_, **__: True)
-        request.on_failure = then(request.on_failure, lambda *_, **__: True)
-        # At the hard limit it has yet to be killed, and the pool may not tell of its end.
-        request.on_timeout = then(request.on_timeout, lambda soft, timeout: not soft)
-
     # -- In whichever thread Celery tells of it --------------------------------------------------
 
     def _ended(self, request: Any, resources: Resources) -> None:
         if self.admission.ended(request, resources):
             self._post(self._proceed, resources, False, False)
             self.dispatcher.ended(resources)
+        self.dispatcher.slot_freed()
 
     def _revoked(self, request: Any = None, **_signal: Any) -> None:
         for running, resources in self.admission.running():
@@ -309,17 +289,16 @@ class Parking(bootsteps.StartStopStep):
                 function, args = self._posted.popleft()
             except IndexError:
                 return
-            try:
-                function(*args)
-            except Exception:
-                logger.exception("parking failed; what is parked is looked after again in 1 s")
+            _guarded(function, *args)
 
     # -- The main thread again -------------------------------------------------------------------
 
     def _proceed(self, resources: Resources, free: bool, queue_up: bool) -> None:
         """Give the pool the next delivery for some resources, if it may go and has a slot."""
-        may = queue_up or self._has_slot()
-        parked = self.admission.take(resources, monotonic(), free=free) if may else None
+        if not queue_up and self._slots() <= 0:
+            self.dispatcher.found_no_slot(resources)
+            return
+        parked = self.admission.take(resources, monotonic(), free=free)
         if parked is not None:
             self.dispatcher.gone(resources)
             if not self._unpark(parked):  # it is another worker's: the turn is the next one's
@@ -376,7 +355,7 @@ class Parking(bootsteps.StartStopStep):
     def _sweep(self) -> None:
         """Deal with what was revoked, has expired or is overdue; note whether the pool is full."""
         now = monotonic()
-        has_slot = self._has_slot()
+        has_slot = self._slots() > 0
         self._full_since = None if has_slot else self._full_since or now
         self._discard_revoked()
         if has_slot and (overdue := self.admission.take_overdue(now)) is not None:
@@ -388,6 +367,7 @@ class Parking(bootsteps.StartStopStep):
         if self._full and self._prefetch.widens:
             gone = self.admission.take_back(max(0, len(self.admission) - self._prefetch.surplus))
             self._prefetch.give_back([parked.request for parked in gone])
+        self._leave_room()
         requests = [parked.request for parked in self.admission.parked()]
         some_are_new, self._some_are_new = self._some_are_new, False
         self._prefetch.renew(requests, now, some_are_new=some_are_new)
@@ -398,3 +378,10 @@ class Parking(bootsteps.StartStopStep):
             due = parked.request.expires or parked.request.id in state.revoked
             if due and parked.request.revoked():
                 self.admission.withdraw(parked)
+
+
+def _guarded(function: Callable[..., None], *args: Any) -> None:
+    try:
+        function(*args)
+    except Exception:
+        logger.exception("parking failed; what is parked is looked after again in 1 s")

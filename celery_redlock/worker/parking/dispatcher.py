@@ -23,22 +23,22 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from itertools import islice
 
 from ...locking.redlock import Redlock
 from ...locking.wait_queue import FEW_CALLED_S
 from ...protocol import outcome, quorum
 from ...protocol.names import Limit, grouped, plain, slots_of, takeable
-from ...protocol.round import Round, Verb
+from ...protocol.round import Verb
 from ...protocol.texts import printable, shown
 from ...protocol.values import SHARED, Query, QueueEntry
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
-from ...stores.driver import BATCH
 from .admission import AdmissionQueue, Resources
-from .watched import Call, Watched
+from .watched import Call, Watched, batches, free_in
 
 __all__ = ["ParkingDispatcher"]
 
@@ -75,7 +75,7 @@ class ParkingDispatcher:
     Args:
         redlock: The locks that are waited for.
         admission: Knows who is parked.
-        has_slot: Tells whether the pool could begin with another task now.
+        slots: Tells how many tasks the pool could begin with now.
         proceed: Called with the resources that may be asked for; whether the nodes have just said
             that they are free (else they have called us); and whether the delivery is to join the
             pool's own queue though no pool slot is free.
@@ -86,17 +86,18 @@ class ParkingDispatcher:
         self,
         redlock: Redlock,
         admission: AdmissionQueue,
-        has_slot: Callable[[], bool],
+        slots: Callable[[], int],
         proceed: Callable[[Resources, bool, bool], None],
         sweep: Callable[[], None],
     ) -> None:
         self._redlock = redlock
         self._admission = admission
-        self._has_slot = has_slot
+        self._slots = slots
         self._proceed = proceed
         self._sweep = sweep
         self._bell = SafeEvent()
         self._watched: dict[Resources, Watched] = {}
+        self._slotless: dict[Resources, None] = {}  # seen free, in this order, when no slot was
         self._asked: deque[tuple[Resources, Callable[[Watched, float], None]]] = deque()
         self._thread: threading.Thread | None = None
         self._swept = 0.0
@@ -109,6 +110,15 @@ class ParkingDispatcher:
     def ended(self, resources: Resources) -> None:
         """Look again soon: a body of ours has ended, and others are parked."""
         self._ask(resources, self._look_soon)
+
+    def found_no_slot(self, resources: Resources) -> None:
+        """Let its delivery go when a pool slot is free: it might have gone now."""
+        self._ask(resources, self._wait_for_slot)
+
+    def slot_freed(self) -> None:
+        """Let the next one go that has found no slot: a body of ours has ended."""
+        if self._slotless:
+            self._bell.set()
 
     def gone(self, resources: Resources) -> None:
         """Queue again, for the next delivery: one was given to the pool."""
@@ -165,6 +175,7 @@ class ParkingDispatcher:
         looks: list[Watched] = []
         waits = not any(watched.due <= now for watched in self._watched.values())
         horizon = now if waits else now + LOOK_S[0]
+        self._offer_slots(now)
         for watched in list(self._watched.values()):
             try:
                 if self._attend(watched, now, horizon):
@@ -173,12 +184,26 @@ class ParkingDispatcher:
                 name = printable(shown(watched.resources))
                 logger.exception("%s is looked after again in 1 s", name)
                 watched.due = now + 1.0
-        for batch in self._batches(looks):
+        for batch in batches(looks, self._admission):
             self._look(batch)
         if not self._watched:
             return 3600.0
         due = min(watched.due for watched in self._watched.values())
+        if self._slotless:
+            due = min(due, now + SLOT_S)  # the ends of other tasks are not told of
         return max(0.0, min(due, self._swept + SWEEP_S) - monotonic())
+
+    def _offer_slots(self, now: float) -> None:
+        """Have as many go as there are free slots, of those that have found none before."""
+        for resources in list(islice(self._slotless, max(0, self._slots()))):
+            del self._slotless[resources]
+            watched = self._watched.get(resources)
+            if watched is None:
+                continue
+            if watched.called and watched.is_one:
+                self._proceed(resources, False, False)
+            else:
+                watched.due = now
 
     # -- Our place in the queues -----------------------------------------------------------------
 
@@ -196,6 +221,9 @@ class ParkingDispatcher:
 
     def _look_soon(self, watched: Watched, now: float) -> None:
         watched.due = min(watched.due, now + AFTER_END_S)
+
+    def _wait_for_slot(self, watched: Watched, _now: float) -> None:
+        self._slotless[watched.resources] = None
 
     def _queue(self, watched: Watched, now: float) -> None:
         """Join the queue, behind the others that wait already."""
@@ -233,6 +261,7 @@ class ParkingDispatcher:
 
     def _unwatch(self, watched: Watched) -> None:
         self._watched.pop(watched.resources, None)
+        self._slotless.pop(watched.resources, None)
         watched.exits.close()
         if watched.queued is not None:
             self._tell_queue(watched, Verb.HAND_ON)
@@ -256,7 +285,7 @@ class ParkingDispatcher:
             return False
         if watched.due > (now if watched.called or watched.no_slot is not None else horizon):
             return False
-        has_slot = self._has_slot()
+        has_slot = self._slots() > 0
         if watched.called and (watched.is_one or not has_slot):
             # We cannot use the call: another worker may have a free pool slot.
             self._admission.called(watched.resources, False)
@@ -293,7 +322,7 @@ class ParkingDispatcher:
         place.forget()
         watched.queued = None  # a node takes whom it calls out of the queue
         watched.called = True
-        goes = watched.is_one and (is_running or self._has_slot())
+        goes = watched.is_one and (is_running or self._slots() > 0)
         watched.due = now + CALLED_S if goes else now
         if goes:
             self._admission.called(watched.resources)
@@ -304,20 +333,6 @@ class ParkingDispatcher:
         """Have the nodes call the next waiter in our place."""
         watched.called = False
         self._tell_queue(watched, Verb.HAND_ON)
-
-    def _batches(self, looks: Sequence[Watched]) -> Iterator[list[tuple[Watched, Limit]]]:
-        """Divide what is looked at into requests, each of about `BATCH` names."""
-        batch: list[tuple[Watched, Limit]] = []
-        size = 0
-        for watched in looks:
-            limit = self._admission.limit(watched.resources)
-            batch.append((watched, limit))
-            size += sum(map(len, slots_of(watched.resources, limit)))
-            if size >= BATCH:
-                yield batch
-                batch, size = [], 0
-        if batch:
-            yield batch
 
     def _look(self, looks: Sequence[tuple[Watched, Limit]]) -> None:
         """Ask who holds what, and let those deliveries go whose resources are free."""
@@ -337,7 +352,7 @@ class ParkingDispatcher:
         for (watched, limit), each in zip(looks, every, strict=True):
             watched.due = now + JITTER.uniform(*LOOK_S)
             count = sum(map(len, each))
-            left = [] if ballot.yes < ballot.quorum else _left(ballot, at, count)
+            left = [] if ballot.yes < ballot.quorum else free_in(ballot, at, count)
             if watched.is_start and left and min(left) > 0:
                 watched.next_at = now + min(left)
                 if outcome.settled(ballot, range(at, at + count)):
@@ -368,8 +383,8 @@ class ParkingDispatcher:
         if count := min(map(len, free)):
             return count
         if not watched.is_start:  # its holder may have died without a word
-            free_in = max(map(min, grouped(left, slots_of(names, limit))))
-            watched.due = min(watched.due, now + free_in + 0.002)
+            seconds = max(map(min, grouped(left, slots_of(names, limit))))
+            watched.due = min(watched.due, now + seconds + 0.002)
         full = tuple(name for name, slots in zip(names, free, strict=True) if not slots)
         if not watched.is_one and (watched.called or full != watched.entry.resources):
             room = tuple(name for name in watched.entry.resources if name not in full)
@@ -380,8 +395,3 @@ class ParkingDispatcher:
             watched.entry = replace(watched.entry, resources=full)
             self._stand(watched, now)
         return 0
-
-
-def _left(ballot: Round, first: int, count: int) -> list[float]:
-    """Return the seconds until some of the names in a PEEK are free, if nobody extends."""
-    return [outcome.free_in(ballot, number) for number in range(first, first + count)]

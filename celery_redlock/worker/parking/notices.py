@@ -1,10 +1,14 @@
-"""Tell which deliveries wait in this worker, and for what: in its log, and as events of tasks."""
+"""Tell which deliveries wait in this worker, and for what: in its log, and as events of tasks.
+
+And learn when one is over.
+"""
 
 from __future__ import annotations
 
 import logging
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ...locking.pauses import Pause
@@ -14,7 +18,7 @@ from ...protocol.values import Owner
 from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Resources
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "when_over"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
@@ -70,3 +74,25 @@ def _said(resources: Resources) -> tuple[str, bool]:
     """Return what is waited for, for people; and whether it is a start and not a lock."""
     names = list(map(plain, resources))
     return printable(shown(names)), names != list(resources)
+
+
+def when_over(request: Any, over: Callable[[], object]) -> None:
+    """Call `over` when a delivery has ended, by whatever way the pool tells of that.
+
+    The methods by which it does are wrapped on this instance.
+    """
+
+    def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
+        def tell(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            finally:
+                if is_end(*args, **kwargs):
+                    over()
+
+        return tell
+
+    request.on_success = then(request.on_success, lambda *_, **__: True)
+    request.on_failure = then(request.on_failure, lambda *_, **__: True)
+    # At the hard limit it has yet to be killed, and the pool may not tell of its end.
+    request.on_timeout = then(request.on_timeout, lambda soft, timeout: not soft)

@@ -19,6 +19,7 @@ from queue import Empty
 from typing import Any
 
 from celery.worker import state
+from celery.worker.request import Request
 from kombu.transport import virtual
 
 from ...messages.broker import has_quorum_queues
@@ -57,6 +58,7 @@ class Prefetch:
     def __init__(self, consumer: Any) -> None:
         self._consumer = consumer
         self._extra = 0
+        self._own = 0
         self._renewed = -math.inf
         self._failing = False
         self.widens = True
@@ -64,6 +66,7 @@ class Prefetch:
     def connected(self) -> None:
         """Begin with the window of a new connection, which is Celery's own."""
         self._extra = 0
+        self._own = int(self._consumer.qos.value)
         self.widens = not self._is_per_consumer
         _wait_for_no_answer(self._consumer.task_consumer.channel)
         if self._consumer.hub is None:
@@ -118,7 +121,7 @@ class Prefetch:
     @property
     def most(self) -> int:
         """How many deliveries may be parked."""
-        return MAX_PARKED if self.widens else max(1, self._consumer.qos.value // 2)
+        return MAX_PARKED if self.widens else max(1, self._own // 2)
 
     @property
     def surplus(self) -> int:
@@ -126,8 +129,21 @@ class Prefetch:
 
         What is with the pool counts: RabbitMQ has it in the window until it is acknowledged.
         """
-        held = sum(not request.acknowledged for request in tuple(state.reserved_requests))
-        return held - int(self._consumer.qos.value)
+        return _unacknowledged() - int(self._consumer.qos.value)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing more can come, as the window is full and cannot be wider.
+
+        What waits for its ETA, or for a rate limit of Celery's, is in it as well.
+        """
+        if self.widens:
+            return False
+        buckets = [one for one in self._consumer.task_buckets.values() if one]
+        entries = [waiting.entry for waiting in self._consumer.timer.schedule.queue]
+        waiting = sum(isinstance(one, Request) for entry in entries for one in entry.args[:1])
+        waiting += sum(len(bucket.contents) for bucket in buckets)
+        return _unacknowledged() + waiting >= self._own
 
     def give_back(self, requests: Collection[Any]) -> None:
         """Give messages back to the heads of their queues."""
@@ -225,6 +241,10 @@ class Prefetch:
         with qos.channel.conn_or_acquire() as client:
             # Only those that are there (xx): others are acknowledged, or another worker's.
             return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))
+
+
+def _unacknowledged() -> int:
+    return sum(not request.acknowledged for request in tuple(state.reserved_requests))
 
 
 def _wait_less_long(connection: Any) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
 from ...locking.wait_queue import Waiter
-from ...protocol.names import START_SUFFIX
+from ...protocol import outcome
+from ...protocol.names import START_SUFFIX, Limit, slots_of
+from ...protocol.round import Round
 from ...protocol.values import QueueEntry
 from ...runtime.event import SafeEvent
-from .admission import Resources
+from ...stores.driver import BATCH
+from .admission import AdmissionQueue, Resources
 
-__all__ = ["Call", "Watched"]
+__all__ = ["Call", "Watched", "batches", "free_in"]
 
 
 class Call(SafeEvent):
@@ -56,3 +60,25 @@ class Watched:
     def is_start(self) -> bool:
         """Whether it is a start that a rate counts."""
         return self.resources[0].endswith(START_SUFFIX)
+
+
+def batches(
+    looks: Sequence[Watched], admission: AdmissionQueue
+) -> Iterator[list[tuple[Watched, Limit]]]:
+    """Divide what is looked at into requests, each of about `BATCH` names, with their limits."""
+    batch: list[tuple[Watched, Limit]] = []
+    size = 0
+    for watched in looks:
+        limit = admission.limit(watched.resources)
+        batch.append((watched, limit))
+        size += sum(map(len, slots_of(watched.resources, limit)))
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def free_in(ballot: Round, first: int, count: int) -> list[float]:
+    """Return the seconds until some of the names in a PEEK are free, if nobody extends."""
+    return [outcome.free_in(ballot, number) for number in range(first, first + count)]
