@@ -30,7 +30,7 @@ from ..protocol.values import Holder
 from . import reservation
 from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
-from .headers import MAX_ID_CHARS, RESERVATION, short_id
+from .headers import ATTEMPTS, MAX_ID_CHARS, RESERVATION, short_id
 from .policy import meets_reservation
 from .reservation import HOUR, MONTH, RESERVING, UNSENT_TTL_S, Reservation, claim_for
 from .results import end_of, tell_skipped
@@ -183,7 +183,10 @@ class _Publication:
     def _send_without(self, task_id: Any, note: Reservation, why: object) -> Any:
         """Better twice in the queue than not at all: the lock decides which of them runs."""
         called = printable(self.task.name)
-        logger.warning("%s is published without a reservation: %s", called, why)
+        # What is sent again for want of its lock says so itself, and less often.
+        again = ATTEMPTS in (self.options.get("headers") or ())
+        level = logging.DEBUG if again else logging.WARNING
+        logger.log(level, "%s is published without a reservation: %s", called, why)
         return self._send(task_id, note)
 
     # -- A message that has a reservation ---------------------------------------------------------

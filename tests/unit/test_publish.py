@@ -24,7 +24,7 @@ from celery_redlock import (
     Skipped,
     locked,
 )
-from celery_redlock.messages.headers import MAX_ID_CHARS, RESERVATION
+from celery_redlock.messages.headers import ATTEMPTS, MAX_ID_CHARS, RESERVATION
 from celery_redlock.messages.publish import wrap
 from celery_redlock.messages.reservation import MONTH, UNSENT_TTL_S, Reservation
 from celery_redlock.messages.results import stored_end
@@ -372,6 +372,10 @@ def test_without_a_quorum(
         task.delay(1)
         assert "token" not in box.header()
         assert "published without a reservation" in caplog.text
+        caplog.clear()
+        task.apply_async((1,), headers={ATTEMPTS: {"unavailable": 1}})  # sent again: it has said so
+        assert len(box.messages()) == 1
+        assert not [one for one in caplog.records if one.levelname == "WARNING"]
     assert redlock.free(RESERVED)
 
 
