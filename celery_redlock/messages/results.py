@@ -37,9 +37,11 @@ def store_retry(task: Any, request: Any, refusal: NotAcquired) -> None:
     Celery stores it afterwards. By then the task may have ended elsewhere, and RETRY would hide its
     end for ever: that is left out.
     """
-    explicit = vars(request).get("ignore_result")
-    ignored = task.ignore_result if explicit is None else explicit
-    if ignored and not task.store_errors_even_if_ignored:
+    from celery.app import trace  # of no use to producers
+
+    # Before Celery 5.7 a message cannot say that its result is ignored.
+    told = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
+    if told(task, request) and not task.store_errors_even_if_ignored:
         return
     backend = task.backend
     if "mark_as_retry" not in vars(backend):
