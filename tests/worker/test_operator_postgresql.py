@@ -146,6 +146,8 @@ def _waiting(entries: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 def same(place: Place, said: str) -> list[str]:
     """What is said without what is each place's own: times, numbers, ids, names of nodes."""
+    with contextlib.suppress(ValueError):  # JSON, of several lines
+        said = json.dumps(json.loads(said), indent=2)
     for name in (*place.cluster.redlock.nodes, place.worker.hostname()):
         said = said.replace(name, "NAME")
     said = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b|\b[0-9a-f]{8}\b", "ID", said)
