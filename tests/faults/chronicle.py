@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from tests.faults.journal import now
 from tests.faults.stage import Worker
 
+DEMOTED = "node demoted"
 SWAPPED = "node swapped"
 BROKER_DOWN = "broker restart"
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import redis
 
 from celery_redlock.server import LocalServer, find_server
-from tests.faults.chronicle import SWAPPED
+from tests.faults.chronicle import DEMOTED, SWAPPED
 from tests.faults.crew import Steps
 from tests.faults.feeder import RESOURCES
 from tests.faults.node_acts import NodeActs
@@ -67,7 +67,7 @@ class MoreNodeActs(NodeActs):
         yield from self._busy(*wanted, seconds=2.0 * TTL)
         with (
             LocalServer(config=("--repl-diskless-sync-delay", "0")) as master,
-            self.chronicle.fault("node demoted", nodes=numbers),
+            self.chronicle.fault(DEMOTED, nodes=numbers),
         ):
             try:
                 for node in nodes:
