@@ -63,7 +63,7 @@ def test_a_lock_is_held_through_a_failover_and_no_other_gets_it(service: Watched
             2 * TTL,
             "it was extended at the new master",
         )
-        assert service.master == new.port
+        wait_until(lambda: service.master == new.port, 10, "the first Sentinel knows, too")
         assert not held.lost
 
 
