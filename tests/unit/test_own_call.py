@@ -86,6 +86,12 @@ def declared(app: Any, redlock: FakeRedlock, request: pytest.FixtureRequest) -> 
         below = charge(then) if then else []
         return [self.request.id, held is not None and held.owner.task, *below]
 
+    @app.task(base=Leading, bind=True)
+    def plain(self: Any) -> Any:
+        return self.request.id
+
+    # Where Celery's own `__call__` is reached, as by this one, Celery before 5.7 tells none.
+    charge.of_request = deliver(plain)[0] if request.param == "leading behind" else "the-id"
     entered.clear()
     return charge, path
 
@@ -93,7 +99,7 @@ def declared(app: Any, redlock: FakeRedlock, request: pytest.FixtureRequest) -> 
 def test_a_delivery_is_locked_and_passes_by_each_once(declared: Any, redlock: FakeRedlock) -> None:
     charge, path = declared
     result, _ = deliver(charge, 1)
-    assert result == ["the-id", charge.name]
+    assert result == [charge.of_request, charge.name]
     assert entered == path
     assert redlock.holder("order:1") is None
 
