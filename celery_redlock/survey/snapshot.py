@@ -159,18 +159,16 @@ def look_for(redlock: Redlock, key: str, timeout: float = 3.0) -> tuple[str, Sur
         QuorumUnavailable: As `look_at` does.
     """
     bare = key.removeprefix(redlock.prefix)
-    seen = {
-        name: look_at(redlock, _parse(name)[0] or name, timeout)
-        for name in dict.fromkeys((bare, key))
-    }
+    names = dict.fromkeys(_parse(name)[0] or name for name in (bare, key))
+    seen = {name: look_at(redlock, name, timeout) for name in names}
     known = [name for name, look in seen.items() if look.entries]
     if len(known) > 1:
         raise ConfigurationError(
             f"{key!r} may be the key of {bare!r}, or a name that begins like the prefix, and both"
             f" are known: write {bare!r} for the one, {redlock.prefix + key!r} for the other"
         )
-    name = (*known, bare)[0]
-    return _parse(name)[0] or name, seen[name]
+    resource = (*known, *seen)[0]
+    return resource, seen[resource]
 
 
 def _read(reader: Reader, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
