@@ -12,6 +12,7 @@ import pytest
 from amqp import Channel, spec
 from amqp.serialization import loads
 from celery import VERSION, Celery
+from celery.worker.request import Request
 from kombu import Queue
 from kombu.common import QoS
 from kombu.utils.eventio import poll
@@ -37,6 +38,8 @@ class Consumer:
         self.window = window
         self.qos: Any = None
         self.connection_errors: Any = ()
+        self.timer: Any = None
+        self.task_buckets: Any = {}
         self.connect()
 
     def connect(self) -> None:
@@ -182,6 +185,22 @@ def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
     assert prefetch.most == (MAX_PARKED if widens else 4)
     prefetch.widen(3)
     assert consumer.loop() == (11 if widens else 8)
+
+
+@pytest.mark.parametrize(("window", "is_full"), [(0, False), (2, True), (3, False)])
+def test_a_window_that_cannot_be_widened_is_full_by_all_that_waits_but_zero_is_no_limit(
+    window: int, is_full: bool
+) -> None:
+    consumer = Consumer("amqp", window=window, rabbitmq="4.0.0")
+    prefetch = Prefetch(consumer)
+    prefetch.connected()
+    with_an_eta = Request.__new__(Request)
+    entries = [SimpleNamespace(args=args) for args in [(with_an_eta,), ("another's",), ()]]
+    queue = [SimpleNamespace(entry=entry) for entry in entries]
+    consumer.timer = SimpleNamespace(schedule=SimpleNamespace(queue=queue))
+    consumer.task_buckets = {"limited": SimpleNamespace(contents=[object()]), "other": None}
+    assert prefetch.is_full is is_full
+    assert prefetch.most == (1 if window else MAX_PARKED)
 
 
 class Wire:

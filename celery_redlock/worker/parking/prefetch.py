@@ -85,6 +85,11 @@ class Prefetch:
         return bool(self.amqp and connection.qos_semantics_matches_spec)
 
     @property
+    def _is_fixed(self) -> bool:
+        """Whether there is a window, and it cannot be wider; zero is no limit."""
+        return not self.widens and self._own > 0
+
+    @property
     def amqp(self) -> bool:
         """Whether the broker speaks AMQP."""
         return bool(self._consumer.connection.transport.driver_type == "amqp")
@@ -121,7 +126,7 @@ class Prefetch:
     @property
     def most(self) -> int:
         """How many deliveries may be parked."""
-        return MAX_PARKED if self.widens else max(1, self._own // 2)
+        return max(1, self._own // 2) if self._is_fixed else MAX_PARKED
 
     @property
     def surplus(self) -> int:
@@ -137,7 +142,7 @@ class Prefetch:
 
         What waits for its ETA, or for a rate limit of Celery's, is in it as well.
         """
-        if self.widens:
+        if not self._is_fixed:
             return False
         buckets = [one for one in self._consumer.task_buckets.values() if one]
         entries = [waiting.entry for waiting in self._consumer.timer.schedule.queue]
