@@ -25,7 +25,7 @@ import click
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.texts import printable
-from ..stores.kinds import parse_nodes
+from ..stores.kinds import listed, parse_nodes
 from ..survey.models import KINDS, Survey
 from ..survey.snapshot import survey
 from ..survey.waiting import at_once, count_parked
@@ -82,9 +82,7 @@ class Site:
         if nodes is not None and self.app is not None:
             raise click.UsageError(BOTH)
         if nodes is not None:
-            # The hosts of one URL stand in it with commas, too.
-            urls = re.split(r",(?=\s*(?:[\w+]+://|/|$))", nodes)
-            self.nodes = [url.strip() for url in urls if url.strip()]
+            self.nodes = listed(nodes)
             try:
                 parse_nodes(self.nodes, "--nodes")
             except ConfigurationError as error:

@@ -142,9 +142,10 @@ def rate(value: Any) -> Any:
 
 def nodes(value: Any) -> Any:
     if value is not None:
-        from ..stores.kinds import parse_nodes  # the one check that needs redis
+        from ..stores.kinds import listed, parse_nodes  # most programs set none
 
         parse_nodes(value, "redlock_nodes")
+        value = listed(value)
     return value
 
 

@@ -301,7 +301,7 @@ def _moved(conf: Any) -> str | None:
     own = once.get("settings") if isinstance(once, Mapping) else None
     url = own.get("url") if isinstance(own, Mapping) else None
     url = url or conf.get("singleton_backend_url")
-    return _as_node(url) if isinstance(url, str) else None
+    return url if isinstance(url, str) else None
 
 
 def _broker(conf: Any) -> str:
@@ -310,10 +310,11 @@ def _broker(conf: Any) -> str:
     if isinstance(url, (list, tuple)):
         url = url[0] if url else None
     if isinstance(url, str):
+        url = url.strip()
         if url.startswith("sentinel://"):
             return _watched(url, conf.get("broker_transport_options") or {})
-        url = _as_node(url.split(";")[0])
-        if url.startswith(("unix://", "redis://", "rediss://")):
+        url = url.split(";")[0]
+        if url.startswith(("redis+socket://", "unix://", "redis://", "rediss://")):
             return url
     raise ConfigurationError(
         "redlock_nodes is not set and the broker is no Redis: set redlock_nodes to the URLs of one"
@@ -339,10 +340,3 @@ def _watched(url: str, options: Mapping[str, Any]) -> str:
     return (
         f"sentinel://{at}{hosts}/{quote(options['master_name'])}?{urlencode({'db': db, **asked})}"
     )
-
-
-def _as_node(url: str) -> str:
-    """Return a URL of Celery's in the spelling of redis-py."""
-    if url.startswith("redis+socket://"):
-        return "unix://" + url.removeprefix("redis+socket://")
-    return re.sub(r"(?<=ssl_cert_reqs=)CERT_\w+", lambda m: m[0][5:].lower(), url)

@@ -38,7 +38,8 @@ class Redlock:
 
     Args:
         nodes: URLs (redis, rediss, unix, postgresql, etcd), `redis.Redis` clients or mappings of
-            connection arguments. A lock on one Redis is gone when that is lost.
+            connection arguments; or URLs in one string, with commas between them. A lock
+            on one Redis is gone when that is lost.
         ttl: How long the nodes keep a lock that nobody extends; seconds.
         prefix: What the keys on the nodes begin with.
         node_timeout: How long to wait for an answer at most; seconds. Never more than ttl / 10.

@@ -5,6 +5,7 @@ A kind's client library is imported once a node of that kind is named, and not b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Address", "NodeSpec", "Reader", "Subscription"]
 __all__ += ["lock_key", "make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
-__all__ += ["kind_of", "refuse_readers"]
+__all__ += ["kind_of", "listed", "refuse_readers"]
 
 KINDS = {
     ("postgresql://", "postgres://"): "PostgreSQL",
@@ -55,15 +56,16 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
     """Return the addresses of the nodes of one lock.
 
     Args:
-        specs: URLs, clients or mappings of connection arguments; one or more.
+        specs: URLs, clients or mappings of connection arguments; one or more. URLs may also be
+            given as one string, see `listed`.
         setting: What to call `specs` in an error.
 
     Raises:
         ConfigurationError: None is given, some cannot be understood (the text names each of them),
             two are the same server, or they are of different kinds.
     """
-    listed = not isinstance(specs, (str, bytes, Mapping)) and isinstance(specs, Sequence)
-    kinds = [kind_of(spec) for spec in specs] if listed else []
+    specs = listed(specs)
+    kinds = [kind_of(spec) for spec in specs] if isinstance(specs, list) else []
     if set(kinds) <= {"Redis"}:
         return redis_address.parse_nodes(specs, setting)
     if len(set(kinds)) > 1:
@@ -90,6 +92,21 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
             " pip install 'celery-redlock[postgresql]'"
         ) from None
     return (parse(str(specs[0]), where),)
+
+
+def listed(specs: Any) -> Any:
+    """Return nodes as a list, without blanks around their URLs; anything but a sequence as it is.
+
+    One string, as from an environment variable, names several nodes with commas between them. Only
+    a comma before a scheme begins a new node: the hosts of one URL and passwords have commas, too.
+    """
+    if isinstance(specs, str):
+        # Without any scheme all is wrong, and each part is named in the error.
+        comma = r",(?=\s*(?:[\w+]+://|/|$))" if "://" in specs else ","
+        return [url.strip() for url in re.split(comma, specs) if url.strip()]
+    if isinstance(specs, (bytes, Mapping)) or not isinstance(specs, Sequence):
+        return specs
+    return [spec.strip() if isinstance(spec, str) else spec for spec in specs]
 
 
 def refuse_readers(kind: str) -> None:

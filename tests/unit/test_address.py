@@ -11,13 +11,15 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 
 from celery_redlock import ConfigurationError, Redlock
-from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, Address, parse_nodes
+from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, Address
 
 SECRET = "hunter2-canary"
 
 
 def one(spec: Any) -> Address:
     (address,) = parse_nodes([spec])
+    assert isinstance(address, Address)
     return address
 
 
@@ -52,6 +54,36 @@ def test_credentials_and_database_are_taken() -> None:
         assert (connection.username, connection.password, connection.db) == ("lock", SECRET, 4)
 
 
+@pytest.mark.parametrize(
+    ("url", "path", "db"),
+    [
+        ("redis+socket:///run/r.sock?virtual_host=3", "/run/r.sock", 3),
+        (f"redis+socket://:{SECRET}@/run/r.sock?virtual_host=3", "/run/r.sock", 3),
+        ("redis+socket:///run/r.sock?virtual_host=", "/run/r.sock", 0),
+        ("redis+socket:///run/r.sock?db=3", "/run/r.sock", 3),
+        ("redis+socket:///run/r.sock", "/run/r.sock", 0),
+    ],
+)
+def test_socket_url_as_celery_writes_it_names_path_and_database(
+    url: str, path: str, db: int
+) -> None:
+    connection = one(url).connection()
+    assert (connection.path, connection.db) == (path, db)
+    assert connection.password == (SECRET if SECRET in url else None)
+
+
+def test_certificate_requirement_as_celery_writes_it_is_read() -> None:
+    assert one("rediss://a?ssl_cert_reqs=CERT_REQUIRED").unverified == ""
+    assert one("rediss://a?ssl_cert_reqs=CERT_NONE").unverified
+
+
+def test_one_string_names_nodes_with_commas_between_them() -> None:
+    redlock = Redlock(f" redis://:{SECRET},x@a:1 , redis://b:2,\nunix:///run/c.sock\n,")
+    assert redlock.nodes == ("a:1", "b:2", "/run/c.sock")
+    first, *_rest = redlock.client.addresses
+    assert isinstance(first, Address) and first.connection().password == f"{SECRET},x"
+
+
 def test_a_clients_retries_are_not_taken() -> None:
     client = redis.Redis(
         "h",
@@ -80,7 +112,12 @@ def test_a_time_limit_of_the_users_for_connecting_is_taken() -> None:
     ("nodes", "says"),
     [
         ([], "empty"),
-        ("redis://a", "must be a list"),
+        ("", "is empty"),
+        (b"redis://a", "must be a list"),
+        ("10.0.0.1:1,h:2", r"nodes\[0\].*write redis://10.0.0.1:1.*nodes\[1\].*write redis://h:2"),
+        ("redis://a,h:2", r"nodes\[0\]: a redis:// URL names one host"),
+        ("redis://a;redis://b", r"nodes\[0\]: a redis:// URL names one host"),
+        (["unix:///r", "redis+socket:///r?virtual_host=1"], "the same server"),
         ({"host": "a"}, "must be a list"),
         (None, "must be a list"),
         ([5], r"nodes\[0\].*builtins.int is not a Redis URL"),

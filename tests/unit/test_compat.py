@@ -137,7 +137,7 @@ def test_eager_tasks_are_no_duplicates(base: Any) -> None:
     ("conf", "node"),
     [
         ({"ONCE": {"settings": {"url": URL}}}, URL),
-        ({"ONCE": {"settings": {"url": "redis+socket:///tmp/r.sock?db=1"}}}, "unix:///tmp/r.sock?db=1"),
+        ({"ONCE": {"settings": {"url": "redis+socket:///tmp/r.sock?db=1"}}}, "redis+socket:///tmp/r.sock?db=1"),
         ({"singleton_backend_url": URL}, URL),
         ({"ONCE": {"backend": "celery_once.backends.File", "settings": {}}}, "redis://10.0.0.1:6379/0"),
         ({"ONCE": {"settings": {"url": URL}}, "redlock_nodes": ["redis://10.0.0.7:1/0"]}, "redis://10.0.0.7:1/0"),

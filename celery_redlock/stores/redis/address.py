@@ -192,11 +192,10 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
 def _parse(spec: object, where: str) -> Address:
     try:
         if isinstance(spec, str):
-            _check_url(spec)
-            watched = spec.startswith(SENTINEL)
-            pool = (
-                pool_of(spec, CONNECT_TIMEOUT) if watched else redis.ConnectionPool.from_url(spec)
-            )
+            url = _as_redis_py_writes(spec)
+            _check_url(url)
+            watched = url.startswith(SENTINEL)
+            pool = pool_of(url, CONNECT_TIMEOUT) if watched else redis.ConnectionPool.from_url(url)
         elif isinstance(spec, redis.Redis):
             pool = spec.connection_pool
         elif isinstance(spec, Mapping):
@@ -229,6 +228,14 @@ def _parse(spec: object, where: str) -> Address:
     return address
 
 
+def _as_redis_py_writes(url: str) -> str:
+    """Return a URL as Celery writes it in the spelling of redis-py."""
+    if url.startswith("redis+socket://"):
+        url = "unix://" + url.removeprefix("redis+socket://")
+        url = re.sub(r"(?<=[?&])virtual_host=([^&]*)", lambda m: f"db={m[1] or 0}", url)
+    return re.sub(r"(?<=ssl_cert_reqs=)CERT_\w+", lambda m: m[0][5:].lower(), url)
+
+
 def _check_url(url: str) -> None:
     """Refuse what redis-py would pass over in silence, or quote in full."""
     parts = urlsplit(url)
@@ -243,6 +250,11 @@ def _check_url(url: str) -> None:
         )
     if parts.scheme in ("unix", "sentinel"):
         return
+    if re.search("[,;]", parts.netloc.rpartition("@")[2]):
+        raise ValueError(
+            f"a {parts.scheme}:// URL names one host; write each node with its scheme:"
+            " redis://10.0.0.1:6379/0,redis://10.0.0.2:6379/0"
+        )
     try:
         port = parts.port
     except ValueError:
