@@ -1,0 +1,468 @@
+"""The driver over scripted peers: each caller gets its own answer, in time, whatever happens."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.errors import RedlockError
+from celery_redlock.protocol.round import Round, Verb
+from celery_redlock.protocol.values import QueueEntry
+from celery_redlock.stores.driver import BATCH
+from tests.sim.interruption import at_each_line
+from tests.support.peer import DEADLINE, Line, bulk, in_thread, verb_of
+from tests.support.peer_world import (
+    SHORT,
+    PeerWorld,
+    a_claim,
+    acquire,
+    echo,
+    echoing,
+    mute,
+    own,
+    release,
+    votes,
+)
+from tests.support.wait import wait_until
+
+# -- Answers
+
+
+@pytest.mark.parametrize("reply", [b"$-1\r\n", bulk(b"theirs")])
+def test_an_answer_in_any_two_pieces_counts_once(world: PeerWorld, reply: bytes) -> None:
+    """The second piece is sent once the first was read."""
+    read = threading.Semaphore(0)
+
+    def cut(line: Line) -> None:
+        for at in range(1, len(reply)):
+            assert line.request() is not None
+            line.send(reply[:at])
+            assert read.acquire(timeout=DEADLINE)
+            line.send(reply[at:])
+        peer.serve(line)
+
+    peer = world.peer(cut)
+    driver = world.driver()
+    for at in range(1, len(reply)):
+        asked = in_thread(partial(acquire, driver, str(at)))
+        peer.next()
+        read.release()
+        assert votes(asked()) == ["yes" if reply == b"$-1\r\n" else "no"]
+        if reply != b"$-1\r\n":
+            assert asked().details == ["theirs"]
+    assert peer.connections == 1
+
+
+def test_an_answer_that_comes_after_its_round_is_not_taken_for_the_next_ones(
+    world: PeerWorld,
+) -> None:
+    """The peer answers the first attempt, its undoing and the second attempt in one piece."""
+
+    def late(line: Line) -> None:
+        answers = b""
+        while (asked := line.request()) is not None:
+            verb, keys, _ = verb_of(asked)
+            answers += echo(asked) if verb == "acquire" else b":0\r\n"
+            if keys == [b"redlock:second"]:
+                break
+        line.send(answers)
+        peer.serve(line)
+
+    peer = world.peer(late)
+    driver = world.driver()
+    first = acquire(driver, "first", SHORT)
+    assert votes(first) == ["silent"]
+    assert "no answer within 0.050 s" in first.details[0]
+    assert own(acquire(driver, "second"))
+    assert peer.connections == 1
+
+
+def test_an_attempt_without_answers_is_undone_behind_itself(world: PeerWorld) -> None:
+    peer = world.peer(mute)
+    driver = world.driver()
+    asked = acquire(driver, "r", SHORT)
+    assert votes(asked) == ["silent"]
+    verbs = [verb_of(peer.next()) for _ in range(2)]
+    assert [verb for verb, _, _ in verbs] == ["acquire", "undo"]
+    assert verbs[0][1] == verbs[1][1] == [b"redlock:r"]
+    assert verbs[0][2][0] == verbs[1][2][0] == b"token of r"
+
+
+def test_an_answer_that_arrived_before_the_deadline_counts_though_it_is_read_later(
+    world: PeerWorld,
+) -> None:
+    peer = world.peer()
+    driver = world.driver()
+    claim = a_claim("r")
+    done: list[Round] = []
+    driver.start(lambda now: quorum.extend([claim], now, SHORT), done.append)
+    peer.next()
+    wait_until(lambda: done or driver.read(), 5, "it is read")
+    assert votes(done[0]) == ["yes"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"+surplus\r\n", b":1\r\n:1\r\n", b"HTTP/1.1 400\r\n\r\n", b"$3\r\nabcd\r\n", b":x\r\n"],
+)
+def test_a_peer_that_breaks_the_protocol_is_connected_to_again(
+    world: PeerWorld, said: bytes
+) -> None:
+    def wrong(line: Line) -> None:
+        if line.number:
+            peer.serve(line)
+        elif line.request() is not None:
+            line.send(said)
+            line.gone()
+
+    peer = world.peer(wrong)
+    driver = world.driver()
+    acquire(driver, "r", SHORT)
+    wait_until(lambda: peer.connections == 2, 5, "it is connected to again")
+    wait_until(lambda: votes(acquire(driver, "r", SHORT)) == ["yes"], 5, "it votes")
+
+
+def test_an_error_of_the_node_is_silence_with_its_reason(world: PeerWorld) -> None:
+    def full(line: Line) -> None:
+        while line.request() is not None:
+            line.send(b"-OOM command not allowed\r\n")
+
+    world.peer(full)
+    asked = acquire(world.driver(), "r")
+    assert votes(asked) == ["silent"]
+    assert "OOM" in asked.details[0]
+
+
+# -- Many at once
+
+
+def test_answers_in_odd_pieces_reach_each_of_many_requests(world: PeerWorld) -> None:
+    count = 100
+
+    def together(line: Line) -> None:
+        answers = b"".join([echo(line.request()) for _ in range(count)])
+        line.send(answers, pieces=37)
+        peer.serve(line)
+
+    peer = world.peer(together)
+    driver = world.driver()
+    done: list[Round] = []
+    for number in range(count):
+        claim = a_claim(f"key {number}")
+
+        def ask(now: float, claim: Claim = claim) -> Any:
+            round_ = Round(Verb.ACQUIRE, [claim], now, DEADLINE)
+            yield round_
+            return round_
+
+        driver.start(ask, done.append)
+    wait_until(lambda: driver.read(0.05), 5, "all answers are read")
+    assert len(done) == count
+    assert all(map(own, done))
+
+
+def test_threads_that_share_a_driver_get_their_own_answers(world: PeerWorld) -> None:
+    for _ in range(3):
+        world.peer(echoing)
+    driver = world.driver()
+
+    def many(thread: int) -> list[Round]:
+        return [acquire(driver, f"{thread}:{number}") for number in range(15)]
+
+    asked = [in_thread(partial(many, number)) for number in range(6)]
+    rounds = [round_ for one in asked for round_ in one()]
+    assert len(rounds) == 90
+    assert all(map(own, rounds))
+
+
+def test_operations_side_by_side_return_their_results_in_order(world: PeerWorld) -> None:
+    peers = [world.peer() for _ in range(3)]
+    driver = world.driver()
+    for peer in peers[:2]:
+        peer.held[b"redlock:b"] = b"theirs"
+    claims = [a_claim(name, 3) for name in "abc"]
+    seen = driver.run_all([partial(quorum.peek, [claim], patience=DEADLINE) for claim in claims])
+    assert [[d and d[0] for d in round_.details] for round_ in seen] == [
+        [None] * 3,
+        ["theirs", "theirs", None],
+        [None] * 3,
+    ]
+
+
+def test_many_leases_are_extended_in_requests_of_a_limited_size(world: PeerWorld) -> None:
+    peer = world.peer()
+    driver = world.driver()
+    claims = [a_claim(str(number)) for number in range(2 * BATCH + 1)]
+    ended = claims[3]
+    ended.ended = True
+    rounds = driver.extend(claims, DEADLINE)
+    confirmed = [claim for round_ in rounds for claim in round_.confirmed()]
+    assert confirmed == [claim for claim in claims if claim is not ended]
+    assert [len(verb_of(peer.next())[1]) for _ in range(3)] == [BATCH - 1, BATCH, 1]
+    assert b"redlock:3" not in peer.held
+
+
+def test_requests_larger_than_a_socket_takes_arrive_whole_and_in_order(world: PeerWorld) -> None:
+    """The peer reads nothing until the buffers of both sides are full."""
+    go = threading.Event()
+
+    def lazy(line: Line) -> None:
+        line.send(peer.answer(line.request()))
+        assert go.wait(DEADLINE)
+        peer.serve(line)
+
+    peer = world.peer(lazy)
+    driver = world.driver()
+    assert votes(acquire(driver, "before")) == ["yes"]
+    big = [a_claim(f"{n}:" + "x" * 10_000, token=str(n)) for n in range(2 * BATCH)]
+    asked = in_thread(lambda: driver.extend(big, DEADLINE))
+    wait_until(lambda: driver.nodes[0].unsent, 5, "the buffers are full")
+    behind = in_thread(lambda: acquire(driver, "behind"))
+    go.set()
+    assert [claim for round_ in asked() for claim in round_.confirmed()] == big
+    assert votes(behind()) == ["yes"]
+    assert len(peer.held) == len(big) + 2
+    assert peer.connections == 1
+
+
+def test_a_round_ahead_is_written_before_the_first_of_an_operation(world: PeerWorld) -> None:
+    peer = world.peer()
+    driver = world.driver()
+    entry = QueueEntry(("r",), 1, "channel:waiter", 1)
+    claim = a_claim("r")
+    driver.run(
+        lambda now: quorum.acquire(claim, now, DEADLINE),
+        ahead=lambda now: quorum.queue_round(entry, now),
+    )
+    assert [verb_of(peer.next())[0] for _ in range(2)] == ["queue", "acquire"]
+
+
+# -- Who polls
+
+
+def test_a_thread_that_waits_for_another_thread_s_poll_takes_over_when_that_ends(
+    world: PeerWorld,
+) -> None:
+    """The first thread polls and gives up; the second must not sleep to its own deadline."""
+    left = threading.Event()
+
+    def script(line: Line) -> None:
+        asked = [line.request() for _ in range(2)]
+        names = [verb_of(one)[1][0] for one in asked]
+        assert left.wait(DEADLINE)
+        line.send(b"".join(map(echo, asked)))
+        assert b"redlock:patient" in names
+        peer.serve(line)
+
+    peer = world.peer(script)
+    driver = world.driver()
+    hasty = in_thread(lambda: acquire(driver, "hasty", 0.2))
+    peer.next()
+    begun = time.monotonic()
+    patient = in_thread(lambda: acquire(driver, "patient", DEADLINE))
+    peer.next()
+    assert votes(hasty()) == ["silent"]
+    left.set()
+    assert own(patient())
+    assert time.monotonic() - begun < DEADLINE / 2
+
+
+class Struck(BaseException):
+    """What a time limit raises, to the code that it interrupts."""
+
+
+@pytest.fixture
+def strike() -> Iterator[Callable[[], None]]:
+    """Raise `Struck` in the main thread, from any thread."""
+
+    def handler(_signum: int, _frame: object) -> None:
+        raise Struck
+
+    before = signal.signal(signal.SIGALRM, handler)
+    main = threading.main_thread().ident
+    assert main is not None
+    yield partial(signal.pthread_kill, main, signal.SIGALRM)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_thread_whose_poller_is_interrupted_gets_its_answer(
+    world: PeerWorld, strike: Callable[[], None]
+) -> None:
+    def script(line: Line) -> None:
+        first = line.request()
+        polling.set()
+        second = line.request()
+        strike()
+        assert struck.wait(DEADLINE)
+        line.send(b"".join(map(echo, (first, second))))
+        echoing(line)
+
+    polling, struck = threading.Event(), threading.Event()
+    world.peer(script)
+    driver = world.driver()
+
+    def follow() -> Round:
+        assert polling.wait(DEADLINE)
+        return acquire(driver, "follower")
+
+    follower = in_thread(follow)
+    with pytest.raises(Struck):
+        acquire(driver, "leader")
+    begun = time.monotonic()
+    struck.set()
+    assert own(follower())
+    assert time.monotonic() - begun < DEADLINE / 2
+    assert own(acquire(driver, "next"))
+
+
+def interrupted_at_each_call(work: Callable[[], object], before: Callable[[], object]) -> int:
+    """Run `work` over and over; raise `Struck` behind its first call, its second, and so on.
+
+    Python runs signal handlers where a function begins and behind a call of one written in C. (Not
+    at each line: between the last line of a `with` and its end no handler runs.)
+
+    Returns:
+        How many places there are.
+    """
+    count = target = 0
+
+    def profile(frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal count
+        if event in ("call", "c_return") and "/celery_redlock/stores/" in frame.f_code.co_filename:
+            count += 1
+            if count == target:
+                sys.setprofile(None)
+                raise Struck
+
+    while target <= count:
+        count, target = 0, target + 1
+        before()
+        sys.setprofile(profile)
+        try:
+            work()
+        except Struck:
+            pass
+        finally:
+            sys.setprofile(None)
+    return target
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_exception_at_any_call_mixes_up_no_answers_and_blocks_nobody(world: PeerWorld) -> None:
+    for _ in range(3):
+        world.peer(echoing)
+    driver = world.driver()
+    numbers = iter(range(10**6))
+
+    def asked(patience: float = DEADLINE) -> bool:
+        return own(acquire(driver, f"key {next(numbers)}", patience))
+
+    def check() -> None:
+        wait_until(lambda: asked(0.5), 5, "the nodes answer")
+        assert in_thread(asked)()
+
+    places = interrupted_at_each_call(asked, before=check)
+    assert places > 50
+
+
+def test_an_operation_inside_another_is_right_or_refused(world: PeerWorld) -> None:
+    """A signal handler at any line of the driver uses the same driver."""
+    world.peer(echoing)
+    driver = world.driver()
+    outcomes: list[str] = []
+
+    def use() -> None:
+        try:
+            outcomes.append("own" if own(acquire(driver, f"key {len(outcomes)}")) else "mixed up")
+        except RedlockError as error:
+            assert "inside itself" in str(error)
+            outcomes.append("refused")
+
+    at_each_line(use, use, step=3)
+    assert set(outcomes) == {"own", "refused"}
+
+
+def test_a_release_inside_another_operation_is_made(world: PeerWorld) -> None:
+    peer = world.peer()
+    driver = world.driver()
+    numbers = iter(range(10**6))
+
+    def hold() -> Claim:
+        claim = a_claim(f"held {next(numbers)}")
+        driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
+        return claim
+
+    def use() -> None:
+        release(driver, hold())
+
+    def before() -> None:
+        claims.append(hold())
+
+    claims: list[Claim] = []
+    at_each_line(use, lambda: release(driver, claims[-1]), before=before, step=7)
+    assert len(claims) > 20
+    release(driver, claims[-1])  # the last pass has fewer lines
+    assert votes(acquire(driver, "last")) == ["yes"]
+    assert list(peer.held) == [b"redlock:last"]
+
+
+# -- Started, and read later
+
+
+def test_the_result_of_a_started_operation_is_known_once_its_answers_are_read(
+    world: PeerWorld,
+) -> None:
+    world.peer()
+    driver = world.driver()
+    claim = a_claim("r")
+    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
+    done: list[Any] = []
+    driver.start(lambda now: quorum.release(claim, now, DEADLINE), done.append)
+    assert driver.read(DEADLINE)
+    (released,) = done
+    assert released.held
+    assert released.confirmed
+    assert driver.read()
+    assert len(done) == 1
+
+
+def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWorld) -> None:
+    peer = world.peer(mute)
+    driver = world.driver()
+    claim = a_claim("r")
+    claim.written = 1
+    done: list[Any] = []
+    driver.start(lambda now: quorum.release(claim, now, SHORT), done.append)
+    peer.next()
+    assert not driver.read()
+    wait_until(lambda: done or driver.read(0.01), 5, "it has ended")
+    assert not done[0].confirmed
+    assert driver.unfreed() == [claim]
+    assert not driver.chase()
+
+
+def test_a_release_is_chased_over_a_connection_that_nobody_else_uses(world: PeerWorld) -> None:
+    def breaks(line: Line) -> None:
+        if line.number == 0:
+            line.send(peer.answer(line.request()))
+            line.request()
+        else:
+            peer.serve(line)
+
+    peer = world.peer(breaks)
+    driver = world.driver()
+    claim = a_claim("r", token="mine")
+    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
+    driver.start(lambda now: quorum.release(claim, now, 0.0), lambda _result: None)
+    wait_until(driver.chase, 5, "it is confirmed")
+    assert peer.held == {}

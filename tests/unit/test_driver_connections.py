@@ -1,0 +1,290 @@
+"""Connections over scripted peers: made, broken at any point, and made again."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import pytest
+
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.errors import ConfigurationError
+from tests.support.peer import DEADLINE, Line, bulk, in_thread, verb_of
+from tests.support.peer_world import (
+    SHORT,
+    PeerWorld,
+    a_claim,
+    acquire,
+    release,
+    votes,
+)
+from tests.support.wait import wait_until
+
+# -- Connecting
+
+
+def test_a_first_operation_waits_until_a_quorum_is_connected(world: PeerWorld) -> None:
+    go = threading.Event()
+
+    def slow(line: Line) -> None:
+        assert go.wait(DEADLINE)
+        world.peers[0].serve(line)
+
+    for _ in range(3):
+        world.peer(slow)
+    driver = world.driver(up=False)
+    asked = in_thread(lambda: acquire(driver, "r"))
+    wait_until(lambda: all(peer.connections for peer in world.peers), 5, "all are connecting")
+    go.set()
+    assert asked().yes >= 2
+
+
+def test_a_node_that_refuses_connections_is_silent_at_once(world: PeerWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    urls = [world.peer().url, world.peer().url, f"redis://127.0.0.1:{port}"]
+    driver = world.driver(*urls)
+    first = acquire(driver, "r")
+    assert votes(first)[:2] == ["yes", "yes"]
+    # Its patience is longer than the test: it asks for all answers, and waits for none of that one.
+    claim = a_claim("r", 3, token="token of r")
+    seen = driver.run(lambda now: quorum.peek([claim], now, DEADLINE))
+    assert votes(seen) == ["yes", "yes", "silent"]
+    assert "refused" in str(seen.details[2]).lower()
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_a_handshake_answered_in_pieces_makes_a_connection(world: PeerWorld, pieces: int) -> None:
+    def slowly(line: Line) -> None:
+        while asked := peer.read(line._file):
+            line.send(peer.greeting(asked) or peer.answer(asked), pieces=pieces)
+
+    peer = world.peer(slowly)
+    driver = world.driver()
+    assert votes(acquire(driver, "r")) == ["yes"]
+    assert votes(acquire(driver, "r", token="another's")) == ["no"]
+    assert peer.connections == 1
+
+
+@pytest.mark.parametrize("after", range(9))
+def test_a_peer_that_closes_in_the_handshake_is_connected_to_again(
+    world: PeerWorld, after: int
+) -> None:
+    """Whichever request of the handshake is the last that it answers."""
+
+    def breaks(line: Line) -> None:
+        for _ in range(after if line.number == 0 else 0):
+            if (asked := peer.read(line._file)) is not None:
+                line.send(peer.greeting(asked) or b"-ERR\r\n")
+        if line.number:
+            peer.serve(line)
+
+    peer = world.peer(breaks)
+    driver = world.driver(up=False)
+    driver.connect(0)
+    wait_until(lambda: votes(acquire(driver, "r", token="mine")) == ["yes"], 5, "it is connected")
+    assert peer.connections == 2
+
+
+def test_a_first_operation_waits_no_longer_than_the_timeout_for_a_hung_handshake(
+    world: PeerWorld,
+) -> None:
+    world.peer(Line.gone)
+    driver = world.driver(up=False, node_timeout=SHORT)
+    driver.connect(SHORT, SHORT)
+    begun = time.monotonic()
+    asked = acquire(driver, "r", SHORT)
+    assert time.monotonic() - begun < DEADLINE / 2
+    assert votes(asked) == ["silent"]
+
+
+def test_a_hung_node_among_others_costs_the_first_operation_no_more_than_its_timeout(
+    world: PeerWorld,
+) -> None:
+    for script in (None, None, Line.gone):
+        world.peer(script)
+    driver = world.driver(up=False, node_timeout=SHORT)
+    begun = time.monotonic()
+    asked = acquire(driver, "r", DEADLINE)
+    assert asked.yes == 2
+    assert time.monotonic() - begun < DEADLINE / 4
+
+
+def test_a_replica_is_refused_until_it_is_a_master(world: PeerWorld) -> None:
+    peer = world.peer()
+    peer.role = "slave"
+    driver = world.driver(up=False)
+    with pytest.raises(ConfigurationError, match=r"is not usable: it is a replica .*of h:1"):
+        acquire(driver, "r")
+    peer.role = "master"
+    wait_until(lambda: driver.nodes[0].channel.up, 5, "it is connected to again")
+    assert votes(acquire(driver, "r")) == ["yes"]
+
+
+def test_a_driver_that_is_not_strict_counts_a_replica_as_silent(world: PeerWorld) -> None:
+    world.peer().role = "slave"
+    driver = world.driver(up=False, strict=False)
+    asked = acquire(driver, "r")
+    assert votes(asked) == ["silent"]
+    assert "replica" in str(asked.details[0])
+
+
+def test_two_addresses_of_one_server_are_refused(world: PeerWorld) -> None:
+    for _ in range(2):
+        world.peer(run_id="the same")
+    with pytest.raises(ConfigurationError, match="is the same server as"):
+        acquire(world.driver(up=False), "r")
+
+
+def test_one_server_under_two_of_three_addresses_votes_once(world: PeerWorld) -> None:
+    """Two votes of one server would be a quorum of one."""
+    for run_id in ("the same", "the same", "another"):
+        world.peer(run_id=run_id)
+    with pytest.raises(ConfigurationError, match="is the same server as"):
+        acquire(world.driver(up=False), "r")
+    driver = world.driver(up=False, strict=False)
+    driver.connect(DEADLINE, DEADLINE)
+    asked = driver.run(lambda now: quorum.peek([a_claim("r", 3)], now, DEADLINE))
+    assert sorted(votes(asked)) == ["silent", "yes", "yes"]
+
+
+# -- Connections that end
+
+
+@pytest.mark.parametrize("sent", range(len(bulk(b"theirs"))))
+def test_an_attempt_whose_connection_ends_is_asked_again_on_the_next(
+    world: PeerWorld, sent: int
+) -> None:
+    """However much of the answer has come; the caller notices nothing."""
+
+    def breaks(line: Line) -> None:
+        if line.number:
+            peer.serve(line)
+        else:
+            line.send(peer.answer(line.request()))
+            line.request()
+            line.send(bulk(b"theirs")[:sent])
+
+    peer = world.peer(breaks)
+    driver = world.driver()
+    assert votes(acquire(driver, "before")) == ["yes"]
+    peer.next()
+    assert votes(acquire(driver, "r")) == ["yes"]
+    assert peer.next() == peer.next()
+    assert peer.connections == 2
+
+
+def test_a_connection_that_ends_while_nobody_asks_costs_the_next_operation_nothing(
+    world: PeerWorld,
+) -> None:
+    go = threading.Event()
+
+    def idle(line: Line) -> None:
+        if line.number:
+            peer.serve(line)
+        else:
+            line.request()
+            line.send(b"$-1\r\n")
+            assert go.wait(DEADLINE)
+
+    peer = world.peer(idle)
+    driver = world.driver()
+    assert votes(acquire(driver, "a")) == ["yes"]
+    go.set()
+    assert votes(acquire(driver, "b")) == ["yes"]
+    assert peer.connections == 2
+
+
+def test_a_release_that_was_not_confirmed_is_written_first_on_the_next_connection(
+    world: PeerWorld,
+) -> None:
+    """Before any attempt: else the node would refuse the next holder until the ttl."""
+    go = threading.Event()
+
+    def breaks(line: Line) -> None:
+        if line.number == 0:
+            line.send(peer.answer(line.request()))
+            line.request()
+        else:
+            assert go.wait(DEADLINE)
+            peer.serve(line)
+
+    peer = world.peer(breaks)
+    driver = world.driver()
+    claim = a_claim("r", token="mine")
+    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
+    released = release(driver, claim)
+    assert not released.confirmed
+    assert driver.unfreed() == [claim]
+    assert peer.held == {b"redlock:r": b"mine"}
+    asked = in_thread(lambda: acquire(driver, "r", token="next"))
+    go.set()
+    assert votes(asked()) == ["yes"]
+    requests = [verb_of(peer.next())[0] for _ in range(4)]
+    assert requests == ["acquire", "release", "release", "acquire"]
+    assert driver.unfreed() == []
+
+
+def test_a_node_whose_connections_all_break_is_silent_and_not_waited_for(world: PeerWorld) -> None:
+    peers = [world.peer(), world.peer(), world.peer(Line.request)]
+    driver = world.driver()
+    claim = a_claim("r", 3)
+    asked = driver.run(lambda now: quorum.peek([claim], now, DEADLINE))
+    assert votes(asked) == ["yes", "yes", "silent"]
+    wait_until(lambda: peers[2].connections > 1, 5, "it is connected to again")
+
+
+def test_a_node_that_breaks_again_and_again_is_not_knocked_at_without_a_pause(
+    world: PeerWorld,
+) -> None:
+    """Without a pause there would be thousands of connections a second."""
+    peer = world.peer(Line.request)
+    driver = world.driver()
+    until = time.monotonic() + 0.3
+    while time.monotonic() < until:
+        acquire(driver, "r", 0.02)
+    assert 2 <= peer.connections < 40
+
+
+# -- The end
+
+
+def test_a_closed_driver_answers_at_once_that_it_is_closed(world: PeerWorld) -> None:
+    gone = threading.Event()
+
+    def script(line: Line) -> None:
+        peer.serve(line)
+        gone.set()
+
+    peer = world.peer(script)
+    driver = world.driver()
+    assert votes(acquire(driver, "a")) == ["yes"]
+    driver.close(DEADLINE)
+    assert gone.wait(DEADLINE)
+    asked = acquire(driver, "b")
+    assert votes(asked) == ["silent"]
+    assert asked.details == ["closed"]
+    assert peer.connections == 1
+
+
+def test_a_thread_that_waits_ends_when_the_driver_is_closed(world: PeerWorld) -> None:
+    peer = world.peer(lambda line: line.request() and line.gone())
+    driver = world.driver()
+    asked = in_thread(lambda: acquire(driver, "r"))
+    peer.next()
+    begun = time.monotonic()
+    driver.close(DEADLINE)
+    assert votes(asked()) == ["silent"]
+    assert time.monotonic() - begun < DEADLINE / 2
+
+
+def test_no_thread_goes_on_connecting_for_a_closed_driver(world: PeerWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    driver = world.driver(f"redis://127.0.0.1:{port}", up=False)
+    driver.connect(0)
+    wait_until(lambda: driver.nodes[0].failures > 1, 5, "it has tried twice")
+    driver.close(DEADLINE)
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [name for name in names if name.endswith(f"connect 127.0.0.1:{port}")]

@@ -1,0 +1,262 @@
+"""The driver of an event loop over scripted peers: what a coroutine gets, whatever the nodes do."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.round import Round
+from celery_redlock.protocol.values import QueueEntry
+from celery_redlock.stores.driver import BATCH
+from celery_redlock.stores.loop import LoopDriver
+from tests.support.peer import DEADLINE, Line, bulk, verb_of
+from tests.support.peer_world import (
+    SHORT,
+    PeerWorld,
+    a_claim,
+    echo,
+    echoing,
+    mute,
+    own,
+    votes,
+)
+from tests.support.wait import wait_until
+
+
+async def driver_over(world: PeerWorld, **options: Any) -> LoopDriver:
+    """Return a driver of this loop that is connected to all peers."""
+    driver = world.loop_driver(asyncio.get_running_loop(), **options)
+    await asyncio.to_thread(driver.connect, DEADLINE, DEADLINE)
+    return driver
+
+
+async def acquire(
+    driver: LoopDriver, name: str, patience: float = DEADLINE, token: str = ""
+) -> Round:
+    claim = a_claim(name, len(driver.nodes), token=token)
+    return await driver.ask(lambda now: quorum.acquire(claim, now, patience))
+
+
+async def until(condition: Callable[[], object], what: str) -> None:
+    """Wait for a condition in the loop."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end, what
+        await asyncio.sleep(0.001)
+
+
+async def test_a_first_operation_connects_without_blocking_the_loop(world: PeerWorld) -> None:
+    go = threading.Event()
+
+    def slow(line: Line) -> None:
+        assert go.wait(DEADLINE)
+        peer.serve(line)
+
+    peer = world.peer(slow)
+    driver = world.loop_driver(asyncio.get_running_loop())
+    asked = [asyncio.ensure_future(acquire(driver, name)) for name in "ab"]
+    await until(lambda: peer.connections, "it connects")
+    assert not any(task.done() for task in asked)
+    go.set()
+    assert [votes(await task) for task in asked] == [["yes"]] * 2
+    assert peer.connections == 1
+
+
+async def test_coroutines_side_by_side_get_their_own_answers(world: PeerWorld) -> None:
+    for _ in range(3):
+        world.peer(echoing)
+    driver = await driver_over(world)
+    rounds = await asyncio.gather(*[acquire(driver, f"key {n}") for n in range(50)])
+    assert all(map(own, rounds))
+
+
+async def test_a_silent_node_is_waited_for_until_the_deadline(world: PeerWorld) -> None:
+    peer = world.peer(mute)
+    driver = await driver_over(world)
+    asked = await acquire(driver, "r", SHORT)
+    assert votes(asked) == ["silent"]
+    assert asked.details == ["no answer within 0.050 s"]
+    assert [verb_of(await asyncio.to_thread(peer.next))[0] for _ in range(2)] == ["acquire", "undo"]
+
+
+async def test_an_answer_to_a_cancelled_coroutine_is_not_taken_for_the_next_ones(
+    world: PeerWorld,
+) -> None:
+    go = threading.Event()
+
+    def late(line: Line) -> None:
+        first = line.request()
+        assert go.wait(DEADLINE)
+        line.send(echo(first))
+        echoing(line)
+
+    peer = world.peer(late)
+    driver = await driver_over(world)
+    cancelled = asyncio.ensure_future(acquire(driver, "cancelled"))
+    await asyncio.to_thread(peer.next)
+    cancelled.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await cancelled
+    following = asyncio.ensure_future(acquire(driver, "next"))
+    await asyncio.sleep(0)
+    go.set()
+    assert own(await following)
+    assert peer.connections == 1
+
+
+async def test_an_answer_in_pieces_wakes_the_coroutine_at_its_last_byte(world: PeerWorld) -> None:
+    go = threading.Event()
+
+    def cut(line: Line) -> None:
+        assert line.request() is not None
+        line.send(bulk(b"theirs")[:5])
+        assert go.wait(DEADLINE)
+        line.send(bulk(b"theirs")[5:])
+        peer.serve(line)
+
+    peer = world.peer(cut)
+    driver = await driver_over(world)
+    asked = asyncio.ensure_future(acquire(driver, "r"))
+    await asyncio.to_thread(peer.next)
+    assert not asked.done()
+    go.set()
+    assert (await asked).details == ["theirs"]
+
+
+async def test_an_attempt_whose_connection_ends_is_asked_again_on_the_next(
+    world: PeerWorld,
+) -> None:
+    def breaks(line: Line) -> None:
+        if line.number:
+            peer.serve(line)
+        else:
+            line.send(peer.answer(line.request()))
+            line.request()
+
+    peer = world.peer(breaks)
+    driver = await driver_over(world)
+    assert votes(await acquire(driver, "a")) == ["yes"]
+    assert votes(await acquire(driver, "b")) == ["yes"]
+    assert peer.connections == 2
+
+
+async def test_a_connection_that_ends_while_nobody_asks_is_made_again(world: PeerWorld) -> None:
+    go = threading.Event()
+
+    def idle(line: Line) -> None:
+        if line.number:
+            peer.serve(line)
+        else:
+            line.send(peer.answer(line.request()))
+            assert go.wait(DEADLINE)
+
+    peer = world.peer(idle)
+    driver = await driver_over(world)
+    assert votes(await acquire(driver, "a")) == ["yes"]
+    go.set()
+    await until(lambda: peer.connections == 2, "the loop has noticed it")
+    assert votes(await acquire(driver, "b")) == ["yes"]
+
+
+async def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
+    go = threading.Event()
+
+    def lazy(line: Line) -> None:
+        line.send(peer.answer(line.request()))
+        assert go.wait(DEADLINE)
+        peer.serve(line)
+
+    peer = world.peer(lazy)
+    driver = await driver_over(world)
+    assert votes(await acquire(driver, "before")) == ["yes"]
+    big = [a_claim(f"{n}:" + "x" * 10_000, token=str(n)) for n in range(2 * BATCH)]
+    asked = asyncio.ensure_future(driver.ask(lambda now: quorum.extend(big, now, DEADLINE)))
+    await until(lambda: driver.nodes[0].unsent, "the buffers are full")
+    behind = asyncio.ensure_future(acquire(driver, "behind"))
+    await asyncio.sleep(0)
+    go.set()
+    assert (await asked).confirmed() == big
+    assert votes(await behind) == ["yes"]
+    assert peer.connections == 1
+
+
+async def test_a_release_before_the_first_connection_is_not_waited_for(world: PeerWorld) -> None:
+    world.peer(Line.gone)
+    driver = world.loop_driver(asyncio.get_running_loop())
+    claim = a_claim("r")
+    begun = time.monotonic()
+    released = await driver.ask(lambda now: quorum.release(claim, now, DEADLINE))
+    assert not released.confirmed
+    assert time.monotonic() - begun < DEADLINE / 2
+
+
+async def test_a_round_ahead_is_written_before_the_first_of_an_operation(world: PeerWorld) -> None:
+    peer = world.peer()
+    driver = await driver_over(world)
+    entry, claim = QueueEntry(("r",), 1, "channel:waiter", 1), a_claim("r")
+    await driver.ask(
+        lambda now: quorum.acquire(claim, now, DEADLINE),
+        ahead=lambda now: quorum.queue_round(entry, now),
+    )
+    assert [verb_of(peer.next())[0] for _ in range(2)] == ["queue", "acquire"]
+
+
+async def test_the_result_of_a_started_operation_is_known_without_another_question(
+    world: PeerWorld,
+) -> None:
+    world.peer()
+    driver = await driver_over(world)
+    claim = a_claim("r")
+    await driver.ask(lambda now: quorum.acquire(claim, now, DEADLINE))
+    done: list[Any] = []
+    driver.start(lambda now: quorum.release(claim, now, DEADLINE), done.append)
+    await until(lambda: done, "its answer was read")
+    assert done[0].held
+    assert done[0].confirmed
+
+
+async def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWorld) -> None:
+    world.peer(mute)
+    driver = await driver_over(world)
+    claim = a_claim("r")
+    done: list[Any] = []
+    driver.start(lambda now: quorum.release(claim, now, SHORT), done.append)
+    assert not done
+    await until(lambda: done, "it has ended")
+    assert not done[0].confirmed
+
+
+async def test_a_coroutine_that_waits_ends_when_the_driver_is_closed(world: PeerWorld) -> None:
+    peer = world.peer(lambda line: line.request() and line.gone())
+    driver = await driver_over(world)
+    asked = asyncio.ensure_future(acquire(driver, "r"))
+    await asyncio.to_thread(peer.next)
+    begun = time.monotonic()
+    driver.close()
+    assert votes(await asked) == ["silent"]
+    assert time.monotonic() - begun < DEADLINE / 2
+
+
+def test_a_connection_made_after_the_loop_has_closed_harms_nobody(world: PeerWorld) -> None:
+    go = threading.Event()
+
+    def slow(line: Line) -> None:
+        assert go.wait(DEADLINE)
+        peer.serve(line)
+
+    async def begin() -> LoopDriver:
+        driver = world.loop_driver(asyncio.get_running_loop())
+        driver.connect(0)
+        return driver
+
+    peer = world.peer(slow)
+    driver = asyncio.run(begin())
+    go.set()
+    wait_until(lambda: driver.nodes[0].channel.up, 5, "it is connected")
+    driver.close(DEADLINE)
