@@ -19,6 +19,8 @@ MAX_BYTES = 200
 _DIGEST_BYTES = 16
 _HEAD = MAX_BYTES - 1 - 2 * _DIGEST_BYTES
 _PRINTF = r"%(?:\(\w*\))?[sdr]"
+_MARKED = re.compile(r"(?:[$%]?[\[({<]+\s*|[$%])?\b(\w+)\b(?:\s*[\])}>]+)?")
+"""A word, in whatever marks an argument elsewhere: `$name`, `[name]`, `{{ name }}`."""
 _PIECES = re.compile(r"(\{\{|\}\}|<<|>>)|\{([^{}<>]*)\}|<([^{}<>]*)>|([{}<>])|([^{}<>]+)")
 
 Pieces = list[tuple[str, str | None]]
@@ -82,7 +84,8 @@ def parse(template: str, names: Collection[str]) -> Pieces:
     `{name}` and `<name>` insert an argument; `{{`, `}}`, `<<`, `>>` are the characters themselves.
 
     Raises:
-        ConfigurationError: It is empty, has a broken bracket, or holds anything but these names.
+        ConfigurationError: It is empty, has a broken bracket, holds anything but these names, or
+            has one of them in its text and inserts none.
     """
 
     def refuse(why: str) -> ConfigurationError:
@@ -119,4 +122,12 @@ def parse(template: str, names: Collection[str]) -> Pieces:
             raise refuse(f"unknown name {name!a}; the names are: {known}")
         pieces.append((escape(literal, RAW_LITERAL), name))
         literal = ""
+    meant = [word for word in re.findall(r"\w+", template) if word in names]
+    if meant and not pieces and meant[0] != "self":  # which may yet turn out to be the task
+        written = _MARKED.sub(lambda m: f"<{m[1]}>" if m[1] in meant else m[0], template)
+        raise refuse(
+            f"would be one key for all calls, and {meant[0]!a} in it is the name of an argument:"
+            f" write {written!a} for its value. If all calls are to have one key, give a function:"
+            f" key=lambda *args, **kwargs: {literal!a}"
+        )
     return [*pieces, (escape(literal, RAW_LITERAL), None)]

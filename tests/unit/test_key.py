@@ -22,6 +22,7 @@ from collections.abc import Callable
 import pytest
 from kombu import serialization
 
+from celery_redlock import SingletonTask, locked
 from celery_redlock.keys.canonical import CannotKey, text_of
 from celery_redlock.keys.resolver import keys_of
 from celery_redlock.protocol.errors import ConfigurationError
@@ -300,6 +301,60 @@ def test_a_refused_template_names_its_task_and_offers_a_function_that_works() ->
     assert keys_of("shop.pay", pay, function)((types.SimpleNamespace(id=7), 5), {}) == (
         "order:7:5",
     )
+
+
+@pytest.mark.parametrize(
+    ("template", "written"),
+    [
+        ("order:order_id", "order:<order_id>"),
+        ("order:$order_id", "order:<order_id>"),
+        ("order:${order_id}", None),  # its placeholder is one of ours
+        ("order:[order_id]", "order:<order_id>"),
+        ("order:(order_id)", "order:<order_id>"),
+        ("order:%order_id", "order:<order_id>"),
+        ("order::order_id", "order::<order_id>"),
+        ("order:{{order_id}}", "order:<order_id>"),
+        ("order:{{ order_id }}", "order:<order_id>"),
+        ("order_id:all", "<order_id>:all"),
+        ("order_id-amount", "<order_id>-<amount>"),
+        ("order:order_ids", None),
+        ("order:my_order_id", None),
+        ("orders", None),
+    ],
+)
+def test_template_with_an_argument_only_in_its_text_is_refused_with_the_one_to_write(
+    app: typing.Any, template: str, written: str | None
+) -> None:
+    def charge(order_id: int, amount: int) -> None: ...
+
+    based = functools.partial(app.task, base=SingletonTask, lazy=False, shared=False)
+    app.conf.task_annotations = {"annotated": {"lock_key": template}}
+    for declare in (
+        locked(template),
+        locked("all", template),
+        locked("account:<amount>", template),
+        based(name="based", lock_key=template),
+        based(name="annotated"),
+    ):
+        if written is None:
+            declare(charge)
+            continue
+        with pytest.raises(ConfigurationError, match="one key for all calls") as caught:
+            declare(charge)
+        assert f"write '{written}' for its value" in str(caught.value)
+        locked(written)(charge)
+        offered = str(caught.value).removesuffix(" (from task_annotations)").partition("key=")[2]
+        assert {eval(offered)(order, amount=5) for order in (7, 8)} == {
+            template.replace("{{", "{").replace("}}", "}")
+        }
+
+
+def test_template_with_self_in_its_text_is_accepted_for_a_bound_task(app: typing.Any) -> None:
+    @app.task(bind=True, name="t", lazy=False, shared=False)
+    @locked("self-check")
+    def check(self: object) -> None: ...
+
+    assert check.run.__redlock__.resources(check, check.run, (), {}) == ("self-check",)
 
 
 def test_a_template_names_star_arguments_as_a_list_and_a_dict() -> None:
