@@ -20,7 +20,13 @@ from celery import Task, _state
 from celery.local import PromiseProxy, Proxy
 
 from .config.checks import OnDuplicate, Scope
-from .config.declared import given_to_all, refuse_second_lock, refuse_unread
+from .config.declared import (
+    given_to_all,
+    is_of_celery,
+    keep_task_class,
+    refuse_second_lock,
+    refuse_unread,
+)
 from .config.options import (
     TASK,
     Key,
@@ -106,6 +112,7 @@ class SingletonTask(BaseTask):
     redlock: TaskLock = TaskLock({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
+        keep_task_class(cls)
         super().__init_subclass__(**kwargs)
         cls._set_lock()
         call = inspect.getattr_static(cls, "__call__")
@@ -128,6 +135,9 @@ class SingletonTask(BaseTask):
         Args:
             for_all: What `task_annotations` gives to all tasks.
         """
+        if is_of_celery(cls):
+            cls.redlock = None  # type: ignore[assignment]
+            return
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
         for name, value in vars(cls).items():
             misspelt = name in _NEEDS_PREFIX or name.startswith("redlock_")
@@ -181,6 +191,8 @@ class SingletonTask(BaseTask):
             call = self.run
         if own is not None:
             own.next, call = call, own.call
+        if is_of_celery(type(self)):
+            return call(*args, **kwargs)
         body = functools.partial(call, *args, **kwargs)
         result = loaded.run(self.redlock, self.app, self, request, self.run, body)
         if type(result) is CoroutineType:

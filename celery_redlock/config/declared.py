@@ -38,6 +38,8 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> None:
         ConfigurationError: There is one; names it, the task, and what to write instead.
     """
     kind = task if inspect.isclass(task) else type(task)
+    if is_of_celery(kind):
+        return
     name = getattr(task, "name", None) or f"{task.__module__}.{task.__qualname__}"
     locked = _is_locked(task.run)
     if isinstance(getattr(kind, "redlock", None), TaskLock):
@@ -129,6 +131,41 @@ def _end_command(error: ConfigurationError) -> None:
     if root is not None and root.command.name == "celery" and root.invoked_subcommand != "redlock":
         click.echo(f"celery_redlock: {error}", err=True)
         raise SystemExit(1)
+
+
+def is_of_celery(kind: type) -> bool:
+    """Return True if a task's class is one of Celery's own tasks, such as `celery.chord_unlock`.
+
+    They take no lock, also where the app's task class would give them one.
+    """
+    return kind.__module__ == "celery.app.builtins"
+
+
+def keep_task_class(cls: Any) -> None:
+    """Put the task class of an app behind ours, where Celery would leave it out.
+
+    It does so for each task with a base, and Django's for an app with a `task_cls`.
+    """
+    made = vars(cls)
+    if "_decorated" in made:
+        kept = made["app"].Task
+        kept = kept.__base__ if "_app" in vars(kept) else kept  # made by Celery for this app
+    elif "_app" in made and any("django" in type(one).__module__ for one in made["_app"]._fixups):
+        from celery.contrib.django.task import DjangoTask as kept
+    else:
+        return
+    if issubclass(cls, kept):
+        return
+    bases = [base for base in cls.__bases__ if not issubclass(kept, base)]
+    try:
+        cls.__bases__ = (*bases, kept)
+    except TypeError as error:
+        name = getattr(cls, "name", cls.__qualname__)
+        raise ConfigurationError(
+            f"{name}: its base {cls.__base__.__qualname__} and its app's task class"
+            f" {kept.__qualname__} cannot be combined ({error}): give it a base that derives from"
+            " both"
+        ) from None
 
 
 def _is_locked(function: Any) -> bool:

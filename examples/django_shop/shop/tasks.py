@@ -3,7 +3,6 @@
 import time
 
 from celery import shared_task
-from celery.contrib.django.task import DjangoTask
 from django.db import transaction
 from django.db.models import Sum
 
@@ -32,13 +31,7 @@ def charge(order_id: int) -> str:
     return "paid"
 
 
-class ShopTask(SingletonTask, DjangoTask):
-    """Where a task names its base, it takes both for `delay_on_commit`; `@locked` needs neither."""
-
-    abstract = True
-
-
-@shared_task(base=ShopTask, lock_key="turnover", lock_scope="until_and_while_executing")
+@shared_task(base=SingletonTask, lock_key="turnover", lock_scope="until_and_while_executing")
 def refresh_turnover() -> None:
     """However many orders change, one of these runs and one waits.
 

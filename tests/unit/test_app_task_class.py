@@ -1,0 +1,137 @@
+"""The task class of an app (Flask's context, Django's `delay_on_commit`, a tenant) beside ours."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from celery import Celery, Task, shared_task
+from celery.app.builtins import add_map_task, add_unlock_chord_task
+
+from celery_redlock import ConfigurationError, SingletonTask
+from celery_redlock.compat.once import QueueOnce
+from celery_redlock.config.task_lock import lock_of
+from tests.support.delivering import deliver
+from tests.support.fake_lock import FakeRedlock
+
+entered: list[str] = []
+
+
+class FlaskTask(Task):  # type: ignore[type-arg]
+    """As Flask's documentation makes one."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        entered.append("context")
+        return self.run(*args, **kwargs)
+
+
+class TenantTask(SingletonTask):
+    """A base of a project's own, which has a lock already."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        entered.append("tenant")
+        return super().__call__(*args, **kwargs)
+
+
+def by_argument(app: Any, task_class: Any) -> None:
+    app.task_cls = task_class
+
+
+def by_attribute(app: Any, task_class: Any) -> None:
+    app.Task = task_class
+
+
+@pytest.fixture(params=[by_argument, by_attribute])
+def set_class(app: Any, request: Any) -> Any:
+    entered.clear()
+    return lambda task_class: request.param(app, task_class)
+
+
+def charge(order_id: int) -> str:
+    entered.append("body")
+    return f"charged {order_id}"
+
+
+@pytest.mark.parametrize("how", ["task", "shared", "a late task"])
+@pytest.mark.parametrize("base", [SingletonTask, TenantTask, QueueOnce])
+def test_task_with_our_base_keeps_the_task_class_of_its_app(
+    app: Any, redlock: FakeRedlock, set_class: Any, base: Any, how: str
+) -> None:
+    set_class(FlaskTask)
+    if how == "a late task":
+        app.finalize()
+    declare: Any = shared_task if how == "shared" else app.task
+    declare(base=base, name="shop.charge")(charge)
+    app.finalize()
+    task = app.tasks["shop.charge"]
+    assert isinstance(task, FlaskTask) and isinstance(task, base)
+    assert deliver(task, 7)[0] == "charged 7"
+    assert entered == [*(["tenant"] if base is TenantTask else []), "context", "body"]
+    assert redlock.holder(task.redlock.resources(task, task.run, (7,), {})[0]) is None
+
+
+@pytest.mark.parametrize("base", [None, SingletonTask, TenantTask])
+def test_app_with_our_class_as_its_task_class_locks_its_tasks_and_none_of_celery_s(
+    app: Any, redlock: FakeRedlock, set_class: Any, base: Any
+) -> None:
+    set_class(TenantTask)
+    given = {"base": base} if base is not None else {}
+    task = app.task(name="shop.charge", lock_key="order:<order_id>", **given)(charge)
+    add_map_task(app)
+    add_unlock_chord_task(app)
+    app.finalize()
+    assert deliver(task, 7)[0] == "charged 7"
+    assert entered == ["tenant", "body"]
+    assert "celery.chord_unlock" in app.tasks
+    assert [name for name, task in app.tasks.items() if lock_of(task)] == ["shop.charge"]
+    entered.clear()
+    result, _ = deliver(app.tasks["celery.map"], "shop.charge", [1, 2])
+    assert result == ["charged 1", "charged 2"]
+    assert entered == ["tenant", "tenant", "body", "tenant", "body"]
+
+
+def test_base_that_derives_from_the_app_s_class_is_left_as_it_is(app: Any, set_class: Any) -> None:
+    class Both(FlaskTask, SingletonTask):
+        abstract = True
+
+    set_class(FlaskTask)
+    task = app.task(base=Both, name="shop.charge", lazy=False, shared=False)(charge)
+    assert type(task).__bases__ == (Both,)
+
+
+def test_base_that_cannot_be_combined_with_the_app_s_class_is_refused(
+    app: Any, set_class: Any
+) -> None:
+    class Mixin:
+        pass
+
+    class One(SingletonTask, Mixin):
+        abstract = True
+
+    class Other(Mixin, SingletonTask):
+        abstract = True
+
+    set_class(Other)
+    with pytest.raises(ConfigurationError, match=r"shop\.charge: .*One.*Other.*derives from both"):
+        app.task(base=One, name="shop.charge", lazy=False, shared=False)(charge)
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["base=SingletonTask", "task_cls="])
+def test_task_in_a_django_project_keeps_delay_on_commit(
+    own: bool, app: Any, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("django")
+    settings = ModuleType("settings_of_a_test")
+    monkeypatch.setitem(sys.modules, settings.__name__, settings)
+    monkeypatch.setenv("DJANGO_SETTINGS_MODULE", settings.__name__)
+    options = {"task_cls": SingletonTask} if own else {}
+    project = Celery("project", broker="memory://", set_as_current=False, **options)
+    task = project.task(
+        name="shop.charge", shared=False, **({} if own else {"base": SingletonTask})
+    )(charge)
+    assert task.delay_on_commit and lock_of(task) is not None
+    project.close()
