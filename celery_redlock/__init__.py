@@ -85,8 +85,12 @@ _HOME = {
 def __getattr__(name: str) -> object:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    home = import_module(f"{__name__}.{_HOME.get(name, 'signals')}")
-    found: object = getattr(home, name)
+    try:
+        home = import_module(f"{__name__}.{_HOME.get(name, 'signals')}")
+        found: object = getattr(home, name)
+    except AttributeError as error:
+        # `from celery_redlock import name` would only say that there is no such name.
+        raise ImportError(f"celery_redlock.{name} cannot be loaded: {error}") from error
     globals()[name] = found
     return found
 

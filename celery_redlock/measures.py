@@ -67,11 +67,12 @@ def _after_fork() -> None:
     _forking = threading.RLock()
 
 
-os.register_at_fork(
-    before=lambda: _forking.acquire(),
-    after_in_parent=lambda: _forking.release(),
-    after_in_child=_after_fork,
-)
+if hasattr(os, "register_at_fork"):  # a program that only publishes may run on Windows
+    os.register_at_fork(
+        before=lambda: _forking.acquire(),
+        after_in_parent=lambda: _forking.release(),
+        after_in_child=_after_fork,
+    )
 
 
 class Measures(Listener, ABC):

@@ -10,6 +10,13 @@ __all__ = ["SIZE", "WAITS", "Poll"]
 SIZE = 65536
 """Bytes to read at a time."""
 
+if not hasattr(select, "poll"):
+    # Here, as all that takes locks imports this module, and no declaration of a task does.
+    raise ImportError(
+        "celery_redlock takes locks and makes reservations on POSIX systems only (Linux, macOS): on"
+        " this one, tasks can be declared, and published if their scope is 'while_executing'"
+    )
+
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Not now. A TLS connection may have to read before it can write, and the other way round, when it
 changes its keys."""
