@@ -15,6 +15,7 @@ from ..keys.resolver import Keys, is_failure, is_plain, keys_of
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import counted, printable, shown
 from .checks import count
+from .failure import of_failure, unpack
 from .options import TASK, Settings, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
 
@@ -80,6 +81,8 @@ class TaskLock:
     ) -> tuple[str, ...]:
         """Return the names of the resources that a call excludes others from."""
         _name, keys, args = self._of_call(task, function, args)
+        if self.own.get("key") is None:
+            args = of_failure(args)
         return keys(args, kwargs)
 
     def limit(
@@ -140,6 +143,7 @@ class TaskLock:
         self, task: Any, function: Callable[..., Any], args: Sequence[Any]
     ) -> tuple[str, Keys, Sequence[Any]]:
         """Return a task's name, its keys, and the arguments of a call without the task itself."""
+        args = unpack(task, args)
         bound = task is not None and bool(args) and args[0] is task
         name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
         return name, self._keys_of(name, function, bound), args[1:] if bound else args

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import tenacity
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
+from kombu.exceptions import EncodeError
 
 from ..config.checks import CONFLICT_POLICIES, ConflictPolicy, lets_several
 from ..config.options import TaskOptions
@@ -25,7 +26,7 @@ from .policy import backoff, is_split, parks
 from .results import store_retry, tell_skipped
 from .skipped import Skipped
 
-__all__ = ["Message", "ask", "end", "replace_holder", "send_again"]
+__all__ = ["Message", "ask", "end", "replace_holder", "send_again", "send_patiently"]
 
 # One name for all that happens to a task's lock, whichever module tells of it.
 logger = logging.getLogger("celery_redlock.task")
@@ -232,19 +233,8 @@ def _send(message: Message, again: Any) -> None:
             resource=message.resource,
         )
 
-    def warn(attempt: tenacity.RetryCallState) -> None:
-        if attempt.attempt_number == 1 and attempt.outcome is not None:
-            line = "%s cannot be sent again (%r); trying for %g s"
-            logger.warning(line, message.called, attempt.outcome.exception(), SEND_PATIENCE_S)
-
     try:
-        tenacity.Retrying(
-            stop=tenacity.stop_after_delay(SEND_PATIENCE_S),
-            wait=tenacity.wait_random_exponential(0.2, max=2.0),
-            retry=tenacity.retry_if_not_exception_type(SoftTimeLimitExceeded),
-            before_sleep=warn,
-            reraise=True,
-        )(again.apply_async)
+        send_patiently(message.called, again.apply_async)
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:
@@ -254,6 +244,31 @@ def _send(message: Message, again: Any) -> None:
         if message.task.acks_late and broker.has_way_back(message.request) and not dropped:
             raise Reject(error, requeue=True) from error
         raise
+
+
+def send_patiently(called: str, send: Callable[[], Any]) -> Any:
+    """Return what `send` returns; call it again for `SEND_PATIENCE_S` seconds if it fails.
+
+    Args:
+        called: What is sent, for people.
+        send: Sends it, or raises.
+
+    Raises:
+        Exception: What `send` raised last. What cannot be encoded is not tried again.
+    """
+
+    def warn(attempt: tenacity.RetryCallState) -> None:
+        if attempt.attempt_number == 1 and attempt.outcome is not None:
+            line = "%s cannot be sent again (%r); trying for %g s"
+            logger.warning(line, called, attempt.outcome.exception(), SEND_PATIENCE_S)
+
+    return tenacity.Retrying(
+        stop=tenacity.stop_after_delay(SEND_PATIENCE_S),
+        wait=tenacity.wait_random_exponential(0.2, max=2.0),
+        retry=tenacity.retry_if_not_exception_type((SoftTimeLimitExceeded, EncodeError)),
+        before_sleep=warn,
+        reraise=True,
+    )(send)
 
 
 def end(message: Message, how: str, refusal: NotAcquired) -> Skipped:

@@ -9,14 +9,15 @@ from typing import Any
 
 from celery.exceptions import Retry
 
+from ..config.failure import unpack
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.held import HeldLease
-from ..locking.pauses import believed, limited
+from ..locking.pauses import believed, limited, paused
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..locking.unlocked import Unlocked
-from ..protocol.errors import ConfigurationError, NotAcquired
+from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError, ResourceHeld
 from ..protocol.names import checked_names
 from ..protocol.rate import Rate
 from ..protocol.texts import shown
@@ -25,6 +26,7 @@ from ..runtime.interrupt import Interruptible
 from .conflict import Message
 from .consume import ReservedDelivery
 from .delivery import first_call
+from .errbacks import taken
 from .headers import MAX_RETRIES, count, short_id
 from .policy import parks
 
@@ -56,6 +58,10 @@ def run(
     # Where this worker parks what must wait, no delivery waits in its pool slot, unless its task
     # declares a wait.
     parked = delivered and parks(options) and not lock.has_wait
+    # Nor does an error callback, which Celery calls where its task failed: it is sent as a task.
+    callback = None if delivered else taken(task)
+    if delivered:
+        body = functools.partial(body.func, *unpack(task, body.args), **body.keywords)
     redlock = Redlock.from_app(app)
     if len(resources) > 1:  # one alone was checked when its key was made and its task declared
         checked_names(resources, fencing=options.fencing)
@@ -70,7 +76,7 @@ def run(
     asked = LockRequest(
         names=resources,
         ttl=options.ttl,
-        wait=0.0 if parked else options.wait,
+        wait=0.0 if parked or callback else options.wait,
         owner=_owner(redlock.client.owner, task, request if delivered else None),
         fencing=options.fencing,
         limit=limit,
@@ -102,12 +108,23 @@ def run(
                 # Celery makes a copy of each frame, at half a millisecond.
                 raise again.with_traceback(None) from again.exc
             raise
+    if callback is not None and (pause := paused(redlock, resources)) is not None:
+        callback.send(task, ResourceHeld(str(pause), resource=held.resource))
+        return None
     if options.scope == "until_executing":  # it keeps out no other body
         with Unlocked(resources, redlock):
             return body()
     # Not `with`: a time limit may strike when the lock is taken, and the block has yet to begin.
     try:
-        held.__enter__()
+        try:
+            held.__enter__()
+        except RedlockError as refusal:
+            # Also if it would share the lock of the task that failed, and that one is lost or does
+            # less than its own asks for.
+            if callback is None:
+                raise
+            callback.send(task, refusal)
+            return None
         return body()
     finally:
         held.__exit__(None, None, None)

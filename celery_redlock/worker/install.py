@@ -14,6 +14,7 @@ from typing import Any
 from celery import signals
 
 from ..config.declared import wrap as watch_declarations
+from ..messages.errbacks import wrap as note_error_callbacks
 from ..messages.publish import wrap
 from . import remote_control
 
@@ -62,6 +63,7 @@ def install() -> None:
     """Connect the handlers, once; importing `locked` or `SingletonTask` does."""
     wrap()
     watch_declarations()
+    note_error_callbacks()
     remote_control.register()
     for handler, names in HANDLERS.items():
         for name in names:

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, get_type_hints
 from urllib.parse import urlsplit
 
@@ -343,6 +344,18 @@ conflict_retry = _conflict("conflict_retry")
 conflict_skip = _conflict("conflict_skip", lock_on_conflict="skip")
 conflict_raise = _conflict("conflict_raise", lock_on_conflict="raise")
 conflict_deadline = _conflict("conflict_deadline", lock_retry_deadline=0.6)
+
+
+@app.task
+@locked("k:<key>")
+def compensate(request: Any, exc: BaseException, traceback: Any, key: str) -> None:
+    """An error callback."""
+    occupy(SimpleNamespace(request=request), key, 0.02)
+    note("compensated", f"k:{key}", request.id, [request.task, type(exc).__name__, request.args])
+
+
+@app.task
+def total(results: Any) -> None: ...
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=0.05,

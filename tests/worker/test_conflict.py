@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from celery import chain
+from celery import chain, chord
 
 from celery_redlock import ResourceHeld, Skipped
 from tests.support.cluster import TASKS, Cluster
@@ -108,6 +108,28 @@ def test_users_headers_and_options_survive(cluster: Cluster, worker: Worker, key
         )
         worker.said(f"headers[{sent.id}] waits (held, attempt 1")
     assert cluster.result(sent) == {"trace": "abc", "timelimit": [50, 40], "args": [key]}
+
+
+def test_error_callbacks_wait_for_their_turn(cluster: Cluster, worker: Worker, key: str) -> None:
+    """Of a task that raises, of one whose process dies (its worker calls them), and of a chord."""
+    callback = cluster.signature("compensate", key)
+    failing = [(f"{key}-{how}", 0.01, how) for how in ("raise", "SIGKILL")]
+    with cluster.redlock.lock(f"k:{key}"):
+        sent = [cluster.send("work", *args, link_error=callback) for args in failing]
+        body = cluster.signature("total").on_error(callback)
+        chord([cluster.signature("work", f"{key}-member", 0.01, "raise")])(body)
+        assert [cluster.state(one) for one in sent] == ["FAILURE"] * 2
+        line = "compensate, the error callback of "
+        wait_until(lambda: worker.text.count(line) >= 3, 10.0, "three callbacks were sent")
+        assert cluster.lines("compensated", f"k:{key}") == []
+    name = f"k:{key}"
+    wait_until(lambda: len(cluster.lines("compensated", name)) == 3, 10.0, "three have run")
+    found = {line.detail[1]: line for line in cluster.lines("compensated", name)}
+    work = f"{TASKS}.work"
+    assert found["ValueError"].detail == [work, "ValueError", list(failing[0])]
+    assert found["WorkerLostError"].detail == [work, "WorkerLostError", list(failing[1])]
+    assert found["ChordError"].detail[0] == f"{TASKS}.total"
+    cluster.settled()
 
 
 # -- the predecessor rule ------------------------------------------------------------------------

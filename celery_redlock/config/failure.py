@@ -1,0 +1,113 @@
+"""The failure that an error callback is called with, as it travels in a message.
+
+Celery calls `callback(request, exc, traceback, *own)` inside the process of the task that failed.
+Where the callback is sent as a task of its own, these three are written as plain data, and made
+again before its key and its body see them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from celery.app.task import Context
+from celery.utils.saferepr import saferepr
+
+__all__ = ["FailedRequest", "of_failure", "pack", "unpack"]
+
+FAILED = "redlock_failed"
+"""Key of the first argument of such a message: the request of the task that failed."""
+_STAYS = frozenset(
+    ("callbacks", "errbacks", "chain", "chord", "options", "logfile", "loglevel", "time_start")
+)
+"""What a callback does not get of that request: what Celery would send next is of any size."""
+
+
+class FailedRequest(Context):
+    """The request of a task that failed. In a key it stands for the id of that task."""
+
+    def __json__(self) -> Any:
+        return self.id
+
+
+def pack(
+    request: Context, exc: BaseException, traceback: object, encodes: Callable[[Any], Any]
+) -> tuple[Any, ...]:
+    """Return a failure as three arguments that a message can carry.
+
+    Args:
+        request: That of the task that failed.
+        exc: Its exception.
+        traceback: Its text, or None.
+        encodes: Raises if the message cannot carry a value. Arguments that it refuses are replaced
+            by their repr, other fields of the request are left out.
+    """
+
+    def carried(value: Any) -> Any:
+        try:
+            encodes(value)
+        except Exception:
+            return saferepr(value)
+        return value
+
+    def is_carried(name: str, value: Any) -> bool:
+        if name in _STAYS or name.startswith(("_", "redlock_")):
+            return False  # our own headers have tokens
+        try:
+            encodes(value)
+        except Exception:
+            return False
+        return True
+
+    given = dict(vars(request))
+    given["args"] = [carried(value) for value in given.get("args") or ()]
+    given["kwargs"] = {
+        name: carried(value) for name, value in dict(given.get("kwargs") or {}).items()
+    }
+    headers = given.get("headers")
+    if isinstance(headers, dict):
+        given["headers"] = {name: one for name, one in headers.items() if is_carried(name, one)}
+    kind = type(exc)
+    return (
+        {FAILED: {name: value for name, value in given.items() if is_carried(name, value)}},
+        {
+            "exc_type": kind.__qualname__,
+            "exc_message": [carried(value) for value in exc.args],
+            "exc_module": kind.__module__,
+        },
+        traceback if traceback is None else str(traceback),
+    )
+
+
+def unpack(task: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of a call with the request and the exception that `pack` has written.
+
+    The message is untrusted input: what cannot be an exception becomes a plain one with its text.
+    """
+    if not args or task is None:
+        return args
+    first = args[0]
+    if isinstance(first, Context) and not isinstance(first, FailedRequest):
+        return (FailedRequest(vars(first)), *args[1:])
+    if type(first) is not dict or len(args) < 3:
+        return args
+    fields = first.get(FAILED)
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        return args
+    try:
+        exc = task.backend.exception_to_python(args[1])
+    except Exception:
+        exc = None
+    if not isinstance(exc, Exception):
+        exc = Exception(saferepr(args[1]))
+    return (FailedRequest(fields), exc, *args[2:])
+
+
+def of_failure(args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of a call that a key of all arguments is made of.
+
+    Of a failure that is the id of the failed task: exceptions and tracebacks have no stable text.
+    """
+    if len(args) < 3 or not isinstance(args[0], FailedRequest):
+        return args
+    return (args[0], None, None, *args[3:])

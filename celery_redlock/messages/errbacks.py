@@ -1,0 +1,120 @@
+"""Let an error callback that is a locked task wait for its turn, as any task does.
+
+Celery sends a callback that takes one argument, the id of the failed task, as a task. Any other one
+(`request, exc, traceback`, or `.si()` with two arguments of its own) it calls as a function, in the
+process of the task that failed: there is no message that could wait, and a refusal would end as a
+line in the log. Where the lock is free, it is called so. Where it is not, it is sent as a task.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from celery.app.task import Context
+from celery.canvas import Signature
+
+from ..config.failure import pack
+from ..config.task_lock import lock_of
+
+__all__ = ["ErrorCallback", "taken", "wrap"]
+
+logger = logging.getLogger("celery_redlock.task")
+
+
+@dataclass(frozen=True)
+class ErrorCallback:
+    """A call of an error callback: its signature, and what Celery calls it with."""
+
+    signature: Any
+    request: Any
+    exc: BaseException
+    traceback: object
+
+    def send(self, task: Any, why: BaseException) -> None:
+        """Send it as a task of its own, because its lock is not free. Log an error if it is lost.
+
+        Args:
+            task: The task that it calls.
+            why: The refusal.
+        """
+        from celery.exceptions import SoftTimeLimitExceeded  # programs that publish need none
+        from kombu import serialization
+
+        from ..protocol.texts import printable
+        from .conflict import send_patiently
+
+        signature, failed = self.signature, self.request
+        name = printable(f"{task.name}, the error callback of {failed.task}[{failed.id}],")
+        # An id is one task's, and several tasks may have failed with this callback.
+        options = {key: value for key, value in signature.options.items() if key != "task_id"}
+        serializer = options.get("serializer") or task.serializer
+        args = tuple(signature.args)
+        if not signature.immutable:
+            encodes = functools.partial(serialization.dumps, serializer=serializer)
+            args = (*pack(failed, self.exc, self.traceback, encodes), *args)
+            # The arguments of the failed task may be secret.
+            own = "".join(f", {value!r:.200}" for value in signature.args)
+            about = printable(f"({failed.task}[{failed.id}], {type(self.exc).__name__}, ...{own})")
+            options.setdefault("argsrepr", about)
+        options["parent_id"] = failed.id
+        options["root_id"] = failed.root_id or failed.id
+        again = task.signature(args, dict(signature.kwargs), **options)
+        try:
+            sent = send_patiently(name, again.apply_async)
+        except SoftTimeLimitExceeded:
+            logger.error("%s is LOST: a time limit struck while it was sent; %s", name, why)
+            raise
+        except Exception as error:
+            line = "%s is LOST: it cannot run now (%s), and cannot be sent as a task (%r)"
+            logger.error(line, name, why, error)
+        else:
+            line = "%s waits, as task %s: %s"
+            logger.info(line, name, printable(sent.id), why)
+
+
+_called: ContextVar[ErrorCallback | None] = ContextVar("redlock_errback", default=None)
+
+
+def taken(task: Any) -> ErrorCallback | None:
+    """Return the error callback that this plain call of a task is, once; None if it is none."""
+    callback = _called.get()
+    if callback is None or task is None or callback.signature.task != task.name:
+        return None
+    _called.set(None)  # what its body calls is none
+    return callback
+
+
+def wrap(signature_class: Any = Signature) -> None:
+    """Note which calls of a locked task are error callbacks. Idempotent."""
+    original: Callable[..., Any] = signature_class.__call__
+    if getattr(original, "__redlock__", False):
+        return
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _is_failure(args) or lock_of(self.type) is None or _is_eager(self.type.app, args[0]):
+            return original(self, *args, **kwargs)
+        before = _called.set(ErrorCallback(self, *args))
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            _called.reset(before)
+
+    call.__redlock__ = True  # type: ignore[attr-defined]
+    signature_class.__call__ = call
+
+
+def _is_failure(args: tuple[Any, ...]) -> bool:
+    """Return True if these are the arguments that Celery calls an error callback with."""
+    return len(args) == 3 and isinstance(args[0], Context) and isinstance(args[1], BaseException)
+
+
+def _is_eager(app: Any, request: Any) -> bool:
+    """Return True if nothing is sent: the failed task was called eagerly."""
+    eager = (request.delivery_info or {}).get("is_eager") or request.is_eager
+    return bool(eager or app.conf.task_always_eager)
