@@ -12,8 +12,8 @@ PYTEST_ARGS ?= -n 6 --dist loadfile
 # A hundred processes that tests start would each compile all anew, where the environment says so.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: help demo test test-more test-all lint types docs sim faults faults-beat endings bench matrix package
-.PHONY: clean
+.PHONY: help demo test test-more test-all lint types docs sim faults faults-beat faults-publish endings
+.PHONY: bench matrix package clean
 
 help:
 	@echo "make demo     the demonstration: real servers, a worker, two beats, faults, a verdict;"
@@ -30,6 +30,7 @@ help:
 	@echo "              commits in a crash); MUTANT=name: with a bug planted, which must be found"
 	@echo "              (MUTANT=list names them); FAULTS_ARGS='--phase busy' chooses"
 	@echo "make faults-beat  the same for beats"
+	@echo "make faults-publish  the same for what is published: producers, workers and beats, on BROKER"
 	@echo "make endings  every ending of a task, measured: writes the tables of docs/endings.md"
 	@echo "make bench    the measurements against other clients"
 	@echo "make matrix   the tests over Celery, redis-py and Python versions (tox)"
@@ -81,6 +82,11 @@ faults:
 faults-beat:
 	@$(PYTHON) .ci/bootstrap.py test
 	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED) --store $(STORE)
+
+faults-publish:
+	@$(PYTHON) .ci/bootstrap.py test
+	$(BIN)/python -m tests.publishing.campaign --seconds $(SECONDS) --seed $(SEED) \
+		--mutant "$(MUTANT)" --broker $(BROKER) --store $(STORE) $(FAULTS_ARGS)
 
 endings:
 	@$(PYTHON) .ci/bootstrap.py test

@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tests.faults.acts import Acts, EtcdActs, PostgresActs
 from tests.faults.chronicle import Chronicle
@@ -103,6 +104,7 @@ class Nemesis:
         seed: Of all choices.
         seconds: How long in all.
         phases: Which; shuffled anew each time all were.
+        acts: The class of what is done; that of the stage's store, if none is named.
     """
 
     def __init__(
@@ -112,12 +114,13 @@ class Nemesis:
         seed: int,
         seconds: float,
         phases: tuple[Phase, ...] = PHASES,
+        acts: Any = None,
     ) -> None:
         self.chronicle = Chronicle()
         self.phase = PRACTICE
         self._seconds = seconds
         self._random = random.Random(f"{seed}/nemesis")
-        acts = {"redis": Acts, "etcd": EtcdActs}.get(stage.store, PostgresActs)
+        acts = acts or {"redis": Acts, "etcd": EtcdActs}.get(stage.store, PostgresActs)
         self._acts = acts(stage, feeder, self.chronicle, self._random)
         self._phases = self._shuffled(phases)
         # All are seen once, even in a short run.

@@ -62,7 +62,12 @@ class Stage:
         broker: One of `BROKERS`.
         store: One of `STORES`.
         **conf: More of their configuration.
+
+    Attributes:
+        project: The module of the app that the workers run.
     """
+
+    project = PROJECT
 
     def __init__(
         self,
@@ -196,7 +201,7 @@ class Worker(Program):
         if self.name == "two":
             conf["worker_soft_shutdown_timeout"] = 1.0  # what is a cold shutdown elsewhere
         environment = self.stage.environment(self.name, conf)
-        command = forked.celery(PROJECT, "worker", *forked.QUIET)
+        command = forked.celery(self.stage.project, "worker", *forked.QUIET)
         command += ["-n", f"{self.name}@faults", *self._arguments]
         command += ["-Q", f"celery,only-{self.name}"]
         with open(self.output, "ab") as output:

@@ -22,6 +22,7 @@ import pytest
 COMPUTING = (
     "tests/faults/test_campaign",  # a dozen processes, for half a minute
     "tests/beat/test_campaign",
+    "tests/publishing/test_campaign",
     "tests/contract/test_limits",
     "tests/sim/",
     "tests/spin/",
@@ -50,7 +51,7 @@ LONGEST = (
 )  # fmt: skip
 """What takes long is not to be begun last. In this order, and all else behind."""
 
-FILLING = ("tests/unit/",)
+FILLING = ("tests/publishing/test_oracle", "tests/unit/")
 """Begun last."""
 
 SPLIT = ("tests/worker/test_shutdown.py",)

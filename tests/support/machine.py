@@ -52,9 +52,13 @@ def watch(path: str) -> subprocess.Popen[bytes]:
 
 def stalled(since: float, until: float = LATER) -> float:
     """Seconds for which the machine stood still between two moments of `time.monotonic`."""
-    stalls = [(float(begin), float(end)) for begin, end in _written(2)]
-    between = (min(end, until) - max(begin, since) - BEAT for begin, end in stalls)
+    between = (min(end, until) - max(begin, since) - BEAT for begin, end in stalls())
     return sum(one for one in between if one > 0)
+
+
+def stalls() -> list[tuple[float, float]]:
+    """Return the begin and end of all times at which it stood still; by `time.monotonic`."""
+    return [(float(begin), float(end)) for begin, end in _written(2)]
 
 
 def crowded(since: float, until: float = LATER) -> float:
@@ -72,6 +76,11 @@ def _written(words: int) -> list[list[str]]:
     with open(path, encoding="ascii") as file:
         lines = [line.split() for line in file if line.endswith("\n")]
     return [line for line in lines if len(line) == words]
+
+
+def allowed(bound: float, since: float, until: float) -> float:
+    """Return how long something may take that a free machine does within `bound` seconds."""
+    return bound * crowded(since, until) + HOPS * stalled(since, until)
 
 
 def in_time(begin: float, end: float, bound: float, what: str) -> None:

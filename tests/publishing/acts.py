@@ -1,0 +1,127 @@
+"""What is done in this campaign. Each act is a generator: it yields seconds to wait, then heals."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Iterable, Mapping
+
+from tests.faults.acts import Acts, LinkActs
+from tests.faults.crew import Steps
+from tests.faults.node_acts import NodeActs
+from tests.faults.worker_acts import WorkerActs
+from tests.publishing.stage import TTL
+from tests.support.network import REQUESTS
+
+PURGE = "purge"
+PAUSED = "a node stops while two have no vote"
+FREED = 15.0
+"""Seconds after a purge within which the keys of what was purged are free."""
+WARM, COLD, KILL = "worker restart, warm", "worker restart, cold", "worker kill -9"
+
+
+class PublishingActs(NodeActs, LinkActs, WorkerActs):
+    """Those on nodes, on links of workers, on workers, and on the queue."""
+
+    TRACKS: Mapping[str, Mapping[str, int]] = {
+        "nodes": {"stop_one": 3, "forget": 2, "stop_in_guard": 2},
+        "network": {"delay": 1, "reset": 1, "cut_producer": 2},
+        "processes": {
+            "warm_all": 4,
+            "cold_all": 1,
+            "warm": 2,
+            "cold": 1,
+            "kill_worker": 1,
+            "purge_idle": 0,
+        },
+        "load": {},
+    }
+
+    act = Acts.act
+
+    def stop_one(self) -> Steps:
+        """SIGSTOP, for a while."""
+        node = self.choose.choice(self.stage.nodes)
+        with self.chronicle.fault("node stop", nodes=self._numbers([node])):
+            try:
+                node.pause()
+                yield self.choose.uniform(0.3, 2.0)
+            finally:
+                node.resume()
+
+    def forget(self) -> Steps:
+        """Kill -9 of one that comes back empty, at once."""
+        node = self.choose.choice(self.stage.nodes[2:])
+        with self.chronicle.fault("node kill, back empty", nodes=self._numbers([node])):
+            node.kill()
+            node.start()
+            yield 1.5 * TTL  # another that forgets meanwhile would be one too many
+
+    def stop_in_guard(self) -> Steps:
+        """While two that were killed have no vote, a third stops for a moment."""
+        two, third = self.stage.nodes[2:4], self.stage.nodes[4]
+        with self.chronicle.fault("node kill, back empty", nodes=self._numbers(two)):
+            for node in two:
+                node.kill()
+                node.start()
+            yield 0.3
+            with self.chronicle.fault(PAUSED, nodes=self._numbers([*two, third])):
+                try:
+                    third.pause()
+                    for number in range(4):
+                        self.stage.call("plain", f"n{number}")
+                    yield 0.6
+                finally:
+                    third.resume()
+            yield 1.5 * TTL
+
+    def cut_producer(self) -> Steps:
+        """A producer does not reach a majority of nodes; its workers do."""
+        producer = self.choose.choice(self.stage.producers)
+        links = producer.links[: len(producer.links) // 2 + 1]
+        with self.chronicle.fault("producer cut"):
+            try:
+                for link in links:
+                    link.held = {REQUESTS}
+                yield self.choose.uniform(0.5, 1.5)
+            finally:
+                for link in links:
+                    link.held = set()
+
+    def warm_all(self) -> Steps:
+        """All workers end at once, as when a new release is rolled out, and start again."""
+        yield from self._deploy(WARM, signal.SIGTERM)
+
+    def cold_all(self) -> Steps:
+        """The same, with bodies broken off."""
+        yield from self._deploy(COLD, signal.SIGQUIT)
+
+    def _deploy(self, kind: str, number: int, meanwhile: Iterable[float] = ()) -> Steps:
+        workers = [worker for worker in self.stage.workers if worker.ready]
+        with contextlib.ExitStack() as stack:
+            for worker in workers:
+                stack.enter_context(self.chronicle.fault(kind, worker, pid=worker.pid))
+            try:
+                self._ended.update(workers)
+                for worker in workers:
+                    worker.signal(number)
+                for _look in range(200):
+                    if not any(worker.alive for worker in workers):
+                        break
+                    yield 0.1
+                yield from meanwhile
+            finally:
+                for worker in workers:
+                    self._again(worker)
+            for worker in workers:
+                yield from self._up(worker)
+
+    def purge_idle(self) -> Steps:
+        """While no worker runs, somebody who has no locks purges the queue."""
+        yield from self._deploy(WARM, signal.SIGTERM, self._purge())
+        yield 2.0 * FREED
+
+    def _purge(self) -> Steps:
+        yield 1.5
+        with self.chronicle.fault(PURGE):
+            self.stage.app.control.purge()

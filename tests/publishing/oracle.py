@@ -1,0 +1,405 @@
+"""Was every call honoured? Judged from the accounts of producers and workers, and the faults. Pure.
+
+It shares no code with the library.
+
+- A call that was accepted (`apply_async` came back) runs, or one that was accepted after it runs
+  instead, or, for a duplicate, the one whose id it was given.
+- A call that was replaced does not run any more.
+- What waits for its turn runs soon after its key is free.
+- An error callback of what has failed runs.
+- At rest no reservation is on any node.
+
+What is forgiven is counted as a limit, and each has its reason where it is forgiven.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from tests.faults.chronicle import Fault
+from tests.faults.journal import Line, Process
+from tests.faults.oracle import Verdict
+from tests.publishing.acts import COLD, FREED, KILL, PAUSED, PURGE, WARM
+
+LOST, REPLACED, LATE, ERRBACK, LEFT = (
+    "an accepted call came to nothing",
+    "a replaced call ran",
+    "a key is free and wanted, and nobody takes it",
+    "an error callback did not run",
+    "a reservation is left at rest",
+)
+REPLACING = ("debounced", "settled", "begun")
+ONCE = ("once", "surely")
+"""Tasks whose key is reserved until the body's end."""
+EARLY = ("debounced", "begun", "once", "plain", "failing", "compensate")
+"""Tasks that are acknowledged before they run."""
+EACH = ("plain", "failing")
+"""Tasks of which every call runs."""
+LOCK = {"compensate": "plain"}
+"""Tasks that lock another's key."""
+HAPPENS = 1.0
+"""Seconds from the moment at which a call cannot be replaced any more until its body writes."""
+SOON = 3.0
+"""Seconds within which a key that is free and wanted is taken; a node has no vote for longer."""
+ENDS = (WARM, COLD, KILL)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `apply_async`, or an error callback that is owed.
+
+    Attributes:
+        number: Its name.
+        what: Its task and key.
+        begin: When it was made; seconds.
+        end: When it came back.
+        given: The id that it was given; empty if it raised.
+        reserved: Whether its message left with a reservation; None if no message left.
+        due: When it may run.
+    """
+
+    number: str
+    what: str
+    begin: float
+    end: float = math.inf
+    given: str = ""
+    reserved: bool | None = None
+    due: float = 0.0
+
+    @property
+    def task(self) -> str:
+        return self.what.partition(":")[0]
+
+    @property
+    def reserves(self) -> bool:
+        """Whether its task reserves its key."""
+        return self.task in (*REPLACING, *ONCE)
+
+    def __str__(self) -> str:
+        left = {None: "no message", True: "reserved", False: "without a reservation"}
+        came = f"[{self.begin:.3f}, {self.end:.3f}] {self.given or 'no id'}, {left[self.reserved]}"
+        return f"{self.what} {self.number} {came}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A body.
+
+    Attributes:
+        number: The call that it is for.
+        what: Its task and key.
+        id: Its message's.
+        enter: When it began; seconds.
+        exit: When it ended; never, if it was broken off.
+        worker: The name of its worker.
+    """
+
+    number: str
+    what: str
+    id: str
+    enter: float
+    exit: float = math.inf
+    worker: str = ""
+
+
+class Move(NamedTuple):
+    """Something that became of a message in a worker."""
+
+    at: float
+    kind: str
+    process: Process
+
+
+@dataclass
+class Account:
+    """All that producers and workers have written.
+
+    Attributes:
+        calls: By their numbers.
+        runs: By their begin.
+        moves: Of each message, by its id.
+        stopping: When a worker's main process was told to stop.
+    """
+
+    calls: dict[str, Call] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    moves: dict[str, list[Move]] = field(default_factory=dict)
+    stopping: dict[tuple[str, int], float] = field(default_factory=dict)
+
+
+def account_of(lines: Mapping[Process, Sequence[Line]]) -> Account:
+    """Read what all processes have written."""
+    found = Account()
+    for process, of_one in lines.items():
+        for line in of_one:
+            _enter(found, process, line)
+    found.runs.sort(key=lambda run: run.enter)
+    for moves in found.moves.values():
+        moves.sort()
+    return found
+
+
+def _enter(found: Account, process: Process, line: Line) -> None:
+    call = found.calls.get(line.run)
+    if line.kind == "call":
+        due = line.at + (line.more or 0.0)
+        found.calls[line.run] = Call(line.run, line.resource, line.at, due=due)
+    elif line.kind == "out" and call is not None and call.end == math.inf:
+        # Later ones are of workers, which send a message again.
+        found.calls[line.run] = replace(call, reserved=line.held)
+    elif line.kind == "gave" and call is not None:
+        found.calls[line.run] = replace(call, end=line.at, given=line.task)
+    elif line.kind == "refused" and call is not None:
+        found.calls[line.run] = replace(call, end=line.at, reserved=None)
+    elif line.kind == "enter":
+        found.runs.append(Run(line.run, line.resource, line.task, line.at, worker=process.worker))
+    elif line.kind == "exit":
+        last = max(n for n, run in enumerate(found.runs) if run.number == line.run)
+        found.runs[last] = replace(found.runs[last], exit=line.at)
+    elif line.kind in ("received", "got", "revoked"):
+        found.moves.setdefault(line.task, []).append(Move(line.at, line.kind, process))
+    elif line.kind == "stopping":
+        found.stopping[process.worker, process.main] = line.at
+
+
+def judge(
+    account: Account,
+    faults: Sequence[Fault],
+    allowed: Callable[[float, float, float], float] = lambda bound, _since, _until: bound,
+) -> Verdict:
+    """Return what is wrong with all that was written, by the rules above.
+
+    Args:
+        account: What was written, when all is quiet again.
+        faults: What was done.
+        allowed: How long something may take that a free machine does within a bound, between two
+            times; see `tests.support.machine`.
+    """
+    verdict = Verdict()
+    _judge_calls(verdict, account, faults)
+    _judge_order(verdict, account, faults)
+    _judge_waits(verdict, account, faults, allowed)
+    return verdict
+
+
+# -- Every accepted call runs ---------------------------------------------------------------------
+
+
+def _judge_calls(verdict: Verdict, account: Account, faults: Sequence[Fault]) -> None:
+    popped = 0
+    for call in account.calls.values():
+        if call.given and not any(_serves(run, call, account) for run in account.runs):
+            why = _excuse(call, account, faults)
+            popped += why == POPPED
+            if why:
+                verdict.limit(why)
+            else:
+                verdict.problem(LOST, call.begin, _story(call, account))
+    ended = sum(fault.kind in ENDS for fault in faults)
+    if popped > ended:
+        verdict.problem(LOST, 0.0, f"{popped} {POPPED}, but only {ended} workers ended")
+    done = {run.number for run in account.runs}
+    for run in account.runs:
+        if not run.what.startswith("failing:") or run.exit == math.inf or f"{run.number}!" in done:
+            continue
+        if any(
+            fault.kind in ENDS
+            and fault.worker == run.worker
+            and fault.touches(run.enter, run.exit + HAPPENS)
+            for fault in faults
+        ):
+            # Celery calls or publishes it behind the body, and its worker was ended just then.
+            verdict.limit("an error callback was lost with its worker")
+        else:
+            text = f"{run.what} {run.number}, failed at {run.exit:.3f}"
+            verdict.problem(ERRBACK, run.exit, text)
+
+
+def _serves(run: Run, call: Call, account: Account) -> bool:
+    """Return whether a body is what a call has asked for."""
+    if run.what != call.what:
+        return False
+    if call.task in EACH:
+        return run.number == call.number
+    if call.task in ONCE:  # whichever is queued or at work when the call is made
+        return call.begin <= run.exit < math.inf
+    other = account.calls.get(run.number)
+    newer = run.id == call.given or (other is not None and other.end >= call.begin)
+    return newer and run.enter >= call.begin
+
+
+PURGED = "purged, or a duplicate of what was purged less than 15 s before"
+OLDER = "an older call ran instead of one that was published without a reservation"
+POPPED = "lost in the broker's client: popped from the queue over a connection that ended"
+"""See `tests.faults.messages`: one message at most of each worker that ends."""
+
+
+def _excuse(call: Call, account: Account, faults: Sequence[Fault]) -> str:
+    """Return why an accepted call that came to nothing may have done so; empty if nothing may."""
+    moves = account.moves.get(call.given, [])
+    if any(_was_purged(call, account, fault) for fault in faults if fault.kind == PURGE):
+        return PURGED
+    ends = [fault for fault in faults if fault.kind in ENDS]
+    for move in moves:
+        # Acknowledged, and then its process was ended: Celery's documented loss.
+        if (
+            call.task in EARLY
+            and move.kind == "got"
+            and any(
+                fault.pid == move.process.main and fault.begin >= move.at - 0.1 for fault in ends
+            )
+        ):
+            return "lost with its worker (early acknowledgement)"
+    if call.reserved is False and any(
+        run.what == call.what and run.enter >= call.begin for run in account.runs
+    ):
+        # Its producer had no quorum: it is a duplicate of what was reserved before.
+        return OLDER
+    last = moves[-1] if moves else None
+    # A worker that received it may have returned it to the queue as it ended.
+    returned = (
+        last is not None
+        and last.kind == "received"
+        and any(fault.pid == last.process.main for fault in ends)
+    )
+    ended = any((fault.end or math.inf) > call.begin for fault in ends)
+    return POPPED if ended and (last is None or returned) else ""
+
+
+def _was_purged(call: Call, account: Account, purge: Fault) -> bool:
+    """Return whether what a call was given was purged: that is owed to nobody.
+
+    Nor is what was called as its duplicate before its key was free again.
+    """
+    sender = next(
+        (c for c in account.calls.values() if c.given == call.given and c.reserved is not None),
+        None,
+    )
+    if sender is None or sender.begin > purge.begin or call.begin > purge.begin + FREED:
+        return False
+    return not any(
+        move.kind == "received" and move.at < purge.begin and _keeps(move, account, purge)
+        for move in account.moves.get(call.given, ())
+    )
+
+
+def _keeps(move: Move, account: Account, fault: Fault) -> bool:
+    """Return whether a worker that received a message before a purge still had it then."""
+    return account.stopping.get((move.process.worker, move.process.main), math.inf) > fault.begin
+
+
+def _story(call: Call, account: Account) -> str:
+    moves = account.moves.get(call.given, [])
+    told = ", ".join(
+        f"{move.kind} {move.at - call.begin:+.2f} ({move.process.worker}/{move.process.pid})"
+        for move in moves[-8:]
+    )
+    others = [run for run in account.runs if run.what == call.what and run.exit > call.begin - 2.0]
+    ran = ", ".join(f"{run.number} {run.enter - call.begin:+.2f}" for run in others[:6])
+    return f"{call}; {told or 'no trace of its message'}; bodies there: {ran or 'none'}"
+
+
+# -- A replaced call does not run -----------------------------------------------------------------
+
+
+def _judge_order(verdict: Verdict, account: Account, faults: Sequence[Fault]) -> None:
+    first: dict[str, Run] = {}
+    for run in account.runs:
+        # A second body of one call is one that its broker delivered again: it had begun before.
+        first.setdefault(run.number, run)
+    calls: dict[str, list[Call]] = {}
+    for call in account.calls.values():
+        if call.task in REPLACING and call.reserved is not None and call.given:
+            calls.setdefault(call.what, []).append(call)
+    for of_one in calls.values():
+        for one in of_one:
+            run = first.get(one.number)
+            later = [two for two in of_one if one.end < two.begin]
+            if run is None or not later:
+                continue
+            two = min(later, key=lambda call: call.end)
+            if run.enter <= two.end + HAPPENS:
+                continue
+            why = _unordered(one, two, run, faults)
+            if why:
+                verdict.limit(why)
+                continue
+            newer = first.get(two.number)
+            order = "after" if newer is not None and newer.enter < run.enter else "and not"
+            text = f"{one}, {run.enter - two.end:.2f} s after it was replaced, {order} {two}"
+            verdict.problem(REPLACED, run.enter, text)
+
+
+def _unordered(one: Call, two: Call, run: Run, faults: Sequence[Fault]) -> str:
+    """Return why a call may run although another was made after it; empty if it may not."""
+    if not one.reserved or not two.reserved:
+        # In doubt there is a duplicate in the queue: its producer had no quorum.
+        return "published without a reservation"
+    gone = {n for f in faults if f.touches(two.begin, run.enter) for n in f.nodes}
+    if len(gone) >= 2:
+        # With a slow one that is a majority that may not know of a reservation, or not in time.
+        return "a majority of nodes did not keep a reservation"
+    return ""
+
+
+# -- What is free and wanted runs soon ------------------------------------------------------------
+
+
+def _judge_waits(
+    verdict: Verdict,
+    account: Account,
+    faults: Sequence[Fault],
+    allowed: Callable[[float, float, float], float],
+) -> None:
+    exits: dict[str, list[Run]] = {}
+    for run in account.runs:
+        task, _, key = run.what.partition(":")
+        exits.setdefault(f"{LOCK.get(task, task)}:{key}", []).append(run)
+    for run in account.runs:
+        call = account.calls.get(run.number)
+        if call is None or call.task != "plain":
+            continue
+        before = [other for other in exits[run.what] if other.enter < run.enter]
+        if any(other.exit == math.inf for other in before):
+            continue  # broken off with its worker: the lock ends with its ttl
+        wanted = since = max([call.due, *(other.exit for other in before)])
+        for fault in faults:
+            if fault.kind == PAUSED and fault.touches(wanted, run.enter):
+                wanted = max(wanted, fault.end or math.inf)  # there was no quorum
+        wait = run.enter - wanted
+        if wait <= SOON or wait <= allowed(SOON, wanted, run.enter):
+            verdict.longest = max(verdict.longest, wait)
+        elif any(f.worker and f.touches(since - HAPPENS, run.enter) for f in faults):
+            # Its message was with a worker that ended, or could not reach its nodes.
+            verdict.limit("waited while a worker was away")
+        else:
+            verdict.problem(LATE, run.enter, f"{call}: for {wait:.2f} s")
+
+
+# -- At rest --------------------------------------------------------------------------------------
+
+
+def judge_rest(
+    verdict: Verdict, left: Iterable[tuple[int, str]], at: float, faults: Sequence[Fault]
+) -> None:
+    """At rest no reservation is on any node.
+
+    Args:
+        verdict: What is wrong is added to it.
+        left: The reservations that are left: a node's number, and the key.
+        at: When; seconds.
+        faults: What was done.
+    """
+    for node, key in left:
+        if any(fault.kind == PURGE for fault in faults):
+            # Nobody is notified of a purge: its ttl ends it, or the next call.
+            verdict.limit("a reservation is left of what was purged")
+        elif any(node in fault.nodes for fault in faults) and any(f.kind in ENDS for f in faults):
+            # Its node was away when it was freed, and the worker has ended that would have
+            # freed it later.
+            verdict.limit("a reservation is left on a node that was away")
+        else:
+            verdict.problem(LEFT, at, f"node {node}: {key}")

@@ -1,0 +1,208 @@
+"""What the oracle of the publishing side must find, and what it must let pass."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from tests.faults.chronicle import Fault
+from tests.faults.journal import Line, Process
+from tests.faults.oracle import Verdict
+from tests.publishing.acts import FREED, PAUSED, PURGE, WARM
+from tests.publishing.oracle import (
+    ERRBACK,
+    LATE,
+    LEFT,
+    LOST,
+    REPLACED,
+    account_of,
+    judge,
+    judge_rest,
+)
+
+P, W = Process("p0", 1, 1, "1"), Process("one", 2, 2, "2")
+
+
+def call(
+    number: str, at: float, what: str = "debounced:k", *, given: str | None = None,
+    reserved: bool | None = True, countdown: float = 0.0,
+) -> list[Line]:  # fmt: skip
+    """The lines of a call; of a duplicate nothing leaves (`reserved` is None)."""
+    lines = [Line(at, "call", 1, "", number, what, more=countdown)]
+    if reserved is not None:
+        lines.append(Line(at + 0.01, "out", 1, number, number, what, held=reserved))
+    return [*lines, Line(at + 0.02, "gave", 1, number if given is None else given, number, what)]
+
+
+def refused(number: str, at: float, what: str = "debounced:k") -> list[Line]:
+    return [
+        Line(at, "call", 1, "", number, what, more=0.0),
+        Line(at + 0.01, "out", 1, number, number, what, held=True),
+        Line(at + 0.02, "refused", 1, "", number, what, "EncodeError"),
+    ]
+
+
+def ran(
+    number: str, at: float, what: str = "debounced:k", seconds: float | None = 0.1
+) -> list[Line]:
+    """The lines of a body; None: it was broken off."""
+    lines = [Line(at, "enter", 1, number, number, what)]
+    return [*lines, Line(at + seconds, "exit", 1, number, number, what)] if seconds else lines
+
+
+def moved(kind: str, number: str, at: float) -> list[Line]:
+    return [Line(at, kind, 1, number)]
+
+
+def judged(
+    calls: list[list[Line]], worker: list[list[Line]], *faults: Fault, stalled: float = 0.0
+) -> Verdict:
+    lines = {P: list(chain(*calls)), W: list(chain(*worker))}
+    return judge(account_of(lines), faults, lambda bound, *_times: bound + stalled)
+
+
+def found(*args: Any, **more: Any) -> list[str]:
+    return [problem.kind for problem in judged(*args, **more).problems]
+
+
+def test_a_call_that_runs_is_no_problem() -> None:
+    assert found([call("a", 1.0)], [ran("a", 2.0)]) == []
+
+
+def test_an_accepted_call_without_a_body_is_found() -> None:
+    assert found([call("a", 1.0)], []) == [LOST]
+    assert found([call("a", 1.0)], [ran("x", 2.0, "debounced:other")]) == [LOST]
+
+
+def test_a_refused_call_is_not_owed_and_the_one_before_it_is() -> None:
+    calls = [call("a", 1.0), refused("b", 1.1)]
+    assert found(calls, [ran("a", 2.0)]) == []
+    assert found(calls, []) == [LOST]
+
+
+def test_a_replaced_call_is_served_by_a_newer_one_and_not_by_an_older_one() -> None:
+    calls = [call("a", 1.0), call("b", 1.1)]
+    assert found(calls, [ran("b", 2.0)]) == []
+    assert found(calls, [ran("a", 1.5)]) == [LOST]
+
+
+def test_a_call_at_the_same_time_may_serve() -> None:
+    calls = [call("a", 1.0), call("b", 1.01)]
+    assert found(calls, [ran("a", 1.5)]) == []
+
+
+def test_a_duplicate_is_served_by_the_call_whose_id_it_was_given() -> None:
+    calls = [call("a", 1.0, "once:k"), call("b", 1.1, "once:k", given="a", reserved=None)]
+    assert found(calls, [ran("a", 1.5, "once:k")]) == []
+    assert found(calls, [ran("a", 1.02, "once:k", 0.03)]) == [LOST]
+    assert found(calls, [ran("a", 1.02, "once:k", 0.3)]) == []
+
+
+def test_each_call_of_a_plain_task_needs_a_body_of_its_own() -> None:
+    calls = [call("a", 1.0, "plain:k"), call("b", 1.1, "plain:k")]
+    assert found(calls, [ran("b", 1.5, "plain:k")]) == [LOST]
+
+
+def test_a_purged_call_is_not_owed() -> None:
+    purge = Fault(PURGE, 1.5, 1.6)
+    assert found([call("a", 1.0)], [], purge) == []
+    assert found([call("a", 1.7)], [], purge) == [LOST]
+    # It was with a worker.
+    assert found([call("a", 1.0)], [moved("received", "a", 1.2)], purge) == [LOST]
+    back = [moved("received", "a", 1.2), [Line(1.3, "stopping", 1, "")]]
+    assert found([call("a", 1.0)], back, purge) == []
+
+
+@pytest.mark.parametrize(("later", "problems"), [(FREED - 1.0, []), (FREED + 1.0, [LOST])])
+def test_a_purged_key_is_free_again_after_a_while(later: float, problems: list[str]) -> None:
+    calls = [call("a", 1.0, "once:k"), call("b", 1.5 + later, "once:k", given="a", reserved=None)]
+    assert found(calls, [], Fault(PURGE, 1.5, 1.6)) == problems
+
+
+def test_what_a_worker_had_begun_is_lost_with_it_if_it_was_acknowledged() -> None:
+    cold = Fault("worker restart, cold", 2.0, 4.0, "one", 2)
+    begun = [moved("got", "a", 1.9), ran("a", 1.95, seconds=None)]
+    assert found([call("a", 1.98)], begun, cold) == []
+    other = Fault("worker restart, cold", 2.0, 4.0, "two", 3)
+    assert found([call("a", 1.98)], begun, other) == [LOST]
+    late = [call("a", 1.98, "surely:k")]
+    assert found(late, [moved("got", "a", 1.9)], cold) == [LOST]
+
+
+def test_one_message_for_each_worker_that_ends_may_be_lost_in_the_client() -> None:
+    warm = Fault(WARM, 1.5, 4.0, "one", 2)
+    assert found([call("a", 1.0)], [], warm) == []
+    both = [call("a", 1.0), call("b", 1.0, "debounced:j")]
+    assert found(both, [], warm) == [LOST]
+    assert found([call("a", 1.0)], [moved("revoked", "a", 1.2)], warm) == [LOST]
+
+
+def test_an_error_callback_that_did_not_run_is_found() -> None:
+    calls = [call("a", 1.0, "failing:k")]
+    failed = ran("a", 1.1, "failing:k")
+    assert found(calls, [failed]) == [ERRBACK]
+    assert found(calls, [failed, ran("a!", 1.3, "compensate:k")]) == []
+    assert found(calls, [failed], Fault(WARM, 1.15, 3.0, "one", 2)) == []
+
+
+@pytest.mark.parametrize("order", [("b", "a"), ("a", "b")])
+def test_a_replaced_call_that_runs_is_found(order: tuple[str, str]) -> None:
+    calls = [call("a", 1.0), call("b", 1.1)]
+    bodies = [ran(number, 3.0 + at) for at, number in enumerate(order)]
+    assert found(calls, bodies) == [REPLACED]
+
+
+def test_a_call_that_had_begun_when_the_next_was_made_is_not_replaced() -> None:
+    calls = [call("a", 1.0), call("b", 1.1)]
+    assert found(calls, [ran("a", 1.05, seconds=3.0), ran("b", 4.1)]) == []
+    # Its broker delivers it again: it had begun before.
+    assert found(calls, [ran("a", 1.05, seconds=None), ran("b", 2.0), ran("a", 9.0)]) == []
+
+
+def test_a_call_without_a_reservation_may_run_beside_a_newer_one() -> None:
+    calls = [call("a", 1.0, reserved=False), call("b", 1.1)]
+    verdict = judged(calls, [ran("b", 2.5), ran("a", 3.0)])
+    assert verdict.problems == []
+    assert verdict.limits == {"published without a reservation": 1}
+
+
+def test_an_older_call_may_win_over_one_without_a_reservation() -> None:
+    calls = [call("a", 1.0), call("b", 1.1, reserved=False)]
+    assert found(calls, [ran("a", 2.0)]) == []
+    assert found(calls, [ran("a", 1.05)]) == [LOST]
+    assert found([call("a", 1.0), call("b", 1.1)], [ran("a", 2.0)]) == [LOST]
+
+
+def test_a_reservation_that_a_majority_may_have_lost_replaces_nothing() -> None:
+    calls, bodies = [call("a", 1.0), call("b", 1.1)], [ran("b", 2.5), ran("a", 3.0)]
+    assert found(calls, bodies, Fault("node stop", 2.0, 2.2, nodes=(1, 2))) == []
+    assert found(calls, bodies, Fault("node stop", 2.0, 2.2, nodes=(1,))) == [REPLACED]
+    assert found(calls, bodies, Fault("node stop", 0.0, 0.9, nodes=(1, 2))) == [REPLACED]
+
+
+def test_a_long_wait_for_a_free_key_is_found() -> None:
+    calls = [call("a", 1.0, "plain:k"), call("b", 1.1, "plain:k")]
+    first = ran("a", 1.2, "plain:k", 5.0)
+    assert found(calls, [first, ran("b", 7.0, "plain:k")]) == []
+    late = [first, ran("b", 10.0, "plain:k")]
+    assert found(calls, late) == [LATE]
+    assert found(calls, late, stalled=2.0) == []
+    assert found(calls, late, Fault(PAUSED, 6.5, 7.5, nodes=(1, 2, 3))) == []
+    assert found(calls, late, Fault(PAUSED, 6.5, 6.7, nodes=(1, 2, 3))) == [LATE]
+    assert found(calls, late, Fault(WARM, 6.5, 6.7, "one", 2)) == []
+
+
+def test_a_reservation_that_is_left_is_found() -> None:
+    left = [(1, "redlock:once:k#reserved")]
+    for faults, problems in (
+        ([], [LEFT]),
+        ([Fault("node stop", 1.0, 2.0, nodes=(1,))], [LEFT]),
+        ([Fault("node stop", 1.0, 2.0, nodes=(2,)), Fault(WARM, 1.0, 3.0, "one", 2)], [LEFT]),
+        ([Fault("node stop", 1.0, 2.0, nodes=(1,)), Fault(WARM, 1.0, 3.0, "one", 2)], []),
+        ([Fault(PURGE, 1.0, 1.1)], []),
+    ):
+        verdict = Verdict()
+        judge_rest(verdict, left, 9.0, faults)
+        assert [problem.kind for problem in verdict.problems] == problems, faults

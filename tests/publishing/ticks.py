@@ -1,0 +1,109 @@
+"""The beats of this campaign: two over the stage's nodes, with a rare entry beside short ones, and
+two over one Redis, where nothing is set."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from celery_redlock.server import LocalServer
+from tests.beat.oracle import Fault, judge_interval, judge_ticks
+from tests.faults import chronicle
+from tests.faults.journal import now
+from tests.faults.oracle import Verdict
+from tests.publishing.acts import PAUSED
+from tests.publishing.stage import TTL
+from tests.support import machine
+from tests.support.beats import Site
+
+TICKS = "a tick"
+AGED = 7200.0
+"""Seconds ago: the last run of the rare entry. It is due at once, and not again for long."""
+BEATS = 2
+STALL = 0.2
+"""Seconds for which the machine stood still that a beat may have missed a tick in."""
+EVERY = 2.0
+"""Seconds between two of "interval"."""
+
+
+class Beats:
+    """All beats. Made by `beats`.
+
+    Attributes:
+        sites: By what they are.
+    """
+
+    def __init__(self, sites: dict[str, Site]) -> None:
+        self.sites = sites
+        self._begin = 0.0
+
+    def started(self) -> None:
+        """Wait until all beats run."""
+        for site in self.sites.values():
+            for beat in site.beats:
+                beat.started()
+
+    def count(self) -> None:
+        """Judge what is sent from now on: every tick must be."""
+        self._begin = time.time()
+
+    def judge(self, verdict: Verdict, faults: Sequence[chronicle.Fault]) -> None:
+        """Each tick of each entry was sent once, at its time; add what is wrong to the verdict."""
+        end = time.time()
+        past = end - now()
+        lost = [
+            Fault("quorum", fault.begin + past, (fault.end or now()) + past)
+            for fault in faults
+            if fault.kind == PAUSED
+        ]
+        # The oracle knows a stall of the machine as a fault.
+        monotonic = time.time() - time.monotonic()
+        stalls = [
+            Fault("stall", one + monotonic, two + monotonic)
+            for one, two in machine.stalls()
+            if two - one > STALL
+        ]
+        time.sleep(0.3)  # what has been stamped before the end arrives
+        for name, site in self.sites.items():
+            of_site = [*stalls, *(lost if name == "nodes" else ())]
+            found = {
+                "tick": judge_ticks(site.messages("tick"), of_site, self._begin, end),
+                "interval": judge_interval(
+                    site.messages("interval"), of_site, self._begin, end, every=EVERY, ttl=TTL
+                ),
+            }
+            for entry, of_entry in found.items():
+                for text in of_entry.problems:
+                    verdict.problem(TICKS, now(), f"{name}, {entry}: {text}")
+            rare = len(site.messages("hourly"))
+            if rare != ("hourly" in site.environment["TEST_ENTRIES"]):
+                verdict.problem(TICKS, now(), f"{name}, hourly: sent {rare} times")
+
+
+@contextlib.contextmanager
+def beats(nodes: Sequence[LocalServer], path: Path, mutant: str = "") -> Iterator[Beats]:
+    """Start the beats, with a bug planted if one is named."""
+    with contextlib.ExitStack() as stack:
+        brokers = [stack.enter_context(LocalServer()) for _site in range(2)]
+        entries = ("tick", "interval", "hourly")
+        guarded = Site(
+            "persistent", nodes, brokers[0], path / "nodes", entries=entries, redlock_ttl=TTL,
+            redlock_restart_guard="uptime",
+        )  # fmt: skip
+        unset = Site(
+            "persistent", (), brokers[1], path / "unset", redlock_nodes="absent",
+            redlock_beat="absent", redlock_restart_guard="absent",
+        )  # fmt: skip
+        for site in (guarded, unset):
+            site.environment["TEST_PLANTED"] = mutant
+            stack.callback(site.close)
+            for _beat in range(BEATS):
+                site.beat(start=False)
+        for beat in guarded.beats:
+            guarded.age(beat, "hourly", AGED)
+        for site in (guarded, unset):
+            for beat in site.beats:
+                beat.start()
+        yield Beats({"nodes": guarded, "unset": unset})
