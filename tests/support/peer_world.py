@@ -15,6 +15,7 @@ from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.stores.loop import LoopDriver
+from tests.support.etcd_peer import EtcdPeer
 from tests.support.peer import DEADLINE, Line, RedisPeer, bulk, verb_of
 
 D = TypeVar("D", bound=Driver)
@@ -31,10 +32,15 @@ class PeerWorld:
     def __init__(self) -> None:
         self._stack = contextlib.ExitStack()
         self._drivers: list[Driver] = []
-        self.peers: list[RedisPeer] = []
+        self.peers: list[RedisPeer | EtcdPeer] = []
 
     def peer(self, script: Callable[[Line], object] | None = None, **options: Any) -> RedisPeer:
         peer: RedisPeer = self._stack.enter_context(RedisPeer(script, **options))
+        self.peers.append(peer)
+        return peer
+
+    def etcd_peer(self, script: Callable[[Line], object] | None = None, **options: Any) -> EtcdPeer:
+        peer: EtcdPeer = self._stack.enter_context(EtcdPeer(script, **options))
         self.peers.append(peer)
         return peer
 
@@ -46,9 +52,9 @@ class PeerWorld:
             driver.connect(DEADLINE, DEADLINE)
         return driver
 
-    def loop_driver(self, loop: Any, **options: Any) -> LoopDriver:
-        """Return a driver of an event loop over all peers; it is not connected."""
-        addresses = parse_nodes([peer.url for peer in self.peers])
+    def loop_driver(self, loop: Any, *urls: str, **options: Any) -> LoopDriver:
+        """Return a driver of an event loop over all peers, or some URLs; it is not connected."""
+        addresses = parse_nodes(urls or [peer.url for peer in self.peers])
         return self._kept(LoopDriver(loop, addresses, PREFIX, None, **{**OPTIONS, **options}))
 
     def _kept(self, driver: D) -> D:

@@ -16,6 +16,7 @@ from tests.support.peer_world import (
     PeerWorld,
     a_claim,
     acquire,
+    mute,
     release,
     votes,
 )
@@ -109,6 +110,24 @@ def test_a_hung_node_among_others_costs_the_first_operation_no_more_than_its_tim
     asked = acquire(driver, "r", DEADLINE)
     assert asked.yes == 2
     assert time.monotonic() - begun < DEADLINE / 4
+
+
+def test_connecting_waits_little_for_the_rest_once_a_quorum_is_up(world: PeerWorld) -> None:
+    for script in (None, None, Line.gone):
+        world.peer(script)
+    driver, begun = world.driver(up=False), time.monotonic()
+    driver.connect(DEADLINE, SHORT, None)
+    assert [node.channel.up for node in driver.nodes] == [True, True, False]
+    assert time.monotonic() - begun < DEADLINE / 2
+
+
+def test_nodes_that_hang_are_given_up_soon_after_another_is_up(world: PeerWorld) -> None:
+    for script in (None, Line.gone, Line.gone):
+        world.peer(script)
+    driver, begun = world.driver(up=False), time.monotonic()
+    driver.connect(DEADLINE, DEADLINE, SHORT)
+    assert time.monotonic() - begun < DEADLINE / 2
+    assert acquire(driver, "r").details[1:] == ["no connection yet"] * 2
 
 
 def test_a_replica_is_refused_until_it_is_a_master(world: PeerWorld) -> None:
@@ -235,16 +254,29 @@ def test_a_node_whose_connections_all_break_is_silent_and_not_waited_for(world: 
     wait_until(lambda: peers[2].connections > 1, 5, "it is connected to again")
 
 
-def test_a_node_that_breaks_again_and_again_is_not_knocked_at_without_a_pause(
+def test_a_node_that_ends_every_handshake_is_connected_to_after_growing_pauses(
     world: PeerWorld,
 ) -> None:
     """Without a pause there would be thousands of connections a second."""
-    peer = world.peer(Line.request)
+    peer = world.peer(lambda _line: None)
+    driver = world.driver(up=False)
+    driver.connect(0)
+    wait_until(lambda: peer.connections >= 2, 5, "it tries again")
+    time.sleep(0.2)
+    assert peer.connections < 30
+
+
+def test_a_node_whose_connection_has_ended_costs_those_who_wait_for_others_no_cpu(
+    world: PeerWorld,
+) -> None:
+    """Its socket is closed: polled on, it would be ready all the time."""
+    peers = [world.peer(mute), world.peer(mute), world.peer(Line.request)]
     driver = world.driver()
-    until = time.monotonic() + 0.3
-    while time.monotonic() < until:
-        acquire(driver, "r", 0.02)
-    assert 2 <= peer.connections < 40
+    acquire(driver, "r", SHORT)
+    peers[2].close()
+    cpu = time.thread_time()
+    assert votes(acquire(driver, "r", 0.3)) == ["silent"] * 3
+    assert time.thread_time() - cpu < 0.15
 
 
 # -- The end
@@ -276,6 +308,19 @@ def test_a_thread_that_waits_ends_when_the_driver_is_closed(world: PeerWorld) ->
     begun = time.monotonic()
     driver.close(DEADLINE)
     assert votes(asked()) == ["silent"]
+    assert time.monotonic() - begun < DEADLINE / 2
+
+
+def test_a_thread_that_waits_for_connections_ends_when_the_driver_is_closed(
+    world: PeerWorld,
+) -> None:
+    peer = world.peer(Line.gone)
+    driver = world.driver(up=False)
+    connecting = in_thread(lambda: driver.connect(DEADLINE, DEADLINE, None))
+    wait_until(lambda: peer.connections, 5, "it is connecting")
+    begun = time.monotonic()
+    driver.close()
+    connecting()
     assert time.monotonic() - begun < DEADLINE / 2
 
 

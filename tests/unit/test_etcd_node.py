@@ -1,0 +1,437 @@
+"""An etcd cluster as a node, over scripted members: what a caller gets, whatever they do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.errors import ConfigurationError, NodeError
+from celery_redlock.stores.etcd.address import parse
+from celery_redlock.stores.etcd.questions import MAX_OPS
+from tests.support.etcd_peer import EtcdPeer, MemoryEtcd
+from tests.support.names import Patch
+from tests.support.peer import DEADLINE, Line, in_thread
+from tests.support.peer_world import SHORT, PeerWorld, a_claim, acquire, mute, release, votes
+from tests.support.wait import wait_until
+
+Refused = dict[str, Any]
+NO_LEADER = {"code": 14, "error": "etcdserver: no leader"}
+
+
+def key(name: str) -> bytes:
+    return b"redlock:lock/" + name.encode()
+
+
+@pytest.fixture
+def soon(monkeypatch: Patch) -> None:
+    """A member that is silent for a tenth of a second is left."""
+    for module in ("etcd.node", "loop"):
+        monkeypatch.setattr(f"celery_redlock.stores.{module}.LEAVE_S", 0.1)
+
+
+# -- What is asked and answered
+
+
+@pytest.mark.parametrize("chunked", [0, 3])
+@pytest.mark.parametrize("pieces", [0, 1])
+def test_answers_in_any_form_and_pieces_count(world: PeerWorld, chunked: int, pieces: int) -> None:
+    def slowly(line: Line) -> None:
+        while (asked := line.request()) is not None:
+            line.send(peer.answer(asked), pieces=pieces)
+
+    peer = world.etcd_peer(slowly, chunked=chunked)
+    driver = world.driver()
+    assert votes(acquire(driver, "r", token="mine")) == ["yes"]
+    refused = acquire(driver, "r", token="another's")
+    assert (votes(refused), refused.details) == (["no"], ["mine"])
+    seen = driver.run(lambda now: quorum.peek([a_claim("r")], now, DEADLINE))
+    (token, left), = seen.details  # fmt: skip
+    assert token == "mine"
+    assert 55 < left < 65
+    assert release(driver, a_claim("r", token="mine")).confirmed
+    assert peer.etcd.keys == []
+    assert peer.connections == 1
+
+
+def test_requests_of_many_steps_beside_others_get_their_own_answers(world: PeerWorld) -> None:
+    """A look asks for keys first, and then for their leases; others are written in between."""
+    peer = world.etcd_peer()
+    driver = world.driver()
+    names = [f"key {n}" for n in range(12)]
+    for name in names:
+        acquire(driver, name)
+
+    def look(name: str) -> Any:
+        return [
+            driver.run(lambda now: quorum.peek([a_claim(name)], now, DEADLINE)).details[0][0]
+            for _ in range(5)
+        ]
+
+    def attempt(name: str) -> Any:
+        return [acquire(driver, name, token="other").details[0] for _ in range(5)]
+
+    asked = [in_thread(partial(call, name)) for name in names for call in (look, attempt)]
+    assert [one() for one in asked] == [
+        [f"token of {name}"] * 5 for name in names for _ in range(2)
+    ]
+    assert peer.connections == 1
+
+
+def test_an_attempt_without_an_answer_is_undone_behind_itself(world: PeerWorld) -> None:
+    peer = world.etcd_peer(mute)
+    driver = world.driver()
+    assert votes(acquire(driver, "r", SHORT)) == ["silent"]
+    asked = [peer.next() for _ in range(3)]
+    assert [one.path for one in asked] == ["lease/grant", "kv/txn", "kv/txn"]
+    undoing = asked[2].body["success"][0]["requestTxn"]
+    assert [next(iter(op)) for op in undoing["success"]] == ["requestDeleteRange"]
+
+
+def test_locks_of_a_long_ttl_share_a_lease_and_of_a_short_one_do_not(world: PeerWorld) -> None:
+    etcd = world.etcd_peer().etcd
+    driver = world.driver()
+    for ttl, name in ((60.0, "a"), (60.0, "b"), (2.0, "c"), (2.0, "d")):
+        claim = a_claim(name, ttl=ttl)
+        driver.run(lambda now, claim=claim: quorum.acquire(claim, now, DEADLINE))
+    leases = [etcd.lease_of(key(name)) for name in "abcd"]
+    assert leases[0] == leases[1]
+    assert len(set(leases)) == 3
+    assert [etcd.leases[lease] for lease in leases] == [66, 66, 2, 2]
+
+
+def test_a_new_connection_has_leases_of_its_own(world: PeerWorld) -> None:
+    """Whether those of the one before were granted is not known."""
+
+    def breaks(line: Line) -> None:
+        for _ in range(2 if line.number == 0 else 0):  # a lease and a transaction
+            line.send(peer.answer(line.request()))
+        if line.number:
+            peer.serve(line)
+
+    peer = world.etcd_peer(breaks)
+    driver = world.driver()
+    for name in "ab":
+        assert votes(acquire(driver, name)) == ["yes"]
+    assert peer.etcd.lease_of(key("a")) != peer.etcd.lease_of(key("b"))
+
+
+def test_nothing_counts_that_was_put_with_a_lease_that_was_not_granted(world: PeerWorld) -> None:
+    """Its id may be another's, whose end would be the end of the lock."""
+
+    def refuses(line: Line) -> None:
+        while (asked := line.request()) is not None:
+            said = {"code": 9, "error": "etcdserver: lease already exists"}
+            granted = asked.path != "lease/grant" or line.number
+            line.send(peer.answer(asked) if granted else peer.http(said))
+
+    peer = world.etcd_peer(refuses)
+    driver = world.driver()
+    acquire(driver, "r", SHORT)
+    wait_until(lambda: votes(acquire(driver, "r", token="mine")) == ["yes"], 5, "it is granted")
+    assert peer.connections == 2
+    first, second = [body for path, body in peer.etcd.asked if path == "lease/grant"][-1:] * 2
+    assert first["ID"] == second["ID"] == peer.etcd.lease_of(key("r"))
+
+
+def test_an_error_of_the_cluster_is_silence_with_its_reason(world: PeerWorld) -> None:
+    def full(line: Line) -> None:
+        while (asked := line.request()) is not None:
+            said = {"code": 8, "error": "etcdserver: mvcc: database space exceeded"}
+            line.send(peer.http(said) if asked.path == "kv/txn" else peer.answer(asked))
+
+    peer = world.etcd_peer(full)
+    asked = acquire(world.driver(), "r")
+    assert votes(asked) == ["silent"]
+    assert "database space exceeded" in asked.details[0]
+    assert peer.connections == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"+PONG\r\n",
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" * 3,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b'{"ID":"1"}    ',
+    ],
+)
+def test_a_member_that_answers_what_is_no_answer_is_connected_to_again(
+    world: PeerWorld, said: bytes
+) -> None:
+    def wrong(line: Line) -> None:
+        if line.number:
+            peer.serve(line)
+        elif line.request() is not None:
+            line.send(said * 2)
+            line.gone()
+
+    peer = world.etcd_peer(wrong)
+    driver = world.driver()
+    acquire(driver, "r", SHORT)
+    wait_until(lambda: votes(acquire(driver, "r", 1.0)) == ["yes"], 5, "it votes")
+    assert peer.connections == 2
+
+
+# -- Connections
+
+
+@pytest.mark.parametrize("after", range(3))
+def test_a_member_that_closes_in_the_handshake_is_connected_to_again(
+    world: PeerWorld, after: int
+) -> None:
+    def breaks(line: Line) -> None:
+        for _ in range(after if line.number == 0 else 0):
+            if (asked := peer.read(line._file)) is not None:
+                line.send(peer.greeting(asked) or b"")
+        if line.number:
+            peer.serve(line)
+
+    peer = world.etcd_peer(breaks)
+    driver = world.driver(up=False)
+    driver.connect(0)
+    wait_until(lambda: votes(acquire(driver, "r", token="mine")) == ["yes"], 5, "it is connected")
+    assert peer.connections == 2
+
+
+@pytest.mark.parametrize("answered", range(2))
+def test_a_look_whose_connection_ends_begins_again_on_the_next(
+    world: PeerWorld, answered: int
+) -> None:
+    def breaks(line: Line) -> None:
+        for _ in range(2 + answered if line.number == 0 else 0):
+            line.send(peer.answer(line.request()))
+        if line.number:
+            peer.serve(line)
+        else:
+            line.request()
+
+    peer = world.etcd_peer(breaks)
+    driver = world.driver()
+    acquire(driver, "r", token="mine")
+    seen = driver.run(lambda now: quorum.peek([a_claim("r")], now, DEADLINE))
+    assert seen.details[0][0] == "mine"
+    assert peer.connections == 2
+
+
+def test_a_release_that_was_not_confirmed_is_made_on_the_next_connection(world: PeerWorld) -> None:
+    def breaks(line: Line) -> None:
+        for _ in range(2 if line.number == 0 else 0):
+            line.send(peer.answer(line.request()))
+        if line.number:
+            peer.serve(line)
+        else:
+            line.request()
+
+    peer = world.etcd_peer(breaks)
+    driver = world.driver()
+    claim = a_claim("r")
+    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
+    assert not release(driver, claim).confirmed
+    wait_until(driver.chase, 5, "it is confirmed")
+    assert peer.etcd.keys == []
+
+
+def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
+    go = threading.Event()
+
+    def lazy(line: Line) -> None:
+        for _ in range(2):
+            line.send(peer.answer(line.request()))
+        assert go.wait(DEADLINE)
+        peer.serve(line)
+
+    peer = world.etcd_peer(lazy)
+    driver = world.driver()
+    assert votes(acquire(driver, "before")) == ["yes"]
+    big = [a_claim(f"{n}:" + "x" * 10_000, token=str(n)) for n in range(MAX_OPS)]
+    for claim in big:
+        peer.etcd.put(key(claim.resource), claim.token.encode())
+    asked = in_thread(lambda: driver.extend(big, DEADLINE))
+    wait_until(lambda: driver.nodes[0].unsent, 5, "the buffers are full")
+    go.set()
+    assert [claim for round_ in asked() for claim in round_.confirmed()] == big
+    assert peer.connections == 1
+
+
+# -- Members
+
+
+def two(world: PeerWorld, first: Callable[[Line], object]) -> tuple[EtcdPeer, EtcdPeer, str]:
+    """Return two members of one cluster and their URL; the one asked first does as `first` says.
+
+    Whichever is connected to first is the first, so the script of both is the same.
+    """
+    etcd, begun = MemoryEtcd(), threading.Lock()
+
+    def script(line: Line) -> None:
+        asked = line.request()
+        if asked is not None and begun.acquire(blocking=False):
+            line.asked = asked  # type: ignore[attr-defined]
+            first(line)
+        elif asked is not None:
+            line.send(line.peer.answer(asked))
+            line.peer.serve(line)
+
+    members = [world.etcd_peer(script, etcd=etcd) for _ in range(2)]
+    url = f"etcd://127.0.0.1:{members[0].port},127.0.0.1:{members[1].port}"
+    return members[0], members[1], url
+
+
+def connections(*members: EtcdPeer) -> list[int]:
+    """Return how often each member was connected to by a node, not only compared with another."""
+    return sorted(sum(post.path == "kv/range" for post in member.greeted) for member in members)
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_member_that_is_silent_is_left_for_the_next_within_the_attempt(world: PeerWorld) -> None:
+    one, other, url = two(world, Line.gone)
+    driver = world.driver(url)
+    begun = time.monotonic()
+    assert votes(acquire(driver, "r")) == ["yes"]
+    assert time.monotonic() - begun < DEADLINE / 2
+    assert connections(one, other) == [1, 1]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_coroutine_leaves_a_silent_member_for_the_next(world: PeerWorld) -> None:
+    _one, _other, url = two(world, Line.gone)
+    driver = world.loop_driver(asyncio.get_running_loop(), url)
+    await asyncio.to_thread(driver.connect, DEADLINE, DEADLINE)
+    claim, begun = a_claim("r"), time.monotonic()
+    asked = await driver.ask(lambda now: quorum.acquire(claim, now, DEADLINE))
+    assert votes(asked) == ["yes"]
+    assert time.monotonic() - begun < DEADLINE / 2
+
+
+def test_a_member_that_has_no_leader_is_left_for_the_next(world: PeerWorld) -> None:
+    def leaderless(line: Line) -> None:
+        line.send(line.peer.http(NO_LEADER) * 2)  # type: ignore[attr-defined]
+        line.gone()
+
+    one, other, url = two(world, leaderless)
+    driver = world.driver(url)
+    wait_until(lambda: votes(acquire(driver, "r", 1.0)) == ["yes"], 5, "another has answered")
+    assert connections(one, other) == [1, 1]
+
+
+@pytest.mark.usefixtures("soon")
+def test_a_member_that_works_off_what_it_was_asked_is_not_left(world: PeerWorld) -> None:
+    """Its answers come one by one, each sooner than a silent member is left, all together later."""
+    pause = threading.Event()
+
+    def slow(line: Line) -> None:
+        line.send(line.peer.answer(line.asked))  # type: ignore[attr-defined]
+        while (asked := line.request()) is not None:
+            pause.wait(0.04)
+            line.send(line.peer.answer(asked))
+
+    one, other, url = two(world, slow)
+    driver = world.driver(url)
+    asked = [in_thread(partial(acquire, driver, str(n))) for n in range(8)]
+    assert [votes(round_()) for round_ in asked] == [["yes"]] * 8
+    assert connections(one, other) == [0, 1]
+
+
+def test_a_member_that_refuses_connections_is_passed_over(world: PeerWorld) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        port = gone.getsockname()[1]
+    peer = world.etcd_peer()
+    for url in (f"etcd://127.0.0.1:{port},127.0.0.1:{peer.port}",
+                f"etcd://127.0.0.1:{peer.port},127.0.0.1:{port}"):  # fmt: skip
+        assert votes(acquire(world.driver(url), url)) == ["yes"]
+
+
+def test_members_of_two_clusters_are_no_node(world: PeerWorld) -> None:
+    one, other = (world.etcd_peer(etcd=MemoryEtcd(cluster)) for cluster in ("1", "2"))
+    url = f"etcd://127.0.0.1:{one.port},127.0.0.1:{other.port}"
+    with pytest.raises(ConfigurationError, match="are of several clusters"):
+        acquire(world.driver(url, up=False), "r")
+
+
+# -- The handshake
+
+
+@pytest.mark.parametrize(
+    ("path", "said", "why"),
+    [
+        ("maintenance/status", {"version": "3.3.27", "leader": "1"}, "it is etcd 3.3.27"),
+        ("maintenance/status", {"leader": "1"}, "it is etcd , and 3.4 or newer is needed"),
+        ("kv/range", {"code": 7, "error": "etcdserver: permission denied"}, "it refuses us"),
+        ("kv/range", {"code": 3, "error": "etcdserver: user name is empty"}, "it refuses us"),
+    ],
+)
+def test_a_cluster_that_cannot_be_a_node_is_refused_with_the_reason(
+    world: PeerWorld, path: str, said: Refused, why: str
+) -> None:
+    world.etcd_peer().said[path] = {"header": {"cluster_id": "77"}, **said}
+    with pytest.raises(ConfigurationError, match=why):
+        acquire(world.driver(up=False), "r")
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("maintenance/status", {"version": "3.5.21", "header": {"cluster_id": "77"}}),
+        ("kv/range", NO_LEADER),
+        ("kv/range", {"code": 4, "error": "etcdserver: request timed out"}),
+    ],
+)
+def test_a_member_without_a_leader_is_silent_until_it_has_one(
+    world: PeerWorld, path: str, said: Refused
+) -> None:
+    peer = world.etcd_peer()
+    peer.said[path] = said
+    driver = world.driver(up=False)
+    asked = acquire(driver, "r", SHORT)
+    assert votes(asked) == ["silent"]
+    peer.said.clear()
+    wait_until(lambda: votes(acquire(driver, "r", 1.0)) == ["yes"], 5, "it votes")
+
+
+def test_a_user_is_named_with_each_request_and_the_password_once(world: PeerWorld) -> None:
+    peer = world.etcd_peer()
+    driver = world.driver(f"etcd://me:secret@127.0.0.1:{peer.port}")
+    assert votes(acquire(driver, "r")) == ["yes"]
+    login, *others = peer.greeted
+    assert login.body == {"name": "me", "password": "secret"}
+    heads = [one.head for one in others] + [peer.next().head]
+    assert [head["authorization"] for head in heads] == ["a token"] * len(heads)
+
+
+def test_a_user_is_not_named_where_nobody_has_to_be(world: PeerWorld) -> None:
+    peer = world.etcd_peer()
+    peer.said["auth/authenticate"] = {"code": 9, "error": "authentication is not enabled"}
+    driver = world.driver(f"etcd://me:secret@127.0.0.1:{peer.port}")
+    assert votes(acquire(driver, "r")) == ["yes"]
+    assert "authorization" not in peer.next().head
+
+
+def test_a_wrong_password_is_in_no_error(world: PeerWorld) -> None:
+    peer = world.etcd_peer()
+    said = {"code": 3, "error": "etcdserver: authentication failed, invalid user ID or password"}
+    peer.said["auth/authenticate"] = said
+    driver = world.driver(f"etcd://me:secret@127.0.0.1:{peer.port}", up=False)
+    asked = acquire(driver, "r", SHORT)
+    assert votes(asked) == ["silent"]
+    assert "authentication failed" in asked.details[0]
+    assert "secret" not in asked.details[0]
+
+
+def test_an_unreachable_cluster_names_each_member_and_why() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as b:
+        ports = one.getsockname()[1], b.getsockname()[1]
+    whys = [f"127.0.0.1:{port}: Connection refused" for port in ports]
+    members = ",".join(f"127.0.0.1:{port}" for port in ports)
+    with pytest.raises(NodeError) as raised:
+        parse(f"etcd://{members}", "nodes[0]").connect()
+    assert str(raised.value) == "; ".join(sorted(whys))
+    with pytest.raises(NodeError, match=r"\AConnection refused\Z"):
+        parse(f"etcd://127.0.0.1:{ports[0]}", "nodes[0]").connect()
