@@ -14,13 +14,19 @@ import pytest
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.errors import ConfigurationError, NodeError
+from celery_redlock.protocol.node_info import NodeInfo
+from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.stores.etcd.address import parse
 from celery_redlock.stores.etcd.questions import MAX_OPS
-from tests.support.etcd_peer import EtcdPeer, MemoryEtcd
+from celery_redlock.stores.kinds import make_node, parse_nodes
+from celery_redlock.stores.node import LEAVE_S
+from tests.support.clock import FakeClock
+from tests.support.etcd_peer import EtcdPeer, MemoryEtcd, http
 from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line, in_thread
 from tests.support.peer_world import SHORT, PeerWorld, a_claim, acquire, mute, release, votes
 from tests.support.wait import wait_until
+from tests.support.wire import Wire
 
 Refused = dict[str, Any]
 NO_LEADER = {"code": 14, "error": "etcdserver: no leader"}
@@ -251,7 +257,7 @@ def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> N
     peer = world.etcd_peer(lazy)
     driver = world.driver()
     assert votes(acquire(driver, "before")) == ["yes"]
-    big = [a_claim(f"{n}:" + "x" * 10_000, token=str(n)) for n in range(MAX_OPS)]
+    big = [a_claim(f"{n}:" + "x" * 15_000, token=str(n)) for n in range(MAX_OPS)]
     for claim in big:
         peer.etcd.put(key(claim.resource), claim.token.encode())
     asked = in_thread(lambda: driver.extend(big, DEADLINE))
@@ -322,22 +328,25 @@ def test_a_member_that_has_no_leader_is_left_for_the_next(world: PeerWorld) -> N
     assert connections(one, other) == [1, 1]
 
 
-@pytest.mark.usefixtures("soon")
-def test_a_member_that_works_off_what_it_was_asked_is_not_left(world: PeerWorld) -> None:
-    """Its answers come one by one, each sooner than a silent member is left, all together later."""
-    pause = threading.Event()
-
-    def slow(line: Line) -> None:
-        line.send(line.peer.answer(line.asked))  # type: ignore[attr-defined]
-        while (asked := line.request()) is not None:
-            pause.wait(0.04)
-            line.send(line.peer.answer(asked))
-
-    one, other, url = two(world, slow)
-    driver = world.driver(url)
-    asked = [in_thread(partial(acquire, driver, str(n))) for n in range(8)]
-    assert [votes(round_()) for round_ in asked] == [["yes"]] * 8
-    assert connections(one, other) == [0, 1]
+def test_a_member_that_works_off_what_it_was_asked_is_not_left() -> None:
+    """Its answers come one by one, each before a silent member is left, all of them later."""
+    clock, wire = FakeClock(), Wire()
+    wire.head, wire.at = b"", 0  # type: ignore[attr-defined]
+    (address,) = parse_nodes(["etcd://127.0.0.1:1,127.0.0.1:2"])
+    guard = RestartGuard(False, 60.0, print)
+    node = make_node(0, address, "redlock:", guard, [], clock=clock, later=lambda call: call())
+    node.opened(wire, NodeInfo(), clock(), clock())
+    undone = [next(quorum.undo(a_claim(str(n)), clock())) for n in range(3)]
+    for round_ in undone:
+        round_.until += DEADLINE
+        node.ask(round_, None, clock())
+    for _ in undone[1:]:
+        wire.peer.sendall(http({"responses": [{"response_txn": {}}]}))
+        node.tend(clock.advance(LEAVE_S - 0.1))
+        assert not wire.closed
+    node.tend(clock.advance(LEAVE_S + 0.1))
+    assert wire.closed
+    assert [votes(round_) for round_ in undone] == [["no"], ["no"], ["silent"]]
 
 
 def test_a_member_that_refuses_connections_is_passed_over(world: PeerWorld) -> None:

@@ -175,7 +175,7 @@ async def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld
     peer = world.peer(lazy)
     driver = await driver_over(world)
     assert votes(await acquire(driver, "before")) == ["yes"]
-    big = [a_claim(f"{n}:" + "x" * 10_000, token=str(n)) for n in range(2 * BATCH)]
+    big = [a_claim(f"{n}:" + "x" * 15_000, token=str(n)) for n in range(2 * BATCH)]
     asked = asyncio.ensure_future(driver.ask(lambda now: quorum.extend(big, now, DEADLINE)))
     await until(lambda: driver.nodes[0].unsent, "the buffers are full")
     behind = asyncio.ensure_future(acquire(driver, "behind"))
