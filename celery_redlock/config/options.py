@@ -297,13 +297,13 @@ class TaskOptions(_Shared):
         0.0,
         checks.seconds(
             zero=True,
-            day="a restarted node has no vote for that long. To keep a key longer, reserve it:"
-            " scope 'until_expired' and reserve_ttl",
+            day="a restarted node has no vote on it for that long. To keep a key longer, reserve"
+            " it: scope 'until_expired' and reserve_ttl",
         ),
         "How long a lock is kept at least, counted from when it was taken, even if the body ends"
         " before.",
-        "Raise it to keep a task from running again too soon. A restarted node has no vote for"
-        " that long, where it is longer than the ttl.",
+        "Raise it to keep a task from running again too soon. A restarted node has no vote on this"
+        " task for that long, where it is longer than the ttl.",
     )
     on_conflict: OnConflict = _option(
         "retry",
@@ -342,11 +342,6 @@ class TaskOptions(_Shared):
     def replace(self, **given: Any) -> TaskOptions:
         """Return the same options but for those given."""
         return TaskOptions(**{**vars(self), **given})
-
-    @property
-    def longest(self) -> float:
-        """Seconds for which a node may have forgotten something of it, at most."""
-        return max(self.ttl, self.hold_for, self.pace.ttl if self.pace else 0.0)
 
     @property
     def pace(self) -> Rate | None:

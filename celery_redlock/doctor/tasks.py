@@ -68,12 +68,12 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
 
 
 def ttls_of(app: Any) -> list[float]:
-    """Return the ttls in use, in seconds: the app's, its tasks', and how long locks are kept."""
+    """Return the ttls in use, in seconds: the app's and its tasks'."""
     try:
         ttls = {read_settings(app).ttl}
         locks = [lock for task in app.tasks.values() if (lock := lock_of(task)) is not None]
         options = [lock.options(app) for lock in locks]
-        return sorted(ttls | {one.ttl for one in options} | {one.longest for one in options})
+        return sorted(ttls | {one.ttl for one in options})
     except ConfigurationError:
         return []
 

@@ -192,13 +192,14 @@ class Acquisition:
         raise error
 
     def _new_claim(self, names: Sequence[str]) -> Claim:
-        client, ttl, rate = self._client, self._request.ttl, self._request.rate
-        longest = ttl if rate is None else rate.longest(client.patience(ttl))
-        if longest > client.guard.longest:
-            client.guard.expect(longest)
-        nonce = os.urandom(16).hex() + (SHARED if self._request.shared else "")
-        token = (self._request.owner or client.owner).token(nonce, time.time())
-        return Claim(names, token, ttl, len(client.addresses))
+        client, request = self._client, self._request
+        if request.rate is None and request.ttl > client.guard.longest:
+            client.guard.expect(request.ttl)
+        nonce = os.urandom(16).hex() + (SHARED if request.shared else "")
+        token = (request.owner or client.owner).token(nonce, time.time())
+        claim = Claim(names, token, request.ttl, len(client.addresses))
+        claim.recall = request.recall
+        return claim
 
     # -- The wait for the next one ---------------------------------------------------------------
 

@@ -277,7 +277,6 @@ class LockClient:
             await self.release(claim)  # a renewal would set it again, and keep the next holder out
             return False
         self.registry.unregister(claim)  # else a supervisor would shorten it again
-        self.guard.expect(max(MIN_TTL, seconds))
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
             patience = self.node_timeout if patience is None else patience

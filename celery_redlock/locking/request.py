@@ -31,6 +31,7 @@ class LockRequest:
         declared: What the limit was before an operator changed it; None if nobody has.
         shared: Whether other readers may hold it at the same time.
         rate: The rate, if the names are of its starts; None for a lock.
+        recall: For how long an earlier holder may have kept it (`hold_for`); see `Claim.recall`.
     """
 
     names: tuple[str, ...]
@@ -43,6 +44,7 @@ class LockRequest:
     declared: Limit | None = None
     shared: bool = False
     rate: Rate | None = None
+    recall: float = 0.0
 
     @property
     def resource(self) -> str:

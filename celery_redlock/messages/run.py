@@ -82,6 +82,7 @@ def run(
         limit=limit,
         declared=declared,
         shared=options.shared,
+        recall=options.hold_for,
     )
     if (pace := options.pace) is not None:
         held = _start_of(redlock, asked, pace)

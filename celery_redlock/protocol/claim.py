@@ -40,6 +40,8 @@ class Claim:
         granted_at: When it was granted, or None while pending; seconds.
         mark: A key that its release sets on each node, and for how long, in seconds; or None.
         below: A RENEW extends it only where no more than this is left of it; seconds.
+        recall: For how long an earlier grant of its names may count, where that may be longer than
+            any ttl; a node that may have forgotten it has no vote on this claim; seconds.
         silent: Nodes that did not answer the last request for it, and why not.
         kept: Returns, per node, the expiry that a supervisor in another process had confirmed for
             this token. It is asked before the lease is called lost.
@@ -48,8 +50,8 @@ class Claim:
     # Ten thousand of them may be alive.
     __slots__ = (
         *("_learnt", "below", "ceiling", "deadline", "ended", "expiries", "fencing_token"),
-        *("granted_at", "kept", "lost", "mark", "nodes", "proposal", "resource", "resources"),
-        *("silent", "token", "ttl", "written"),
+        *("granted_at", "kept", "lost", "mark", "nodes", "proposal", "recall", "resource"),
+        *("resources", "silent", "token", "ttl", "written"),
     )
 
     def __init__(self, resource: str | Iterable[str], token: str, ttl: float, nodes: int) -> None:
@@ -66,6 +68,7 @@ class Claim:
         self.ended = False
         self.mark: tuple[str, float] | None = None
         self.below = math.inf
+        self.recall = 0.0
         self.proposal: int | None = None
         self.ceiling = FENCE_LIMIT
         self.fencing_token: int | None = None

@@ -109,6 +109,7 @@ def start(claim: Claim, now: float, patience: float, rate: Rate) -> Steps[Round]
         rate: How often bodies may start.
     """
     least = rate.window + rate.slack / 2
+    claim.recall = rate.longest(patience)
     asked = yield from acquire(claim, now, patience)
     if claim.granted_at is not None and claim.deadline - claim.granted_at < least:
         claim.ttl = rate.longest(patience)

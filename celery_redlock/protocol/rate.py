@@ -22,7 +22,8 @@ __all__ = ["Rate", "outlasting", "parsed", "rate_of"]
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 86_400.0
-"""A shorter one would go for the way to the nodes; a restarted node has no vote for a whole one."""
+"""A shorter one would go for the way to the nodes; a restarted node has no vote on a start for a
+whole one."""
 MAX_STARTS = 100
 """In one window. Each has a slot, and whoever finds one taken looks at all of them."""
 MAX_SLACK_S = 0.25

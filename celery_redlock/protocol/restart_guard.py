@@ -4,7 +4,9 @@ A node that restarts without its data has forgotten the locks it granted. If it 
 may grant one of them to somebody else while its holder still counts on it. The Redis page's remedy
 ("Performance, crash recovery and fsync") is to let it take no part until every lock that was alive
 when it crashed is over. Here the *clients* see to that, as nobody configures it on servers: a node
-has no vote until it has been up for longer than the longest ttl in use.
+has no vote until it has been up for longer than the longest ttl in use. Only locks count for that.
+Where an earlier grant of the same name may count for longer (a start of a rate, a lock with
+`hold_for`), the claim says so (`Claim.recall`), and the node has no vote on that claim alone.
 
 What an extension sets again on such a node does count. It is read before the old deadline, and
 until then no other can have been granted the lock: what the node forgot was of no living lease but
@@ -25,7 +27,7 @@ was granted at its address:
    So it is looked at again, ahead of a request whose answer is a vote, where no write of ours has
    shown for a while that it is a master (`LOOK_AFTER_S`). A new replication id without a history is
    that of a master which has gained its first replica or lost its last one; or, after an hour
-   (`BACKLOG_S`), of one that was promoted then: that matters to a span as long.
+   (`BACKLOG_S`), of one that was promoted then or earlier.
 5. What is known belongs to the address, and to the memory that was met there last. A server that
    was swapped out and is met there again is a stranger: it does not know what the other granted
    meanwhile, however well it was known before. That a connection breaks changes nothing by itself:
@@ -102,7 +104,7 @@ class RestartGuard:
 
     Args:
         on: Whether a node that may have forgotten locks has no vote.
-        longest: The longest ttl in use, as far as known; seconds.
+        longest: The longest ttl of a lock in use, as far as known; seconds.
         say: Takes a warning. Nothing is said twice.
 
     Attributes:
@@ -121,7 +123,7 @@ class RestartGuard:
     def expect(self, ttl: float) -> None:
         """Note that locks of this ttl are in use, in seconds; here or elsewhere."""
         if ttl > self.longest:
-            self.longest, self.span = ttl, ttl + drift(ttl)
+            self.longest, self.span = ttl, _span(ttl)
 
     def saying(self, say: Callable[[str], None]) -> RestartGuard:
         """Return a guard with the same memory that gives its warnings to somebody else."""
@@ -148,10 +150,10 @@ class RestartGuard:
             if before is None and facts.trusted:  # else 5
                 met.began, met.marked = now - facts.trusted, now
         elif before is not None and before.facts.run_id == facts.run_id:
-            if self.span < BACKLOG_S:
-                before.facts, before.heard = facts, now
-                return before
-            met.what = "may have been a replica, seen"  # rule 4
+            if before.began < now - BACKLOG_S:  # rule 4
+                before.began, before.what = now - BACKLOG_S, "may have been a replica until"
+            before.facts, before.heard = facts, now
+            return before
         elif before is not None and started <= before.heard:
             met.what = ANOTHER  # rule 3
         elif before is None or asked - facts.uptime - 1.0 > before.heard:
@@ -173,14 +175,22 @@ class RestartGuard:
             # Two connections: `known` was met over the other while this memory still answered.
             known.began, known.what = max(known.began, now), ANOTHER  # rule 3
 
-    def doubt(self, memory: Memory, now: float) -> Doubt | None:
-        """Return why the vote of a node does not count at `now`, for people; None if it counts."""
-        left = memory.began + self.span - now
+    def doubt(self, memory: Memory, now: float, recall: float = 0.0) -> Doubt | None:
+        """Return why the vote of a node does not count at `now`, for people; None if it counts.
+
+        `recall` is that of the claim which the vote is on; seconds.
+        """
+        longer = recall > self.longest
+        left = memory.began + (_span(recall) if longer else self.span) - now
         if left <= 0:
             return None
+        since = f"{memory.what} {max(0.0, now - memory.began):.0f}"
         doubt = Doubt(
-            f"{memory.what} {max(0.0, now - memory.began):.0f} s ago: it may have forgotten locks,"
-            f" and has no vote for another {left:.1f} s"
+            f"{since} s ago: it may have forgotten what counts for {recall:g} s here (hold_for, a"
+            f" rate), and has no vote on this for another {left:.1f} s"
+            if longer
+            else f"{since} s ago: it may have forgotten locks, and has no vote for another"
+            f" {left:.1f} s"
         )
         doubt.left = left
         return doubt
@@ -306,11 +316,14 @@ class Trust:
         if sent > self._proved and not self.unsure:
             self._proved = sent
 
-    def doubt(self, now: float) -> str:
-        """Return why its vote does not count; empty if it counts."""
-        if now < self.memory.began + self._guard.span:
-            return self._guard.doubt(self.memory, now) or self.unsure
-        return self.unsure
+    def doubt(self, now: float, recall: float = 0.0) -> str:
+        """Return why its vote does not count on a claim with this `recall`; empty if it counts."""
+        return self._guard.doubt(self.memory, now, recall) or self.unsure
+
+
+def _span(seconds: float) -> float:
+    """Return for how long a node may have forgotten what lasts for some seconds."""
+    return seconds + drift(seconds)
 
 
 def _why(memory: Memory) -> str:

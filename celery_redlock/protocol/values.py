@@ -170,12 +170,14 @@ class Query:
         nodes: How many nodes there are.
         shared: Whether the question is who keeps a new reader out, rather than who holds them.
         ended: As of a claim. A question never sets a token, so it never comes too late.
+        recall: As of a claim. Whoever needs a long memory asks again, with a claim.
     """
 
     resources: tuple[str, ...]
     nodes: int
     shared: bool = field(default=False, kw_only=True)
     ended: ClassVar[bool] = False
+    recall: ClassVar[float] = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -256,7 +256,7 @@ class Node(ABC):
         verb = round_.verb
         if heard_nodes():
             self._tell(round_, now)
-        doubt = self._trust.doubt(now) if verb.needs_memory else ""
+        doubt = self._trust.doubt(now, round_.claims[0].recall) if verb.needs_memory else ""
         round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         written = verb.wrote(answer)

@@ -68,7 +68,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
             refuse_unread(task, given_to_all(app))
         tasks = _locked_tasks(app)
         settings = read_settings(app) if tasks or given_names(app.conf) else None
-        ttls = [_longest_ttl(task, settings) for task in tasks]
+        ttls = [_checked_ttl(task, settings) for task in tasks]
         if not _takes_locks(app):
             return
         redlock = Redlock.from_app(app)
@@ -90,14 +90,14 @@ def check(sender: Any = None, **_signal: Any) -> None:
         raise SystemExit(1) from None
 
 
-def _longest_ttl(task: Any, settings: Settings | None) -> float:
-    """Check a task's options; return how long a node that restarts may have forgotten its lock."""
+def _checked_ttl(task: Any, settings: Settings | None) -> float:
+    """Check a task's options; return its ttl, in seconds."""
     try:
         options = lock_of(task).options(task.app, settings)  # type: ignore[union-attr]
     except ConfigurationError as error:
         raise ConfigurationError(f"{task.name}: {error}") from None
     check_rejecting(task, options)
-    return options.longest
+    return options.ttl
 
 
 def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:

@@ -166,7 +166,7 @@ def release_swallowed() -> list[Any]:
 
 
 def guard_off() -> list[Any]:
-    return [(RestartGuard, "doubt", lambda self, memory, now: None)]
+    return [(RestartGuard, "doubt", lambda self, memory, now, recall=0.0: None)]
 
 
 def swapped_long_ago() -> list[Any]:

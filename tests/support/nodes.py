@@ -55,7 +55,7 @@ def make_known(servers: Iterable[LocalServer]) -> None:
             make_known_to(client)
 
 
-def make_known_to(client: redis.Redis) -> None:
+def make_known_to(client: redis.Redis, seconds: float = 1e6) -> None:
     """The same of one server, by a client that reads text and may do everything."""
     if client.info("replication")["master_replid2"] == 0:  # it is read as a number
         client.replicaof("127.0.0.1", 1)
@@ -64,7 +64,7 @@ def make_known_to(client: redis.Redis) -> None:
     facts = NodeInfo(
         said["run_id"], replication=said["master_replid"], history=said["master_replid2"]
     )
-    client.set(f"redlock:{TRUSTED_KEY}", f"1000000.000 {facts.memory}")
+    client.set(f"redlock:{TRUSTED_KEY}", f"{seconds:.3f} {facts.memory}")
 
 
 def lock_url(server: LocalServer | LocalPostgres | LocalEtcd, database: int = 0) -> str:

@@ -104,6 +104,32 @@ def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
     assert trusted_at(guard, memory) == pytest.approx(memory.began + 300 + drift(300), abs=1e-5)
 
 
+def test_a_claim_with_a_long_recall_waits_alone(guard: RestartGuard) -> None:
+    trust = Trust(guard, 0)
+    trust.connected(replace(FRESH, uptime=61.0), NOW, NOW)
+    assert not trust.doubt(NOW) and not trust.doubt(NOW, TTL) and not trust.doubt(NOW, 50.0)
+    assert trust.doubt(NOW, 3600.0) == (
+        "started 60 s ago: it may have forgotten what counts for 3600 s here (hold_for, a rate),"
+        " and has no vote on this for another 3576.0 s"
+    )
+    assert not trust.doubt(NOW + 3576.1, 3600.0)
+    assert not trust.doubt(NOW) and guard.longest == TTL
+
+
+def test_a_lost_history_is_of_a_promotion_an_hour_ago_or_earlier(guard: RestartGuard) -> None:
+    """A server forgets its promotion after an hour, and changes its replication id then."""
+    memory = guard.meet(0, replace(FRESH, uptime=1e6, replication="a" * 40), NOW, NOW)
+    changed = replace(memory.facts, replication="b" * 40)
+    assert guard.meet(0, changed, NOW + 1, NOW + 1) is memory
+    assert not guard.doubt(memory, NOW + 1) and not guard.doubt(memory, NOW + 1, 3500.0)
+    doubt = guard.doubt(memory, NOW + 1, 7200.0)
+    assert doubt is not None and doubt.left == pytest.approx(3600 + drift(7200))
+    assert doubt.startswith("may have been a replica until 3600 s ago: ")
+    again = replace(memory.facts, replication="c" * 40)
+    guard.meet(0, again, NOW + 2, NOW + 2)
+    assert memory.began == NOW + 2 - 3600
+
+
 def test_the_same_memory_met_again_is_no_restart(guard: RestartGuard) -> None:
     memory = guard.meet(0, FRESH, NOW, NOW)
     assert guard.meet(0, replace(FRESH, uptime=6.0), NOW + 2, NOW + 2) is memory

@@ -203,7 +203,7 @@ def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:
             "redlock_ttl": 2.0,
             "task_annotations": {
                 "tests.worker.tasks.late": {"lock_ttl": 8.0},
-                "tests.worker.tasks.paced_slowly": {"lock_rate": "1/5s"},
+                "tests.worker.tasks.paced_slowly": {"lock_rate": "1/h"},
             },
         }
         with cluster.worker("-c", "3", **conf) as worker:

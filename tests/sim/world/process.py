@@ -195,7 +195,8 @@ class Process:
                 self._no_master(link)
         else:
             try:
-                round_.answer(link.index, reply, now, link.trust.doubt(now))
+                recall = round_.claims[0].recall if round_.verb.needs_memory else 0.0
+                round_.answer(link.index, reply, now, link.trust.doubt(now, recall))
             except (TypeError, ValueError):
                 round_.silence(link.index, "no answer to such a request")
             connection.proven = True
