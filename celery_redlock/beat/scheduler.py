@@ -6,6 +6,8 @@ dies is missed by nobody.
 
 Works by wrapping methods of the scheduler at hand, whichever it is: they all send through
 `apply_async`, and all but celery-redbeat's share Celery's `tick`, which goes by a heap of times.
+The wrapped methods are looked up at each call, because other tools patch the scheduler's class, and
+perhaps after us: Sentry does so for its cron monitors.
 """
 
 from __future__ import annotations
@@ -38,6 +40,8 @@ __all__ = ["SchedulerAdapter", "guard"]
 
 logger = logging.getLogger("celery_redlock.beat")
 
+WRAPPED = ("tick", "is_due", "apply_entry", "apply_async", "_when", "should_sync")
+"""The methods of a scheduler in whose place the adapter's stand."""
 EARLY_S = 0.01
 """Seconds by which a beat wakes up before the time it was told (`Scheduler.adjust`)."""
 ENOUGH = 0.8
@@ -74,12 +78,16 @@ class SchedulerAdapter:
         self._failed: dict[str, str] = {}
         self._wake = math.inf
         self._began = math.inf
-        self._own_tick, scheduler.tick = scheduler.tick, self.tick
-        self._own_is_due, scheduler.is_due = scheduler.is_due, self.is_due
-        self._own_apply_entry, scheduler.apply_entry = scheduler.apply_entry, self.apply_entry
-        self._own_apply_async, scheduler.apply_async = scheduler.apply_async, self.apply_async
-        self._own_when, scheduler._when = scheduler._when, self._when
-        self._own_should_sync, scheduler.should_sync = scheduler.should_sync, self.should_sync
+        # What somebody else has put in the place of a method of this very scheduler, not its class.
+        self._instead = {name: vars(scheduler)[name] for name in WRAPPED if name in vars(scheduler)}
+        for name in WRAPPED:
+            setattr(scheduler, name, getattr(self, name))
+
+    def _own(self, name: str) -> Any:
+        """Return a method of the scheduler's own, as it is now."""
+        if name in self._instead:
+            return self._instead[name]
+        return getattr(type(self._scheduler), name).__get__(self._scheduler)
 
     # -- In place of the scheduler's own ----------------------------------------------------------
 
@@ -87,7 +95,7 @@ class SchedulerAdapter:
         """Go over the schedule once; return the seconds until the next time."""
         self._wake, self._began = math.inf, monotonic()
         try:
-            wait: float | None = self._own_tick(*args, **kwargs)
+            wait: float | None = self._own("tick")(*args, **kwargs)
         finally:
             self._began = math.inf
         return wait if wait is None else min(wait, self._wake)
@@ -98,18 +106,18 @@ class SchedulerAdapter:
             # Celery up to 5.6 asks for the first entry whenever it wakes up, before its time too.
             heap = self._scheduler._heap
             if heap and heap[0][2] is entry:
-                wait = heap[0][0] - self._own_when(entry, 0)
+                wait = heap[0][0] - self._own("_when")(entry, 0)
                 if wait > 0:
                     return schedstate(False, wait + EARLY_S)
             self._put_off.discard(entry.name)
-        return self._own_is_due(entry)
+        return self._own("is_due")(entry)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         """Send an entry, and log it; or see that another beat does."""
         decision = self._decide(entry)
         if decision.send:
             with self._sending(decision):
-                self._own_apply_entry(entry, producer=producer)
+                self._own("apply_entry")(entry, producer=producer)
 
     def apply_async(
         self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any
@@ -146,11 +154,11 @@ class SchedulerAdapter:
                     keeper.last_run_at = refused.last
                     if refused.count is not None:
                         keeper.total_run_count = refused.count
-        return self._own_when(entry, next_time_to_run, *args, **kwargs)
+        return self._own("_when")(entry, next_time_to_run, *args, **kwargs)
 
     def should_sync(self) -> bool:
         """Whether to write the schedule to its disk or database; not between claim and message."""
-        return self._granted is None and bool(self._own_should_sync())
+        return self._granted is None and bool(self._own("should_sync")())
 
     # -- Sending ----------------------------------------------------------------------------------
 
@@ -231,7 +239,7 @@ class SchedulerAdapter:
                 entry, advance = self._scheduler.reserve(entry), False
             entry.options = {name: options[name] for name in options if name != OPTION}
         try:
-            result = self._own_apply_async(entry, producer=producer, advance=advance, **kwargs)
+            result = self._own("apply_async")(entry, producer=producer, advance=advance, **kwargs)
         except (SchedulingError, DuplicateTask) as error:
             duplicate = error if isinstance(error, DuplicateTask) else error.__context__
             if not isinstance(duplicate, DuplicateTask):

@@ -147,7 +147,7 @@ def test_it_is_not_installed_twice() -> None:
     first = service.scheduler.tick
     guard(service)
     assert service.scheduler.tick == first
-    assert service.scheduler.tick.__self__._own_tick.__self__ is service.scheduler
+    assert service.scheduler.tick.__self__._own("tick").__self__ is service.scheduler
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,56 @@ from celery.beat import ScheduleEntry, SchedulingError
 from celery.schedules import BaseSchedule, schedstate
 
 from celery_redlock import DuplicateTask
+from celery_redlock.beat.scheduler import WRAPPED, SchedulerAdapter
 from tests.support.names import Log, Patch
 from tests.unit.beat_moments import minutely
-from tests.unit.beat_world import Beat, Plain, World
+from tests.unit.beat_world import Beat, Plain, Shared, World
+
+
+def notes(calls: Counter[str], name: str, method: Any) -> Any:
+    """A method of a class, as a tool such as Sentry's puts one in its place."""
+
+    def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        calls[name] += 1
+        return method(self, *args, **kwargs)
+
+    return patched
+
+
+@pytest.mark.parametrize("kind", [Plain, Shared])
+def test_a_scheduler_class_that_is_patched_after_the_guard_runs_patched(
+    monkeypatch: Patch, kind: type[Plain]
+) -> None:
+    world = World(monkeypatch, minutely, kind=kind, beats=[0.0, 0.3])
+    calls: Counter[str] = Counter()
+    for name in WRAPPED:
+        monkeypatch.setattr(kind, name, notes(calls, name, getattr(kind, name)))
+    world.run(130.0)
+    assert len(world.times("cron")) == 2
+    alone = {"tick", "apply_async", "should_sync"}  # what celery-redbeat goes through
+    assert set(calls) == (set(WRAPPED) if kind is Plain else alone)
+    if kind is Plain:
+        assert calls["apply_entry"] == calls["apply_async"] == len(world.sent)
+
+
+def test_a_scheduler_that_was_patched_itself_before_the_guard_runs_patched(
+    monkeypatch: Patch,
+) -> None:
+    world = World(monkeypatch, minutely, beats=[])
+    scheduler = world.start().scheduler
+    for name in WRAPPED:
+        delattr(scheduler, name)
+    calls: Counter[str] = Counter()
+    own = scheduler.apply_entry
+
+    def patched(entry: Any, producer: Any = None) -> Any:
+        calls["apply_entry"] += 1
+        return own(entry, producer=producer)
+
+    scheduler.apply_entry = patched
+    world.beats[0].guard = SchedulerAdapter(scheduler, world.beats[0].redlock, "hold")
+    world.run(70.0)
+    assert calls["apply_entry"] == len(world.sent) > 0
 
 
 def copy_of(entry: Any, **fields: Any) -> Any:
