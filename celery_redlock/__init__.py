@@ -16,6 +16,7 @@ from .protocol.errors import (
 )
 
 if TYPE_CHECKING:
+    from .config.typed import CallOptions, LockOptions
     from .locking.aio import AsyncHeldLease, AsyncRedlock
     from .locking.held import HeldLease, current_lease
     from .locking.redlock import Redlock
@@ -40,12 +41,14 @@ __version__ = "0.1.0"
 __all__ = [
     "AsyncHeldLease",
     "AsyncRedlock",
+    "CallOptions",
     "ConfigurationError",
     "DuplicateTask",
     "HeldLease",
     "Holder",
     "Lease",
     "LeaseLost",
+    "LockOptions",
     "NotAcquired",
     "QuorumUnavailable",
     "Redlock",
@@ -71,6 +74,7 @@ __all__ = [
 # are then connected. Celery's commands and pytest load modules of this package wherever it is
 # installed, and need neither.
 _HOME = {
+    **dict.fromkeys(("CallOptions", "LockOptions"), "config.typed"),
     **dict.fromkeys(("AsyncHeldLease", "AsyncRedlock"), "locking.aio"),
     **dict.fromkeys(("HeldLease", "current_lease"), "locking.held"),
     "Holder": "protocol.values",

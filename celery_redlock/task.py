@@ -44,9 +44,10 @@ from .worker.install import install, load
 __all__ = ["SingletonTask", "install", "locked"]
 
 if TYPE_CHECKING:
+    from celery.result import AsyncResult
     from typing_extensions import Unpack
 
-    from .config.typed import LockOptions
+    from .config.typed import LockOptions, PublishOptions
 
     BaseTask = Task[..., Any]
 else:
@@ -105,6 +106,17 @@ class SingletonTask(BaseTask):
     lock_on_unavailable: OnUnavailable
     lock_on_lost: OnLost
     lock_progress_timeout: float | None
+
+    if TYPE_CHECKING:
+
+        def apply_async(
+            self,
+            args: tuple[Any, ...] | None = ...,
+            kwargs: dict[str, Any] | None = ...,
+            task_id: str | None = ...,
+            *others: Any,
+            **options: Unpack[PublishOptions],
+        ) -> AsyncResult[Any]: ...
 
     __module__ = "celery_redlock"
 

@@ -13,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from ..worker import remote_control
-from .context import BOTH, Site, load_app, nodes_options
+from .nodes_options import nodes_options
 
 __all__ = ["main", "redlock"]
 
@@ -26,7 +26,8 @@ HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
 # Celery loads this module for every `celery` command, also for `celery inspect redlock`, which
-# asks this process what commands there are, and before any module with tasks was imported.
+# asks this process what commands there are, and before any module with tasks was imported. So it
+# imports no module that takes locks: that is left to the functions below.
 remote_control.register()
 
 
@@ -48,6 +49,8 @@ class Commands(click.Group):
 @click.pass_context
 def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
     """See, explain, free and measure the locks of tasks."""
+    from .context import Site
+
     # What Celery's own command has found stands in the context above: its app.
     ctx.obj = Site(app=getattr(ctx.obj, "app", None))
 
@@ -63,6 +66,8 @@ def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
 @click.pass_context
 def main(ctx: click.Context, app: str | None, nodes: str | None, prefix: str | None) -> None:
     """See, explain, free and measure the locks of tasks."""
+    from .context import BOTH, Site, load_app
+
     ctx.obj = site = Site()
     if app:
         if nodes and ctx.get_parameter_source("nodes") is not ParameterSource.ENVIRONMENT:

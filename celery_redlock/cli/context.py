@@ -30,10 +30,11 @@ from ..survey.models import KINDS, Survey
 from ..survey.snapshot import survey
 from ..survey.waiting import at_once, count_parked
 from .formatting import cells, lines, padded, without_quorum
+from .nodes_options import nodes_options
 
 __all__ = ["BOTH", "NO_QUORUM", "PROBLEM", "REFUSED", "USUAL_KINDS", "WORKERS_TIMEOUT_S"]
-__all__ += ["Site", "as_json", "can_ask", "choosing", "listen_option", "load_app", "nodes_options"]
-__all__ += ["on_site", "table", "timeout_option"]
+__all__ += ["Site", "as_json", "can_ask", "choosing", "listen_option", "load_app", "on_site"]
+__all__ += ["table", "timeout_option"]
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -148,20 +149,6 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
             sys.exit(code)
 
     return run
-
-
-def nodes_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command, or a group of them, with --nodes and --prefix."""
-    nodes = click.option(
-        "--nodes",
-        metavar="URL[,URL...]",
-        help="The nodes, where there is no app. Others on this machine can see their passwords on"
-        " the command line: better set REDLOCK_NODES in the environment.",
-    )
-    prefix = click.option(
-        "--prefix", metavar="TEXT", help="What the keys on the nodes begin with, without an app."
-    )
-    return nodes(prefix(command))
 
 
 def load_app(name: str) -> Any:

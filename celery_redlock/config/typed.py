@@ -1,17 +1,68 @@
-"""The options of `@locked` for editors and type checkers. No program loads this module."""
+"""The options of `@locked` and of `apply_async` for editors and type checkers.
+
+A program loads this module only if it imports one of these types.
+"""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from .checks import OnDuplicate, Scope
 from .options import Key, LimitOption, OnConflict, OnDeadline, OnLost, OnUnavailable
 
-__all__ = ["LockOptions"]
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    import kombu
+    from celery.canvas import Signature
+
+__all__ = ["CallOptions", "LockOptions", "PublishOptions"]
+
+
+class CallOptions(TypedDict, total=False):
+    """Options of one call: `apply_async(..., lock={...})`."""
+
+    scope: Scope
+    on_duplicate: OnDuplicate
+    reserve_ttl: float | None
+
+
+class PublishOptions(TypedDict, total=False):
+    """The keywords of Celery's `apply_async`, as celery-types has them, and ours."""
+
+    lock: CallOptions
+    producer: kombu.Producer | None
+    link: Signature[Any] | list[Signature[Any]] | None
+    link_error: Signature[Any] | list[Signature[Any]] | None
+    shadow: str | None
+    countdown: float
+    eta: datetime
+    expires: float | datetime
+    retry: bool
+    retry_policy: Mapping[str, Any]
+    queue: str | kombu.Queue
+    exchange: str | kombu.Exchange
+    routing_key: str
+    priority: int
+    serializer: str
+    compression: str
+    add_to_parent: bool
+    publisher: kombu.Producer
+    headers: dict[str, str]
+    ignore_result: bool
+    time_limit: int
+    soft_time_limit: int
 
 
 class LockOptions(TypedDict, total=False):
-    """The options of `@locked`; `TASK` has all the rest."""
+    """The options of `@locked`, which `docs/settings.md` explains: to share them between tasks.
+
+    SLOW: LockOptions = {"ttl": 60.0, "on_conflict": "skip"}
+
+    @locked("report:<day>", **SLOW)
+    def report(day: str) -> None: ...
+    """
 
     key: Key
     ttl: float

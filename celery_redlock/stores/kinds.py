@@ -10,14 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..protocol.errors import ConfigurationError
-from .redis import address as redis_address
-from .redis.address import Address as RedisAddress
-from .redis.address import NodeSpec
-from .redis.node import RedisNode
-from .redis.reader import RedisReader
-from .redis.subscription import RedisSubscription
 
 if TYPE_CHECKING:
+    import redis
+
     from .etcd.address import EtcdAddress
     from .etcd.reader import EtcdReader
     from .etcd.subscription import EtcdSubscription
@@ -25,6 +21,9 @@ if TYPE_CHECKING:
     from .postgresql.address import PostgresAddress
     from .postgresql.reader import PostgresReader
     from .postgresql.subscription import PostgresSubscription
+    from .redis.address import Address as RedisAddress
+    from .redis.reader import RedisReader
+    from .redis.subscription import RedisSubscription
 
 __all__ = ["Address", "NodeSpec", "Reader", "Subscription"]
 __all__ += ["lock_key", "make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
@@ -47,6 +46,7 @@ MANY = {
     ),
 }
 
+NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
 Address: TypeAlias = "RedisAddress | PostgresAddress | EtcdAddress"
 Reader: TypeAlias = "RedisReader | PostgresReader | EtcdReader"
 Subscription: TypeAlias = "RedisSubscription | PostgresSubscription | EtcdSubscription"
@@ -67,7 +67,9 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
     specs = listed(specs)
     kinds = [kind_of(spec) for spec in specs] if isinstance(specs, list) else []
     if set(kinds) <= {"Redis"}:
-        return redis_address.parse_nodes(specs, setting)
+        from .redis.address import parse_nodes as parse_redis
+
+        return parse_redis(specs, setting)
     if len(set(kinds)) > 1:
         one, other = sorted(set(kinds))[:2]
         raise ConfigurationError(
@@ -124,7 +126,7 @@ def refuse_readers(kind: str) -> None:
 
 def whole_name(address: Address) -> str:
     """Return an address with its database, without credentials: no two databases have the same."""
-    if isinstance(address, RedisAddress):
+    if address.store == "Redis":
         return f"{address.name}/{address.arguments.get('db') or 0}"
     if address.store == "etcd":
         return ",".join(sorted(address.name.split(",")))  # in whichever order they are named
@@ -138,7 +140,9 @@ def lock_key(address: Address, prefix: str, name: str) -> str:
 
 def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:
     """Return the node at an address; for the arguments see `RedisNode`."""
-    if isinstance(address, RedisAddress):
+    if address.store == "Redis":
+        from .redis.node import RedisNode
+
         return RedisNode(index, address, *rest, **more)
     if address.store == "etcd":
         from .etcd.node import EtcdNode
@@ -151,7 +155,9 @@ def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:
 
 def subscribe(address: Address, channel: bytes) -> Subscription:
     """Return what hears the calls of a node on a channel; not connected yet."""
-    if isinstance(address, RedisAddress):
+    if address.store == "Redis":
+        from .redis.subscription import RedisSubscription
+
         return RedisSubscription(address, channel)
     if address.store == "etcd":
         from .etcd.subscription import EtcdSubscription
@@ -164,7 +170,9 @@ def subscribe(address: Address, channel: bytes) -> Subscription:
 
 def open_reader(address: Address, prefix: str, timeout: float) -> Reader:
     """Return what reads a node's keys; not connected yet. `timeout`: seconds for each answer."""
-    if isinstance(address, RedisAddress):
+    if address.store == "Redis":
+        from .redis.reader import RedisReader
+
         return RedisReader(address, prefix, timeout)
     if address.store == "etcd":
         from .etcd.reader import EtcdReader

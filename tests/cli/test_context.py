@@ -59,7 +59,7 @@ def test_nodes_may_stand_before_the_command_and_after_it() -> None:
 def test_an_app_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.redlock_nodes = ["redis://127.0.0.1:4/0"]
-    monkeypatch.setattr("celery_redlock.cli.load_app", lambda _name: app)
+    monkeypatch.setattr("celery_redlock.cli.context.load_app", lambda _name: app)
     monkeypatch.setenv("REDLOCK_NODES", "redis://127.0.0.1:1/0")
     assert "node 127.0.0.1:4 does" in CliRunner().invoke(main, ["-A", "shop", "ls"]).stderr
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from celery_redlock import SingletonTask, locked
-from celery_redlock.config.typed import LockOptions
+from celery_redlock import CallOptions, LockOptions, SingletonTask, locked
 
 
 @locked(
@@ -70,6 +69,18 @@ class Function(SingletonTask):
     @staticmethod
     def lock_on_conflict(holder: Any, request: Any) -> str:
         return "skip"
+
+
+ONCE: CallOptions = {"scope": "until_executed", "reserve_ttl": 60.0}
+
+
+def publish(task: Function) -> None:
+    task.apply_async((1, 2), lock={"scope": "until_executed", "on_duplicate": "skip"})
+    task.apply_async((1, 2), lock=ONCE, countdown=5.0, queue="slow")
+    task.apply_async((1, 2), lock={"on_duplicate": "wait"})  # type: ignore[typeddict-item]
+    task.apply_async((1, 2), lock={"ttl": 5.0})  # type: ignore[typeddict-unknown-key]
+    task.apply_async((1, 2), countdown="soon")  # type: ignore[arg-type]
+    task.apply_async((1, 2), lokc=ONCE)  # type: ignore[call-arg]
 
 
 name: str = charge(1)

@@ -31,7 +31,7 @@ def ours():
     return {name for name in sys.modules if name.startswith("celery_redlock")}
 """
 RUNS = (
-    *("redis", "tenacity", "celery.app.control", "celery_redlock.events"),
+    *("tenacity", "celery.app.control", "celery_redlock.events"),
     *(f"celery_redlock.{room}" for room in ("locking", "stores", "keepalive", "runtime")),
     *(f"celery_redlock.messages.{name}" for name in ("run", "delivery", "consume", "conflict")),
     *(f"celery_redlock.messages.{name}" for name in ("endings", "publication", "reservation")),
@@ -52,8 +52,50 @@ def program(code: str) -> str:
 def test_who_declares_and_publishes_loads_nothing_that_takes_locks() -> None:
     loaded = program("work.delay(1), also.delay(1), unique.name; print(*sys.modules)").split()
     assert "celery_redlock.task" in loaded
-    assert set(RUNS) & set(loaded) == set()
+    assert {*RUNS, "redis"} & set(loaded) == set()
     assert set(RUNS) <= set(program("work(1); app.control; print(*sys.modules)").split())
+
+
+def test_lock_in_another_store_works_without_redis_py() -> None:
+    printed = program("""
+sys.modules["redis"] = None
+from celery_redlock import AsyncRedlock, NotAcquired, Redlock
+
+for url in ("etcd://127.0.0.1:1", "postgresql://127.0.0.1:1/none"):
+    redlock = Redlock([url])
+    try:
+        redlock.acquire("a")
+    except NotAcquired as error:
+        print(type(error).__name__, type(AsyncRedlock([url])).__name__)
+try:
+    Redlock(["redis://127.0.0.1:1"])
+except ImportError as error:
+    print("redis" in str(error))
+""")
+    assert printed.split() == [*["QuorumUnavailable", "AsyncRedlock"] * 2, "True"]
+
+
+def test_celery_command_loads_no_module_of_ours_that_takes_locks() -> None:
+    """Celery loads the commands of all packages for each of its own commands."""
+    code = """
+import sys
+from celery.__main__ import main
+
+sys.argv = ["celery", "--version"]
+try:
+    main()
+except SystemExit:
+    print(*(name for name in sys.modules if name.startswith("celery_redlock")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    loaded = done.stdout.splitlines()[-1].split()
+    assert set(loaded) <= {
+        *("celery_redlock", "celery_redlock.cli", "celery_redlock.cli.nodes_options"),
+        "celery_redlock.worker",
+        *("celery_redlock.worker.remote_control", "celery_redlock.protocol"),
+        *("celery_redlock.protocol.errors", "celery_redlock.protocol.texts"),
+    }
+    assert "celery_redlock.cli" in loaded
 
 
 def test_a_revoke_is_remembered_though_remote_control_is_loaded_late() -> None:

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 
 import celery_redlock.task
-from celery_redlock import ConfigurationError, SingletonTask, locked
+from celery_redlock import CallOptions, ConfigurationError, LockOptions, SingletonTask, locked
 from celery_redlock.config.options import (
     GLOBAL,
     TASK,
@@ -20,8 +20,7 @@ from celery_redlock.config.options import (
     check_option,
 )
 from celery_redlock.config.settings import enabled, read_settings
-from celery_redlock.config.task_lock import TaskLock
-from celery_redlock.config.typed import LockOptions
+from celery_redlock.config.task_lock import OF_CALL, TaskLock
 
 NODES = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
 
@@ -43,6 +42,7 @@ def test_type_checkers_are_told_what_the_table_says() -> None:
     table = get_type_hints(TaskOptions)
     del table["waits"]
     assert get_type_hints(LockOptions) == table
+    assert get_type_hints(CallOptions) == {name: table[name] for name in OF_CALL}
     declared = inspect.get_annotations(
         SingletonTask, globals=vars(celery_redlock.task), eval_str=True
     )

@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 from urllib.parse import urlsplit
 
 import redis
@@ -31,10 +31,9 @@ from ...protocol.errors import ConfigurationError, NodeError
 from .resp import Parser, reason
 from .sentinel import pool_of
 
-__all__ = ["Address", "NodeSpec", "parse_nodes"]
+__all__ = ["Address", "parse_nodes"]
 
 T = TypeVar("T")
-NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
 
 SENTINEL = "sentinel://"
 CONNECT_TIMEOUT = 1.0
@@ -152,7 +151,7 @@ class SentinelAddress(Address):
         )
 
 
-def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:
+def parse_nodes(specs: Sequence[Any], setting: str = "nodes") -> tuple[Address, ...]:
     """Return the addresses of a set of independent masters.
 
     Args:
