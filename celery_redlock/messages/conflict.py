@@ -21,7 +21,7 @@ from ..protocol.texts import printable, shown
 from ..protocol.values import Holder, Owner, Vote
 from ..runtime.complaints import Once
 from . import broker
-from .headers import ATTEMPTS, MAX_ID_CHARS, serializer_of, short_id
+from .headers import ATTEMPTS, MAX_ID_CHARS, RECEIPT, short_id, written_as
 from .policy import backoff, is_split, parks
 from .results import store_retry, tell_skipped
 from .skipped import Skipped
@@ -187,15 +187,18 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     level = _level(refusal, attempts[why], copy)
     line = "%s waits (%s, attempt %d, next in %.1f s): %s"
     logger.log(level, line, message.called, why, attempts[why], pause, refusal)
-    serializer = serializer_of(request)
+    kept = broker.without_delays(request.headers)
+    kept.pop(RECEIPT, None)  # of this delivery
     # Not self.retry(): that would spend the retries of the user.
     again = message.task.signature_from_request(
         request,
         retries=request.retries,
-        headers={**broker.without_delays(request.headers), ATTEMPTS: attempts},
+        # Celery would put this task's own id into an empty parent_id.
+        headers={**kept, ATTEMPTS: attempts, "parent_id": request.parent_id},
         **broker.later_at(app, request, pause),
-        **({"serializer": serializer} if serializer else {}),
     )
+    again.options.update(written_as(request))
+    again.options.pop("redelivered", None)  # Celery takes it over with the exchange
     if not copy:
         store_retry(message.task, request, refusal)
     _send(message, again)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from kombu import serialization
+from kombu import compression, serialization
 
 from ..protocol.errors import NotAcquired, ResourceHeld
 
@@ -28,6 +28,7 @@ __all__ = [
     "serializer_of",
     "short_id",
     "waited",
+    "written_as",
 ]
 
 _serialization: Any = serialization  # its stubs lack the registry
@@ -40,8 +41,17 @@ RESERVATION = "redlock_reservation"
 """Message header: what its reservation is. Foreign input: see `Reservation.of`."""
 RECEIPT = "redlock_receipt"
 """Put among a request's headers by its worker, for the process that runs it: when it was received,
-and in which words. It travels with a message that is sent again, and is replaced at each receipt.
-"""
+and in which words. It travels with a retry of the user's, and is replaced at each receipt."""
+_HEADERS = frozenset(("argsrepr", "kwargsrepr", "compression", "ignore_result"))
+_KEPT: Mapping[type, tuple[str, ...]] = {
+    str: (
+        *("argsrepr", "kwargsrepr", "compression"),
+        *("correlation_id", "app_id", "message_id", "type", "user_id", "cluster_id"),
+    ),
+    bool: ("ignore_result",),
+    int: ("delivery_mode", "timestamp"),
+}
+"""What `written_as` takes over, by its type: from the headers, or else from the properties."""
 MAX_SECONDS = 1e12
 """Since 1970, or of a span: no clock shows more, so whoever sends more forges."""
 MAX_RETRIES, MAX_ATTEMPTS = 10**9, 10**6
@@ -136,6 +146,27 @@ def serializer_of(request: Any) -> str | None:
     names = _serialization.registry.type_to_name
     name = names.get(content_type) if isinstance(content_type, str) else None
     return name if isinstance(name, str) else None
+
+
+def written_as(request: Any) -> dict[str, Any]:
+    """Return the options that write a message as this one was written.
+
+    These are the ones that Celery itself does not copy when it sends a message again: its
+    serializer and compression, what stands for its arguments in monitors (they may be secret), its
+    AMQP properties, and before Celery 5.7 whether its result is ignored.
+    """
+    options: dict[str, Any] = {}
+    if (serializer := serializer_of(request)) is not None:
+        options["serializer"] = serializer
+    properties = mapping_of(request, "properties")
+    for kind, names in _KEPT.items():
+        for name in names:
+            given = said(request, name) if name in _HEADERS else properties.get(name)
+            if type(given) is kind:
+                options[name] = given
+    if options.get("compression") not in compression.encoders():  # anybody may have written it
+        options.pop("compression", None)
+    return options
 
 
 def _number(given: Any, least: float) -> float | None:

@@ -433,3 +433,17 @@ def test_only_the_refusal_of_a_delivery_is_expected(throws: Any) -> None:
         assert not isinstance(kind("another is held"), task.throws)
     assert not isinstance(ValueError(), task.throws)
     assert isinstance(KeyError(), task.throws) is (throws != ())
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("compression", "no such"), ("compression", 7), ("argsrepr", ["x"]), ("properties", "x"),
+     ("properties", {"delivery_mode": "9", "correlation_id": 7, "timestamp": True})],
+)  # fmt: skip
+def test_forged_ways_to_write_a_message_are_not_taken_over(
+    busy: Any, sent: list[Any], name: str, given: Any
+) -> None:
+    deliver(busy(), **{name: given})
+    (again,) = sent
+    options = {"compression", "argsrepr", "delivery_mode", "correlation_id", "timestamp"}
+    assert not options & set(again.options)
