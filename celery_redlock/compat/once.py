@@ -41,7 +41,12 @@ class AlreadyQueued(DuplicateTask):
     def __init__(self, countdown: float, task_id: str = "", *, resource: str | None = None) -> None:
         self.message = f"Expires in {countdown} seconds"
         super().__init__(self.message, task_id, resource=resource)
+        # What it is made of again where it is pickled, or read from a result backend.
+        self.args = (countdown, task_id)
         self.countdown = countdown
+
+    def __str__(self) -> str:
+        return self.message
 
 
 def _checked(once: Any, known: Iterable[str], what: str) -> Mapping[str, Any]:

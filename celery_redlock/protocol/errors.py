@@ -121,6 +121,9 @@ class DuplicateTask(RedlockError):
 class LeaseLost(RedlockError):
     """The lease ended before its holder released it; another may hold the resource now.
 
+    A result backend without pickle keeps the text alone: the attributes of an error that is read
+    from it are None, and `votes` is empty.
+
     Attributes:
         lease: The lease as it was last known.
         reason: `"refused"` (a quorum no longer holds our token), `"expired"` (the deadline passed
@@ -128,16 +131,16 @@ class LeaseLost(RedlockError):
             reported, and the lock is kept until the work has ended.
         owner: Who held it: host, process and, in a task, its id.
         task: The name of the task that held it; empty outside tasks.
-        held_for: Seconds from the grant until the loss was noticed.
+        held_for: Seconds from the grant until the loss was noticed; None where nobody measured it.
         votes: What each node answered last, one per node.
     """
 
     __module__ = "celery_redlock"
     lease: Lease | None = None
-    reason: str = "expired"
+    reason: str | None = None
     owner: Owner | None = None
-    task: str = ""
-    held_for: float = 0.0
+    task: str | None = None
+    held_for: float | None = None
     votes: tuple[NodeVote, ...] = ()
 
     def __init__(

@@ -96,4 +96,5 @@ class Lease:
                 " were asked for; stop writing, another may hold the resource",
                 resource=self.resource,
                 lease=self,
+                reason="expired",
             )
