@@ -86,11 +86,13 @@ class Keys(ABC):
     Attributes:
         count: How many are declared; None if that is not known before the call.
         several: Whether these are more than one, as far as is known; the same twice is one.
+        misfit: A warning about calls for which a key function fails; "" if there are none.
         signature: That of the task, without the task itself.
     """
 
     count: int | None = None
     several = False
+    misfit = ""
     signature: inspect.Signature
 
     def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
@@ -217,14 +219,29 @@ class _FromFunction(Keys):
                 f"{self}: is async, or a generator; give one that returns a str"
             )
         try:
-            first = next(iter(inspect.signature(key).parameters), "")
+            taken = inspect.signature(key)
         except (TypeError, ValueError):  # some that are written in C tell nothing of themselves
-            first = ""
-        if first == "self" and "self" not in signature.parameters:
+            return
+        if next(iter(taken.parameters), "") == "self" and "self" not in signature.parameters:
             raise ConfigurationError(
                 f"{self}: it is called with the arguments of the task, without the task itself;"
                 " take 'self' away, and in a class write @staticmethod over it"
             )
+        all_misfits = _misfits(signature, taken)
+        if "self" in signature.parameters:  # which may yet turn out to be the task
+            others = [p for name, p in signature.parameters.items() if name != "self"]
+            all_misfits = min(
+                all_misfits, _misfits(signature.replace(parameters=others), taken), key=len
+            )
+        if all_misfits:
+            wanted = ", ".join(signature.parameters)
+            ways = " nor ".join(dict.fromkeys(all_misfits))
+            self.misfit = (
+                f"{self}: it is called with the arguments of the task, ({wanted}), as the task is,"
+                f" and cannot be called so {ways}; let it take what it does not need by *_ and **_"
+            )
+            if len(all_misfits) == _WAYS:
+                raise ConfigurationError(self.misfit)
 
     def __str__(self) -> str:
         name = getattr(self._key, "__qualname__", None) or repr(self._key)
@@ -252,6 +269,30 @@ class _FromFunction(Keys):
         if isinstance(texts, (set, frozenset)):
             texts = sorted(texts)
         return tuple([shortened(escape(self._head + text, RAW_LITERAL)) for text in texts])
+
+
+_WAYS = 4
+"""In which `_misfits` looks at a function."""
+
+
+def _misfits(task: inspect.Signature, key: inspect.Signature) -> list[str]:
+    """Return in which ways a key function cannot be called as its task can."""
+    by_place, by_name = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in task.parameters.values()):
+        return []  # its calls show what it takes
+    given = [p for p in task.parameters.values() if p.kind in (by_place, either, by_name)]
+    needed = [p for p in given if p.default is p.empty]
+    misfits = []
+    for names, what in ((needed, "without its optional arguments"), (given, "with all of them")):
+        for placed, how in (((by_place, either), "by position"), ((by_place,), "by name")):
+            args = [None for p in names if p.kind in placed]
+            kwargs = {p.name: None for p in names if p.kind not in placed}
+            try:
+                key.bind(*args, **kwargs)
+            except TypeError:
+                misfits.append(f"{how} {what}" if needed != given else how)
+    return misfits
 
 
 def is_plain(function: Callable[..., object]) -> bool:

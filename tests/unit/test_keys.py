@@ -165,7 +165,7 @@ def test_a_function_that_fails_is_told_with_the_task_and_its_own_error() -> None
         return str(1 / 0)
 
     with pytest.raises(ConfigurationError, match=r"shop.pay, made by .*: raised TypeError") as it:
-        made(key)
+        made(lambda *args: key(*args))
     assert isinstance(it.value.__cause__, TypeError)
     with pytest.raises(ConfigurationError, match="raised ZeroDivisionError"):
         keys_of("t", lambda src: None, key)((1,), {})
