@@ -21,6 +21,7 @@ from celery.local import PromiseProxy, Proxy
 
 from .config.checks import OnDuplicate, Scope
 from .config.declared import (
+    app_of,
     given_to_all,
     is_of_celery,
     keep_task_class,
@@ -206,7 +207,7 @@ class SingletonTask(BaseTask):
         if is_of_celery(type(self)):
             return call(*args, **kwargs)
         body = functools.partial(call, *args, **kwargs)
-        result = loaded.run(self.redlock, self.app, self, request, self.run, body)
+        result = loaded.run(self.redlock, app_of(self.redlock, self), self, request, self.run, body)
         if type(result) is CoroutineType:
             raise _never_awaited(self.name, result)
         return result
@@ -318,7 +319,7 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
         task = _celery_state._task_stack.top
         if task is None or getattr(task.run, "__redlock__", None) is not lock:
             task = None  # called as a function, perhaps by another task
-        app = task.app if task is not None else _celery_state.get_current_app()
+        app = app_of(lock, task)
         request = task.request_stack.top if task is not None else None
         body = functools.partial(function, *args, **kwargs)
         result = load().run(lock, app, task, request, function, body)
@@ -350,6 +351,7 @@ def _lock_task(lock: TaskLock, task: Any) -> None:
     """Put a lock around an existing task's body; the task stays the same object."""
     if getattr(task.run, "__redlock__", None) is not lock:
         task.run = _wrap(lock, task.run)
+        lock.apps.add(task.app)
         refuse_unread(task)
 
 

@@ -15,7 +15,8 @@ MIN_TTL = 0.02
 DAY = 86_400.0
 """Seconds; the longest ttl, because a holder that dies blocks its resource for that long."""
 HOUR = 3600.0
-"""Seconds; whoever gives a longer ttl most likely means milliseconds."""
+LONG_TTL = 900.0
+"""Seconds; whoever gives a longer ttl means milliseconds, or the time that the work may take."""
 Scope = Literal[
     "while_executing",
     "until_executing",
@@ -165,12 +166,13 @@ def key(value: Any) -> Any:
 
 
 def too_long(ttl: float) -> str:
-    """Return what is to be said of a ttl that most likely was meant in milliseconds; else ""."""
-    if ttl <= HOUR:
+    """Return a warning about a ttl, in seconds, that is longer than any lock needs; else ""."""
+    if ttl <= LONG_TTL:
         return ""
     return (
-        f"a ttl of {ttl:g} s keeps the lock of a dead worker for {ttl / HOUR:.1f} hours. It is in"
-        f" seconds: do you mean {ttl / 1000:g}? Leases are extended while bodies run"
+        f"a ttl of {ttl:g} s keeps the lock of a dead worker for {ttl / 60:.0f} minutes. It is in"
+        f" seconds: do you mean {ttl / 1000:g}? It need not be as long as the work, because leases"
+        " are extended while bodies run"
     )
 
 

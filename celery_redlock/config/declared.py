@@ -2,7 +2,8 @@
 
 `lock_ttl` is read on a `SingletonTask`, and `@locked` reads what it is called with. On any other
 task such an option is an attribute like another: the task would run without the lock, or without
-the ttl, that stands in its source. So tasks are looked at when they are bound to their app.
+the ttl, that stands in its source. So tasks are looked at when they are bound to their app. A task
+without any lock of ours may have the option for somebody else: that is a warning.
 """
 
 from __future__ import annotations
@@ -10,46 +11,71 @@ from __future__ import annotations
 import difflib
 import functools
 import inspect
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from celery import _state
 from celery.app.task import Task
 from celery.utils.functional import firstmethod
 
 from ..protocol.errors import ConfigurationError
+from .checks import too_long
 from .options import TASK
-from .task_lock import TaskLock
+from .settings import is_fallback
+from .task_lock import TaskLock, lock_of
 
 MIN_LIKENESS, MIN_LIKENESS_SAME_LENGTH = 0.8, 0.66
 """How like an option's name one must be to be that name misspelt (difflib's ratio, 0 to 1): `tll`
 is 0.67 like `ttl`, and as long. Others are the user's own."""
 
+_OTHER_LIBRARIES = {"celery_once": "celery-once", "celery_singleton": "celery-singleton"}
+
+logger = logging.getLogger("celery_redlock.task")
+
+_celery_state: Any = _state  # its stubs lack most of it
+
 _annotate_any: Any = firstmethod("annotate_any")  # type: ignore[arg-type]  # its stubs are wrong
 
 
-def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> None:
-    """Refuse options on a task, or its class, that reads none.
+def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[str]:
+    """Refuse options on a task with a lock, or on its class, that nothing reads.
 
     What `task_annotations` gives to every task (`for_all`) are defaults of those that read them.
     Only `@locked` ones would seem to; the others take no lock anyway.
 
+    Returns:
+        A warning for each of these options on a task without a lock. They may be those of another
+        library, or of a lock of the project's own.
+
     Raises:
-        ConfigurationError: There is one; names it, the task, and what to write instead.
+        ConfigurationError: There is one, or the task has the lock of another library as well;
+            names it, the task, and what to write instead.
     """
     kind = task if inspect.isclass(task) else type(task)
     if is_of_celery(kind):
-        return
+        return []
     name = getattr(task, "name", None) or f"{task.__module__}.{task.__qualname__}"
     locked = _is_locked(task.run)
-    if isinstance(getattr(kind, "redlock", None), TaskLock):
+    based = isinstance(getattr(kind, "redlock", None), TaskLock)
+    for base in kind.__mro__ if locked or based else ():
+        library = _OTHER_LIBRARIES.get(base.__module__.partition(".")[0])
+        if library is not None:
+            raise ConfigurationError(
+                f"{name} has two locks: its class derives from {base.__qualname__} of {library},"
+                " which would drop the message that a waiting task is sent again in. Take that"
+                " base away, or the lock of celery_redlock (docs/migrating.md)"
+            )
+    if based:
         if locked:
             raise ConfigurationError(
                 f"{name} is a SingletonTask and @locked: a task has one lock. Give the options of"
                 " @locked to the task (lock_key, lock_ttl, ...) and take @locked away, or take"
                 " another base"
             )
-        return  # it has checked its options
+        return []  # it has checked its options
+    warnings = []
     for base in kind.__mro__:
         for attribute, value in vars(base).items():
             option = _meant(attribute)
@@ -62,11 +88,13 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> None:
                     f" takes lock_{option}; redlock_... settings are the defaults of all tasks"
                 )
             if not for_all or attribute not in for_all or for_all[attribute] != value:
-                raise ConfigurationError(
-                    f"{name}: nothing reads {attribute}, because the task takes no lock: give it"
-                    f" base=SingletonTask and lock_{option}=..., or put @locked(..., {option}=...)"
-                    " over its function. If it is no option of celery_redlock, rename it"
+                warnings.append(
+                    f"{name}: celery_redlock does not read {attribute}, because the task takes no"
+                    f" lock of it: give it base=SingletonTask and lock_{option}=..., or put"
+                    f" @locked(..., {option}=...) over its function. If another library or a lock"
+                    " of your own reads it, ignore this line"
                 )
+    return warnings
 
 
 def check_bound(task: Any) -> None:
@@ -95,6 +123,28 @@ def given_to_all(app: Any) -> Mapping[str, Any]:
     return given or {}
 
 
+def app_of(lock: TaskLock, task: Any = None) -> Any:
+    """Return the app whose settings a call reads.
+
+    Args:
+        lock: The lock of what is called.
+        task: The task; None where its function is called, or one that is no task.
+    """
+    app = task.app if task is not None else _celery_state.get_current_app()
+    if task is not None and not is_fallback(app):
+        return app
+    known = [one for one in lock.apps if not is_fallback(one)]
+    if task is None and len(known) == 1:
+        return known[0]
+    if not is_fallback(app):
+        return app
+    if not known:
+        known = [one for one in _celery_state._get_active_apps() if not is_fallback(one)]
+    if task is not None:  # its name, which may be in its key, may be another one there
+        known = [one for one in known if task.name in one.tasks]
+    return known[0] if len(known) == 1 else app
+
+
 def wrap(task_class: Any = Task) -> None:
     """Look at every task when it is bound to an app. Calling it again changes nothing."""
     original = task_class.bind.__func__
@@ -104,11 +154,21 @@ def wrap(task_class: Any = Task) -> None:
     @functools.wraps(original)
     def bind(cls: Any, app: Any) -> Any:
         try:
-            if not cls.__bound__:
-                refuse_unread(cls)  # annotations are set next, and may hide what was declared
+            first = not cls.__bound__
+            # Annotations are set next, and may hide what was declared.
+            warnings = refuse_unread(cls) if first else []
             bound = original(cls, app)
-            refuse_unread(cls, given_to_all(app))
+            warnings += refuse_unread(cls, given_to_all(app))
             check_bound(cls)
+            lock = lock_of(cls)
+            if lock is not None:
+                lock.apps.add(app)
+            if lock is not None and (said := too_long(lock.own.get("ttl", 0.0))):
+                warnings.append(f"{cls.name}: {said}")
+            if lock is not None and lock.misfit:
+                warnings.append(lock.misfit)
+            for warning in dict.fromkeys(warnings if first else ()):
+                logger.warning("%s", warning)
         except ConfigurationError as error:
             _end_command(error)
             raise

@@ -32,6 +32,9 @@ ELSEWHERE = {
 UNREAD = object()
 """What Celery's configuration says of a setting that is written as it does not read it."""
 
+_MIN_LIKENESS = 0.8
+"""How like "redlock" a first word is to be that word misspelt (difflib's ratio, 0 to 1)."""
+
 switched_off = 0
 """How many blocks of a test want no task to take a lock, of whichever app: see `testing`."""
 
@@ -82,24 +85,63 @@ def read_settings(app: Any) -> Settings:
     given.update((name, conf.get(f"redlock_{name}", UNREAD)) for name in given_names(conf))
     for name, value in given.items():
         if value is UNREAD:
+            right = f"redlock_{name}"
+            right = f"{_namespace(conf)}{right}".upper() if _namespace(conf) else right
             raise ConfigurationError(
                 f"the setting REDLOCK_{name.upper()} is read by nothing, as Celery reads names in"
-                f" capitals only with its namespace before them: write redlock_{name}"
+                " capitals only with its namespace before them, as config_from_object(...,"
+                f" namespace='CELERY') gives it: write {right}"
             )
-    for name in given_names(conf, "lock_"):
-        if name in TASK and conf.get(f"lock_{name}", UNREAD) is not UNREAD:
-            all_tasks = f"for all tasks, set redlock_{name}; " if name in GLOBAL else ""
-            raise ConfigurationError(
-                f"the setting lock_{name} is read by nothing: {all_tasks}for one, give lock_{name}"
-                " to the task. If it is no option of celery_redlock, rename it"
-            )
+    _refuse_misspelt(conf)
     values = check_given(given, GLOBAL, "redlock_")
     check_together(values, {}, "redlock_")
     if values["beat"] is None:
         values["beat"] = values["nodes"] is not None
     if values["nodes"] is None:
-        values["nodes"] = [_moved(conf) or _broker(conf)] if values["enabled"] else []
+        values["nodes"] = [_moved(conf) or _broker(app)] if values["enabled"] else []
     return Settings(**values)
+
+
+def unread(conf: Any) -> list[str]:
+    """Return a warning for each setting of a configuration that looks like a task's option.
+
+    Such as `lock_ttl`, which may be that of another library.
+    """
+    return [
+        f"celery_redlock does not read the setting lock_{name}:"
+        f" {f'for all tasks, set redlock_{name}; ' if name in GLOBAL else ''}for one, give"
+        f" lock_{name} to the task. If another library or a lock of your own reads it, ignore this"
+        " line"
+        for name in given_names(conf, "lock_")
+        if name in TASK and conf.get(f"lock_{name}", UNREAD) is not UNREAD
+    ]
+
+
+def _refuse_misspelt(conf: Any) -> None:
+    """Refuse a setting whose first word is `redlock` misspelt, as in `redlok_nodes`.
+
+    Raises:
+        ConfigurationError: There is one; says what to write.
+    """
+    pattern = re.compile(rf"(?:{_namespace(conf)}|celery_)?(red_lock|r[a-z]{{4,8}})_(\w+)", re.I)
+    for found in filter(None, map(pattern.fullmatch, map(str, conf))):
+        written, first, option = found[0], found[1].lower(), found[2].lower()
+        if first == "redlock":
+            continue
+        import difflib  # most programs have no such name
+
+        if difflib.SequenceMatcher(None, first, "redlock").ratio() < _MIN_LIKENESS:
+            continue
+        for meant in difflib.get_close_matches(option, GLOBAL, n=1):
+            right = f"redlock_{meant}"
+            if written.isupper():
+                right = f"{_namespace(conf)}{right}".upper()
+            raise ConfigurationError(f"nothing reads the setting {written}: write {right}")
+
+
+def _namespace(conf: Any) -> str:
+    """Return what stands before each name in capitals, such as `CELERY_`, for a pattern."""
+    return re.escape(getattr(conf, "prefix", "") or "")
 
 
 def enabled(conf: Any) -> bool:
@@ -117,8 +159,7 @@ def enabled(conf: Any) -> bool:
 def given_names(conf: Any, before: str = "redlock_") -> list[str]:
     """Return the names after `redlock_` that a configuration holds, under whatever namespace."""
     keys = [str(key).lower() for key in conf]  # loads it; before that it does not know its prefix
-    namespace = re.escape((getattr(conf, "prefix", "") or "").lower())
-    pattern = re.compile(rf"(?:{namespace})?{before}(\w+)")
+    pattern = re.compile(rf"(?:{_namespace(conf)}|celery_)?{before}(\w+)", re.I)
     matches = map(pattern.fullmatch, keys)
     return [match.group(1) for match in matches if match]
 
@@ -304,8 +345,17 @@ def _moved(conf: Any) -> str | None:
     return url if isinstance(url, str) else None
 
 
-def _broker(conf: Any) -> str:
+def is_fallback(app: Any) -> bool:
+    """Return True if Celery itself made an app, for a thread or program without a current one.
+
+    A thread has no current app of its own, whichever app the main thread has.
+    """
+    return app.main == "default" and not app.set_as_current and not app.conf.get("broker_url")
+
+
+def _broker(app: Any) -> str:
     """Return the URL of the broker, if that is a Redis."""
+    conf = app.conf
     url = conf.get("broker_write_url") or conf.get("broker_url")
     if isinstance(url, (list, tuple)):
         url = url[0] if url else None
@@ -316,6 +366,12 @@ def _broker(conf: Any) -> str:
         url = url.split(";")[0]
         if url.startswith(("redis+socket://", "unix://", "redis://", "rediss://")):
             return url
+    if is_fallback(app):
+        raise ConfigurationError(
+            "this thread has no current Celery app, and Celery's own default app has no settings,"
+            " so it is not known where the locks are: call app.set_default() once, where your app"
+            " is made, or app.set_current() in the thread"
+        )
     raise ConfigurationError(
         "redlock_nodes is not set and the broker is no Redis: set redlock_nodes to the URLs of one"
         " or more independent Redis masters, such as ['redis://10.0.0.1:6379/0', ...], or of one"

@@ -34,6 +34,10 @@ class TaskLock:
         prefix: What the user wrote before each of these names, for errors.
         for_all: What `task_annotations` gives to every task, by the names that the user wrote: a
             task need not read what was not meant for it.
+
+    Attributes:
+        misfit: A warning about calls for which the key function fails; "" if there are none.
+        apps: Those that have a task with this lock.
     """
 
     def __init__(
@@ -47,6 +51,8 @@ class TaskLock:
         self._meant = {n: value for n, value in self.own.items() if prefix + n not in for_all}
         self._prefix = prefix
         self._several = False
+        self.misfit = ""
+        self.apps: weakref.WeakSet[Any] = weakref.WeakSet()
         self._keys: dict[tuple[str, bool, Callable[..., Any]], Keys] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
 
@@ -68,6 +74,7 @@ class TaskLock:
                 " would be freed before its body has run; make it a plain function"
             )
         keys = self._keys_of(name, function, bound)
+        self.misfit = keys.misfit
         self._several = keys.several or self._several
         if "limit" in self.own:
             self._check_limit(name, keys, self.own["limit"])

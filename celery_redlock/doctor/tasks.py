@@ -16,6 +16,7 @@ from ..config.checks import HOUR, too_long
 from ..config.declared import given_to_all, refuse_unread
 from ..config.options import TaskOptions
 from ..config.settings import enabled, read_settings
+from ..config.settings import unread as unread_settings
 from ..config.task_lock import lock_of
 from ..keys.resolver import is_own
 from ..messages.broker import unacknowledged_for
@@ -46,6 +47,7 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
     except ConfigurationError as error:
         yield broken("settings", error)
         return
+    yield from (_unread(said, "settings") for said in unread_settings(app.conf))
     broker = _broker(app)
     if broker.driver == "amqp":
         yield from run({"queues": _queues}, "queues", app)
@@ -55,16 +57,21 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
         lock = lock_of(task)
         try:
             # An app that imports nothing of ours has not been told.
-            refuse_unread(task, given_to_all(app))
+            unread = refuse_unread(task, given_to_all(app))
             options = lock.options(app) if lock is not None else None
         except ConfigurationError as error:
             yield broken(name, error)
             continue
+        yield from (_unread(said, name) for said in unread)
         if options is not None:
             locked[name] = options
             yield from run(OF_TASK, name, task, options, broker)
     yield from run({"limits": _limits}, "limit", locked)
     yield from run({"schedule": _schedule}, "beat", app, locked)
+
+
+def _unread(said: str, where: str) -> Finding:
+    return warning(said, "rename it, or write it where it is read", where, "configuration")
 
 
 def ttls_of(app: Any) -> list[float]:

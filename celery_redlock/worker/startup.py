@@ -18,6 +18,7 @@ from ..config.checks import too_long
 from ..config.declared import given_to_all, refuse_unread
 from ..config.options import Settings
 from ..config.settings import enabled, given_names, read_settings
+from ..config.settings import unread as unread_settings
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
 from ..messages.delivery import first_call
@@ -52,7 +53,7 @@ __all__ = [
 logger = logging.getLogger("celery_redlock.worker")
 
 _warnings: list[str] = []
-"""What the check of the nodes has found, until there is a log to write it to."""
+"""Warnings of the check of tasks, settings and nodes, until there is a log to write them to."""
 
 
 def check(sender: Any = None, **_signal: Any) -> None:
@@ -64,16 +65,17 @@ def check(sender: Any = None, **_signal: Any) -> None:
     app = sender.app
     remote_control.register()
     try:
-        for task in app.tasks.values():
-            refuse_unread(task, given_to_all(app))
+        for_all = given_to_all(app)
+        unread = [said for task in app.tasks.values() for said in refuse_unread(task, for_all)]
         tasks = _locked_tasks(app)
         settings = read_settings(app) if tasks or given_names(app.conf) else None
+        _warnings[:] = [*unread, *unread_settings(app.conf)]
         ttls = [_checked_ttl(task, settings) for task in tasks]
         if not _takes_locks(app):
             return
         redlock = Redlock.from_app(app)
         # Before the pool is forked: the children know what we know of the nodes.
-        _warnings[:] = [*redlock.check(ttl=max(ttls)), *_likely_milliseconds(tasks)]
+        _warnings.extend([*redlock.check(ttl=max(ttls)), *_likely_milliseconds(tasks)])
         redlock.client.registry.begin()
         redlock.client.registry.offer()
         if redlock.client.registry.table is not None:
@@ -151,11 +153,15 @@ def supervise(sender: Any = None, **_signal: Any) -> None:
 def announce(sender: Any = None, **_signal: Any) -> None:
     """Log, in the main process, how tasks are locked, and what that does not protect against."""
     app = sender.app
-    if not _locked_tasks(app):
-        return
-    if not enabled(app.conf):
+    if _takes_locks(app):
+        _announce_locks(app)
+    elif _locked_tasks(app):
         logger.warning("redlock_enabled is False: no task takes a lock")
-        return
+    while _warnings:
+        logger.warning("%s", _warnings.pop(0))
+
+
+def _announce_locks(app: Any) -> None:
     redlock = Redlock.from_app(app)
     nodes = redlock.nodes
     several, quorum = "" if len(nodes) == 1 else "s", quorum_of(len(nodes))
@@ -182,8 +188,6 @@ def announce(sender: Any = None, **_signal: Any) -> None:
             app.conf.get("redlock_keeper", "thread"),
             "on" if redlock.client.guard.on else "off",
         )
-    while _warnings:
-        logger.warning("%s", _warnings.pop(0))
     if app.conf.get("redlock_nodes") is None:
         logger.info(
             "redlock_nodes is not set: tasks are locked on one Redis alone, %s. That keeps copies"

@@ -57,7 +57,7 @@ MEMORY = {"broker_url": "memory://"}
         (LONG, AMQP, None),  # it is acknowledged when its body begins
         (LONG | LATE, AMQP, "wrong visibility"),  # RabbitMQ ends the worker
         (LONG | LATE, AMQP | visible(5000), None),
-        ({"lock_ttl": 30_000}, {}, "warning ttl"),  # milliseconds, most likely
+        ({"lock_ttl": 3000}, {}, "warning ttl"),  # milliseconds, most likely
         ({}, {"redlock_ttl": 30_000}, "warning ttl"),
         ({"lock_on_conflict": "reject"}, {}, "wrong acks"),
         ({"lock_on_conflict": "reject"} | LATE, {}, None),
@@ -163,7 +163,7 @@ def test_parking_with_a_long_visibility_timeout(conf: dict[str, Any], is_found: 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lock_ttl": 9}, "shop.odd: nothing reads lock_ttl, because the task takes no lock"),
+        ({"redlock_ttl": 9, "base": SingletonTask}, "shop.odd: on a SingletonTask it is lock_ttl"),
         ({"base": SingletonTask, "lock_tll": 9}, "shop.odd: there is no option lock_tll; did you"),
     ],
 )

@@ -9,10 +9,12 @@ import pytest
 from celery import Celery, Task, shared_task
 
 from celery_redlock import ConfigurationError, SingletonTask, locked
+from celery_redlock.config.settings import unread
 from celery_redlock.config.task_lock import lock_of
 from celery_redlock.doctor.tasks import examine_tasks
 from celery_redlock.worker import startup
 from celery_redlock.worker.startup import check
+from tests.support.names import Log
 
 
 def charge(order_id: int) -> None: ...
@@ -31,15 +33,28 @@ def test_a_bound_task_s_own_argument_is_no_part_of_its_key(app: Any, template: s
         app.task(name="shop.wrong", bind=True, shared=False, lazy=False)(locked(template)(bound))
 
 
-@pytest.mark.parametrize(("ttl", "likely"), [(30, False), (3600, False), (30_000, True)])
-def test_a_ttl_of_hours_is_likely_in_milliseconds(app: Any, ttl: float, likely: bool) -> None:
-    """It works; so a worker that starts only warns."""
-    task = declare(app, locked("a:<order_id>", ttl=ttl)(charge))
-    said = "".join(startup._likely_milliseconds([task]))
-    assert (
-        "shop.charge: a ttl of 30000 s keeps the lock of a dead worker for 8.3 h" in said
-    ) is likely
-    assert ("do you mean 30?" in said) is likely
+@pytest.mark.parametrize(
+    ("ttl", "said"),
+    [
+        (30, ""),
+        (900, ""),
+        (3000, "a ttl of 3000 s keeps the lock of a dead worker for 50 minutes"),
+        (30_000, "do you mean 30?"),
+    ],
+)
+@pytest.mark.parametrize("way", ["locked", "based"])
+def test_ttl_that_looks_like_milliseconds_is_a_warning_when_declared_and_when_a_worker_starts(
+    app: Any, caplog: Log, ttl: float, said: str, way: str
+) -> None:
+    if way == "locked":
+        task = declare(app, locked("a:<order_id>", ttl=ttl)(charge))
+    else:
+        task = declare(app, base=SingletonTask, lock_ttl=ttl)
+    app.finalize()
+    logged = [record.getMessage() for record in caplog.records]
+    for lines in (logged, list(startup._likely_milliseconds([task]))):
+        assert len(lines) == bool(said)
+        assert all(line.startswith("shop.charge: ") and said in line for line in lines)
 
 
 def refused(app: Any, *words: str) -> None:
@@ -48,6 +63,19 @@ def refused(app: Any, *words: str) -> None:
         app.finalize()
     assert all(word in str(caught.value) for word in words), str(caught.value)
     assert found(app) == [str(caught.value)]
+
+
+def warned(app: Any, caplog: Log, *words: str) -> None:
+    """Finalizing the app, a worker and the doctor warn alike."""
+    app.finalize()
+    (logged,) = [record.getMessage() for record in caplog.records]
+    assert all(word in logged for word in words), logged
+    check(SimpleNamespace(app=app, hostname="here"))
+    caplog.clear()
+    startup.announce(SimpleNamespace(app=app))
+    assert [record.getMessage() for record in caplog.records][-1:] == [logged]
+    findings = [one for one in examine_tasks(app) if one.check == "configuration"]
+    assert [(one.level, one.what) for one in findings] == [("warning", logged)]
 
 
 def found(app: Any) -> list[str]:
@@ -67,23 +95,20 @@ def found(app: Any) -> list[str]:
     ids=str,
 )
 @pytest.mark.parametrize("how", ["then finalized", "finalized before", "shared", "a class"])
-def test_an_option_on_a_task_without_a_lock_is_refused(
-    app: Any, options: dict[str, Any], how: str
+def test_option_on_a_task_without_a_lock_is_a_warning(
+    app: Any, caplog: Log, options: dict[str, Any], how: str
 ) -> None:
-    if how in ("then finalized", "shared"):
-        if how == "shared":
-            shared_task(name="shop.charge", **options)(charge)
-        else:
-            declare(app, **options)
-        refused(app, "shop.charge", next(iter(options)), "base=SingletonTask", "@locked(")
-        return
-    with pytest.raises(ConfigurationError, match=r"shop\.charge.*base=SingletonTask"):
-        if how == "a class":
-            kind = type("Charge", (Task,), {"name": "shop.charge", "run": charge, **options})
-            app.register_task(kind())
-        else:
-            app.finalize()
-            declare(app, **options)
+    """It may be that of another lock: one import of ours must not keep its worker from starting."""
+    if how == "finalized before":
+        app.finalize()
+    if how == "shared":
+        shared_task(name="shop.charge", **options)(charge)
+    elif how == "a class":
+        kind = type("Charge", (Task,), {"name": "shop.charge", "run": charge, **options})
+        app.register_task(kind())
+    else:
+        declare(app, **options)
+    warned(app, caplog, "shop.charge", next(iter(options)), "base=SingletonTask", "@locked(")
 
 
 @pytest.mark.parametrize("under", [False, True])
@@ -130,10 +155,27 @@ def test_an_annotation_of_a_locked_task_is_refused(app: Any, annotations: Any, h
 
 
 @pytest.mark.parametrize("annotations", BY_NAME, ids=str)
-def test_an_annotation_of_a_task_without_a_lock_is_refused(app: Any, annotations: Any) -> None:
+def test_annotation_of_a_task_without_a_lock_is_a_warning(
+    app: Any, caplog: Log, annotations: Any
+) -> None:
     app.conf.task_annotations = annotations
     declare(app)
-    refused(app, "shop.charge", "lock_ttl", "base=SingletonTask")
+    warned(app, caplog, "shop.charge", "lock_ttl", "base=SingletonTask")
+
+
+@pytest.mark.parametrize("name", ["lock_ttl", "lock_limit"])
+def test_setting_named_as_an_option_of_a_task_is_a_warning(
+    app: Any, caplog: Log, name: str
+) -> None:
+    app.config_from_object({f"CELERY_{name.upper()}": 5}, namespace="CELERY")
+    app.conf.redlock_nodes = ["redis://127.0.0.1:1/0"]
+    (said,) = unread(app.conf)
+    assert said.startswith(f"celery_redlock does not read the setting {name}: ")
+    check(SimpleNamespace(app=app, hostname="here"))
+    startup.announce(SimpleNamespace(app=app))
+    assert said in [record.getMessage() for record in caplog.records]
+    findings = [one for one in examine_tasks(app) if one.check == "configuration"]
+    assert [(one.level, one.what) for one in findings] == [("warning", said)]
 
 
 @pytest.mark.parametrize("annotations", TO_ALL, ids=str)
@@ -148,11 +190,11 @@ def test_a_default_for_all_tasks_is_none_for_those_without_a_lock(
     assert one.redlock.options(app).ttl == 5.0
 
 
-def test_it_hides_no_option_of_the_tasks_own(app: Any) -> None:
+def test_annotation_of_all_tasks_hides_no_option_of_the_tasks_own(app: Any, caplog: Log) -> None:
     app.conf.task_annotations = TO_ALL[0]
     declare(app, lock_ttl=7)
-    with pytest.raises(ConfigurationError, match="lock_ttl"):
-        app.finalize()
+    app.finalize()
+    assert "does not read lock_ttl" in caplog.text
 
 
 def test_what_is_the_users_own_is_let_alone(app: Any) -> None:
@@ -241,3 +283,63 @@ def test_one_lock_over_a_shared_task_is_put_on_it_in_every_app(app: Any) -> None
         assert lock is not None and lock.own["ttl"] == 7.0
     other.close()
     assert shared is not None
+
+
+@pytest.mark.parametrize("how", ["locked", "over", "base of both"])
+@pytest.mark.parametrize("module", ["celery_once.tasks", "celery_singleton.singleton"])
+def test_task_with_the_base_of_another_library_and_our_lock_is_refused(
+    app: Any, module: str, how: str
+) -> None:
+    theirs = type("Theirs", (Task,), {"abstract": True, "__module__": module})
+    lock = locked("order:<order_id>")
+    if how == "locked":
+        declare(app, lock(charge), base=theirs)
+    elif how == "over":
+        lock(declare(app, base=theirs))
+    else:
+        declare(app, base=type("Both", (SingletonTask, theirs), {"abstract": True}))
+    library = module.partition(".")[0].replace("_", "-")
+    refused(app, "shop.charge has two locks", f"Theirs of {library}", "Take that base away")
+
+
+def test_task_with_the_base_of_another_library_alone_is_accepted(app: Any) -> None:
+    theirs = type("Theirs", (Task,), {"abstract": True, "__module__": "celery_once.tasks"})
+    declare(app, base=theirs)
+    app.finalize()
+    assert lock_of(app.tasks["shop.charge"]) is None
+
+
+def pay(order_id: int, amount: int = 1, *, fast: bool = False) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("key", "outcome"),
+    [
+        (lambda order_id, amount, fast: f"{order_id}", "warned"),  # pay(7) fails
+        (lambda order_id, *_, **__: f"{order_id}", ""),
+        (lambda order_id, amount=1, fast=False: f"{order_id}", ""),
+        (lambda *args, **kwargs: "all", ""),
+        (lambda order_id: f"{order_id}", "warned"),  # pay(7, 2) fails
+        (lambda order, *_, **__: f"{order}", "warned"),  # pay(order_id=7) fails
+        (lambda: "all", "refused"),
+        (lambda tenant, region, zone, world: "all", "refused"),
+    ],
+)
+@pytest.mark.parametrize("bind", [False, True])
+def test_key_function_that_takes_other_arguments_than_its_task_is_refused_or_a_warning(
+    app: Any, caplog: Log, key: Any, outcome: str, bind: bool
+) -> None:
+    def bound(self: Any, order_id: int, amount: int = 1, *, fast: bool = False) -> None: ...
+
+    body = bound if bind else pay
+    words = "it is called with the arguments of the task, .*let it take what it does not need by"
+    if outcome == "refused":
+        with pytest.raises(ConfigurationError, match=words):
+            locked(key=key)(body)
+        return
+    declare(app, locked(key=key)(body), bind=bind)
+    app.task(name="based", shared=False, base=SingletonTask, lock_key=key, bind=bind)(body)
+    app.finalize()
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == (2 if outcome else 0)
+    assert all("made by " in line and "arguments of the task" in line for line in logged)

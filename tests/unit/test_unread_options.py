@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 
 from celery_redlock import ConfigurationError, RedlockError, SingletonTask, current_lease, locked
 from celery_redlock.config.settings import read_settings
@@ -233,19 +234,37 @@ def test_a_function_cannot_ask_for_it_either(
 
 
 @pytest.mark.parametrize(
-    ("name", "instead"),
+    ("namespace", "name", "right"),
     [
-        ("REDLOCK_TTL", "write redlock_ttl"),
-        ("lock_ttl", "for all tasks, set redlock_ttl"),
-        ("lock_limit", "for one, give lock_limit to the task"),
+        (None, "REDLOCK_TTL", "redlock_ttl"),
+        (None, "CELERY_REDLOCK_NODES", "redlock_nodes"),
+        ("CELERY", "REDLOCK_NODES", "CELERY_REDLOCK_NODES"),
+        ("CELERY", "CELERY_REDLOK_NODES", "CELERY_REDLOCK_NODES"),
+        ("CELERY", "CELERY_REDLCOK_ENABLD", "CELERY_REDLOCK_ENABLED"),
+        ("CELERY", "CELERY_RED_LOCK_NODES", "CELERY_REDLOCK_NODES"),
+        ("CELERY", "CELERY_READLOCK_TTL", "CELERY_REDLOCK_TTL"),
+        ("CELERY", "CELERY_REDLOCK_ENABLE", "redlock_enabled"),
+        ("SHOP", "SHOP_REDLOK_NODES", "SHOP_REDLOCK_NODES"),
+        (None, "redlok_nodes", "redlock_nodes"),
+        (None, "redlock_node", "redlock_nodes"),
     ],
 )
-def test_a_setting_that_nothing_reads_is_refused(app: Any, name: str, instead: str) -> None:
-    setattr(app.conf, name, 5)
-    with pytest.raises(
-        ConfigurationError, match=f"the setting {name} is read by nothing.*{instead}"
-    ):
+def test_misspelt_setting_is_refused_with_the_name_to_write(
+    namespace: str | None, name: str, right: str
+) -> None:
+    app = Celery("other", broker="redis://127.0.0.1:1/0", set_as_current=False)
+    app.config_from_object({name: 5}, namespace=namespace)
+    with pytest.raises(ConfigurationError, match=f"(write|did you mean) {right}"):
         read_settings(app)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["redis_socket_timeout", "redbeat_lock_timeout", "redlog_file", "rehlock", "result_expires"],
+)
+def test_setting_of_another_library_is_accepted(app: Any, name: str) -> None:
+    app.config_from_object({name: 5})
+    assert read_settings(app).ttl == 30.0
 
 
 @pytest.mark.parametrize("name", ["REDLOCK_TTL", "CELERY_REDLOCK_TTL", "redlock_ttl"])
