@@ -147,6 +147,20 @@ def test_a_replica_is_refused_until_it_is_a_master(world: PeerWorld) -> None:
     assert votes(acquire(driver, "r")) == ["yes"]
 
 
+def test_a_connection_to_a_node_that_is_refused_is_closed(world: PeerWorld) -> None:
+    closed = threading.Event()
+
+    def script(line: Line) -> None:
+        peer.serve(line)
+        closed.set()
+
+    peer = world.peer(script)
+    peer.role = "slave"
+    with pytest.raises(ConfigurationError):
+        acquire(world.driver(up=False), "r")
+    assert closed.wait(DEADLINE)
+
+
 def test_a_driver_that_is_not_strict_counts_a_replica_as_silent(world: PeerWorld) -> None:
     world.peer().role = "slave"
     driver = world.driver(up=False, strict=False)
@@ -249,6 +263,40 @@ def test_a_release_that_was_not_confirmed_is_written_first_on_the_next_connectio
     requests = [verb_of(peer.next())[0] for _ in range(4)]
     assert requests == ["acquire", "release", "release", "acquire"]
     assert driver.unfreed() == []
+
+
+def test_a_release_that_a_node_refused_is_made_once_it_can_write_again(world: PeerWorld) -> None:
+    def script(line: Line) -> None:
+        line.send(peer.answer(line.request()))
+        line.request()
+        line.send(b"-OOM command not allowed\r\n")
+        peer.serve(line)
+
+    peer = world.peer(script)
+    driver = world.driver()
+    claim = a_claim("r")
+    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
+    assert not release(driver, claim).confirmed
+    assert votes(acquire(driver, "another")) == ["yes"]
+    wait_until(lambda: driver.read() and b"redlock:r" not in peer.held, 5, "it is released")
+    assert peer.connections == 1
+
+
+def test_a_connection_that_worked_is_made_again_without_a_pause(
+    world: PeerWorld, monkeypatch: Patch
+) -> None:
+    """However often that happens, such as where a proxy closes connections that are idle."""
+
+    def script(line: Line) -> None:
+        line.send(peer.answer(line.request()))
+        line.request()
+
+    peer = world.peer(script)
+    driver = world.driver()
+    monkeypatch.setattr(connections, "JITTER", None)  # nothing is drawn
+    for number in range(6):
+        assert votes(acquire(driver, str(number))) == ["yes"]
+    assert peer.connections == 6
 
 
 def test_a_node_whose_connections_all_break_is_silent_and_not_waited_for(world: PeerWorld) -> None:
