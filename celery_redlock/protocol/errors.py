@@ -91,8 +91,8 @@ class QuorumUnavailable(NotAcquired):
     """Fewer than a quorum of the nodes answered in time. Infrastructure: look at the nodes.
 
     Attributes:
-        retry_after: Seconds until enough nodes have a vote, where all that keeps them from one is
-            that they were started a short time ago; None where nobody knows.
+        retry_after: Seconds until enough nodes can have a vote, where so many were started a short
+            time ago that no quorum can come before; None if the next try may succeed.
     """
 
     __module__ = "celery_redlock"

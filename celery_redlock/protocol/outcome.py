@@ -80,10 +80,14 @@ def unavailable(
 
 
 def _retry_after(ballot: Round) -> float | None:
-    """Seconds until a quorum has a vote, if that is only a matter of time; None if it is not."""
+    """Return the seconds until a quorum can come; None if one may come at any moment.
+
+    Only nodes that were started a short time ago are sure to have no vote: others that were silent
+    may answer the next time.
+    """
     left = sorted(detail.left for detail in ballot.details if isinstance(detail, Doubt))
-    lacking = ballot.quorum - ballot.yes - ballot.no
-    return left[lacking - 1] if 0 < lacking <= len(left) else None
+    lacking = ballot.quorum - (len(ballot.details) - len(left))
+    return left[lacking - 1] if lacking > 0 else None
 
 
 def holder(

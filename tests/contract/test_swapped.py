@@ -244,6 +244,22 @@ def test_the_seconds_until_there_is_a_quorum_are_known_and_no_try_is_wasted(lock
     assert refusal.value.retry_after is None
 
 
+def test_a_slow_node_beside_a_young_one_does_not_put_the_next_try_off(
+    old: Servers, lock: Locks
+) -> None:
+    """Only if no quorum could come without the young one is its vote worth waiting for."""
+    ttl = 2 * TTL
+    wait_until(lambda: min(map(uptime, old[:2])) > ttl + 1, 20, "they have votes for this ttl")
+    with start_servers(1) as (young,), proxies(old[:1]) as (slow,):
+        redlock = all_connected(lock([young, old[1], slow], ttl=ttl))
+        slow.mode = "mute"
+        with pytest.raises(QuorumUnavailable, match="it may have forgotten locks") as refusal:
+            redlock.acquire("r")
+        assert refusal.value.retry_after is None
+        slow.mode = "pass"
+        redlock.release(redlock.acquire("r", wait=1.0))
+
+
 def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Locks) -> None:
     with start_servers(3) as servers:
         alone = lock(servers[:1], ttl=30.0, restart_guard="auto")

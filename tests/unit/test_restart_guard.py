@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from celery_redlock.protocol import outcome
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.errors import QuorumUnavailable
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.node_info import NodeInfo
-from celery_redlock.protocol.restart_guard import ALWAYS, LOOK_AFTER_S, Memory, RestartGuard, Trust
+from celery_redlock.protocol.restart_guard import (
+    ALWAYS,
+    LOOK_AFTER_S,
+    Doubt,
+    Memory,
+    RestartGuard,
+    Trust,
+)
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 
@@ -390,3 +400,33 @@ def test_its_extension_counts_for_nothing_after_the_old_deadline() -> None:
     round_.answer(0, "1", late)
     round_.answer(2, "1", late, "started 1 s ago")
     assert not claim.held(late) and claim.lost == "expired"
+
+
+@pytest.mark.parametrize(
+    ("votes", "retry_after"),
+    [
+        ((4.0, "yes", "late"), None),  # the late one and the one that said yes are a quorum
+        ((4.0, 6.0, "late"), 4.0),
+        ((4.0, 6.0, "yes"), 4.0),
+        ((6.0, 5.0, 4.0), 5.0),
+        (("late", "late", "yes"), None),
+        ((4.0, 5.0, "late", "yes", "late"), None),
+        ((4.0, 6.0, 5.0, "yes", "late"), 4.0),
+    ],
+)
+def test_retry_after_is_known_only_if_no_quorum_can_come_before(
+    votes: Sequence[float | str], retry_after: float | None
+) -> None:
+    claim = Claim("r", "token", TTL, len(votes))
+    round_ = Round(Verb.ACQUIRE, [claim], NOW, 1.0)
+    for node, vote in enumerate(votes):
+        if isinstance(vote, float):
+            doubt = Doubt("it may have forgotten locks")
+            doubt.left = vote
+            round_.answer(node, None, NOW, doubt)
+        elif vote == "yes":
+            round_.answer(node, None, NOW)
+    round_.close()
+    error = outcome.refusal("r", round_, [f"n{n}" for n in range(len(votes))], TTL)
+    assert isinstance(error, QuorumUnavailable)
+    assert error.retry_after == retry_after
