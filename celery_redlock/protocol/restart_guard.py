@@ -19,6 +19,7 @@ was granted at its address:
 1. It was started no later than its uptime says: what it forgot was granted before that.
 2. A promoted replica was met now. Nobody knows when it was promoted, nor what never reached it.
    Who has known it for a span marks it (`TRUSTED_KEY`): others have met it as long ago as that.
+   Behind Sentinels, other clients go on asking the old master until they, too, have the news.
 3. A run that was up before the run before it last answered here is not that server come back but
    another, met now: up to now somebody may have been granted a lock by the other. (One that was
    started after that answer counts as a restart, by rule 1; for all we can see, it is one.)
@@ -59,6 +60,11 @@ LOOK_AFTER_S = 0.001
 """How long after the last write that proved it a master a node is asked again: less than it takes
 to become a replica, to load another's data and to be promoted (3 ms at least were seen: two empty
 servers on one machine)."""
+
+NEWS_S = 3.0
+"""How long after one client has met a promoted replica others may be granted locks by the master
+before it, where that still runs: Sentinels tell each other of a failover within two seconds, and
+each its clients at once."""
 
 BACKLOG_S = 3600.0
 """How long a promoted server without replicas remembers that it was one, at least
@@ -131,10 +137,13 @@ class RestartGuard:
         other._said, other._met = self._said, self._met
         return other
 
-    def meet(self, index: int, facts: NodeInfo, asked: float, now: float) -> Memory:
+    def meet(
+        self, index: int, facts: NodeInfo, asked: float, now: float, moves: bool = False
+    ) -> Memory:
         """Return what is to be believed of a node that has just said what it is.
 
-        It was asked at `asked` or later, and has answered at `now` or before.
+        It was asked at `asked` or later, and has answered at `now` or before. `moves`: a replica
+        takes its place while the old master may still run (`NEWS_S`).
         """
         if not self.on or facts.uptime is None:
             return Memory(facts)
@@ -147,6 +156,7 @@ class RestartGuard:
         met = Memory(facts, now, heard=now, started=started)
         if facts.history:
             met.what = "was a replica, met"  # rule 2
+            met.began += NEWS_S * moves
             if before is None and facts.trusted:  # else 5
                 met.began, met.marked = now - facts.trusted, now
         elif before is not None and before.facts.run_id == facts.run_id:
@@ -245,12 +255,12 @@ class Trust:
         unsure: Why it does not tell if it still is a master; empty if it does, or is not asked.
     """
 
-    def __init__(self, guard: RestartGuard, index: int) -> None:
+    def __init__(self, guard: RestartGuard, index: int, moves: bool = False) -> None:
         self.memory = Memory(NodeInfo())
         self.heard = ALWAYS
         self.unsure = ""
         self._guard = guard
-        self._index = index
+        self._index, self._moves = index, moves
         self._proved = math.inf  # when it was last asked for what only a master does
         self._asked = ALWAYS  # when it was last asked what it is
 
@@ -258,7 +268,7 @@ class Trust:
         """Take in what a node says of itself on a new connection; see `RestartGuard.meet`."""
         if self.heard > ALWAYS:
             self._guard.heard(self._index, self.memory, self.heard)
-        self.memory = self._guard.meet(self._index, facts, asked, now)
+        self.memory = self._guard.meet(self._index, facts, asked, now, self._moves)
         self.heard, self.unsure, self._asked = now, "", ALWAYS
         self._proved = asked if self._guard.on and facts.uptime is not None else math.inf
 
@@ -301,7 +311,7 @@ class Trust:
             replication=said.replication,
         )
         if not facts.misfit:
-            self.memory = self._guard.meet(self._index, facts, now, now)
+            self.memory = self._guard.meet(self._index, facts, now, now, self._moves)
         return facts.misfit
 
     def not_told(self, why: str, *, forbidden: bool) -> None:

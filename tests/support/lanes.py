@@ -63,7 +63,7 @@ MORE = (
     "tests/canvas/test_cells_stores.py", "tests/canvas/test_cells.py::test_its_rabbitmq",
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
     "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
-    "tests/contract/test_amnesia.py",
+    "tests/contract/test_amnesia.py", "tests/contract/test_sentinel_planned.py",
     "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",
     "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
     "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",

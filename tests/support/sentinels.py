@@ -1,11 +1,13 @@
-"""Real Sentinels that watch a master and its replica, all on this machine."""
+"""Sentinels that watch a master and its replica, all on this machine: real ones, and a puppet."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import redis
 from celery_redlock.server import LocalServer, find_server, free_port, start_servers
 from tests.support.wait import wait_until
 
-__all__ = ["SERVICE", "Watched", "watched"]
+__all__ = ["SERVICE", "Puppet", "Watched", "watched"]
 
 SERVICE = "mymaster"
 CONFIG = """\
@@ -101,3 +103,87 @@ def watched() -> Iterator[Watched]:
                 process.kill()
                 process.wait()
             shutil.rmtree(directory, ignore_errors=True)
+
+
+class Puppet:
+    """A Sentinel that says what it is made to say.
+
+    Attributes:
+        port: Where it listens, on 127.0.0.1.
+        master: The port of the master that it names.
+        epoch: The version of its configuration.
+        allows: Whether clients may subscribe.
+        greeted: How many times it was asked who is the master.
+        subscribers: The connections that are subscribed.
+    """
+
+    def __init__(self, master: int, epoch: int = 1) -> None:
+        self.master, self.epoch = master, epoch
+        self.allows = True
+        self.greeted = 0
+        self.subscribers: list[socket.socket] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._open: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def __enter__(self) -> Puppet:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._listener.close()
+        self.hang_up()
+
+    def switch(self, master: int) -> None:
+        """Name another master from now on, without announcing it."""
+        self.master, self.epoch = master, self.epoch + 1
+
+    def announce(self, service: str = SERVICE) -> None:
+        """Tell the subscribers about the master."""
+        news = f"{service} 127.0.0.1 1 127.0.0.1 {self.master}"
+        for client in self.subscribers:
+            client.sendall(_array("message", "+switch-master", news))
+
+    def hang_up(self) -> None:
+        """Close all connections."""
+        for client in self._open:
+            with contextlib.suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        self._open.clear()
+        self.subscribers.clear()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _address = self._listener.accept()
+                self._open.append(client)
+                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            while data := client.recv(65536):
+                client.sendall(b"".join(map(self._answer, data.split(b"\r\n"))))
+                if b"SUBSCRIBE" in data and self.allows:
+                    self.subscribers.append(client)
+
+    def _answer(self, word: bytes) -> bytes:
+        where = ("127.0.0.1", str(self.master))
+        if word.upper() in (b"MASTER", b"MASTERS"):
+            state = {"name": SERVICE, "ip": where[0], "port": where[1], "flags": "master"}
+            state |= {"num-other-sentinels": "2", "config-epoch": str(self.epoch)}
+            reply = _array(*(text for pair in state.items() for text in pair))
+            return reply if word.upper() == b"MASTER" else b"*1\r\n" + reply
+        if word == b"GET-MASTER-ADDR-BY-NAME":
+            self.greeted += 1
+            return _array(*where)
+        if word == b"SUBSCRIBE":
+            confirmed = _array("subscribe", "+switch-master") + b":1\r\n"
+            denied = b"-NOPERM this user has no permissions to access the channel\r\n"
+            return confirmed.replace(b"*2", b"*3") if self.allows else denied
+        return b"+OK\r\n" if word == b"CLIENT" else b""
+
+
+def _array(*texts: str) -> bytes:
+    return b"*%d\r\n" % len(texts) + b"".join(
+        b"$%d\r\n%b\r\n" % (len(text), text.encode()) for text in texts
+    )

@@ -16,6 +16,7 @@ from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import (
     ALWAYS,
     LOOK_AFTER_S,
+    NEWS_S,
     Doubt,
     Memory,
     RestartGuard,
@@ -284,6 +285,18 @@ def test_who_says_the_same_as_before_is_still_a_master(guard: RestartGuard) -> N
     other = Trust(guard, 0)  # over another connection, the one before answers
     other.connected(old.facts, NOW + 3, NOW + 3)
     assert not trust.still(NOW + 4, said.format("master", b, a), NOW + 4)
+
+
+def test_a_promoted_replica_behind_sentinels_waits_until_others_have_the_news(
+    guard: RestartGuard,
+) -> None:
+    """Until then they may be granted locks by the old master, for a ttl from there on."""
+    for index, moves in enumerate((False, True)):
+        trust = Trust(guard, index, moves=moves)
+        trust.connected(replace(FRESH, history="f" * 40, uptime=1e6), NOW, NOW)
+        assert trusted_at(guard, trust.memory) == pytest.approx(NOW + guard.span + NEWS_S * moves)
+        trust.connected(replace(FRESH, run_id="b", uptime=1e6), NOW + 100, NOW + 100)
+        assert trust.memory.began == NOW + 100, "it was no replica"
 
 
 def test_who_has_a_new_history_was_a_replica(guard: RestartGuard) -> None:

@@ -86,15 +86,17 @@ class Address:
         """Do the same without asking anybody where the node is."""
         return self.connection_class(**{**self.arguments, **changed})
 
-    def connect(self, greet: Callable[[Any], T]) -> tuple[Any, T]:
+    def connect(self, greet: Callable[[Any], T], **changed: Any) -> tuple[Any, T]:
         """Return a new connection that does not block, and what `greet` made of it before.
+
+        `changed`: Arguments to make it with; see `connection`.
 
         Raises:
             NodeError: The node cannot be reached, or it refuses us.
         """
         connection = None
         try:
-            connection = self.connection()
+            connection = self.connection(**changed)
             connection.connect()
             result = greet(connection)
             if connection.can_read():
@@ -117,20 +119,27 @@ class SentinelAddress(Address):
     Attributes:
         sentinel: Asks the Sentinels, over connections of its own.
         service: What they call it.
+        sentinels: The Sentinels' own addresses.
     """
 
     sentinel: Any = field(default=None, repr=False)
     service: str = ""
+    sentinels: tuple[Address, ...] = ()
     moves: ClassVar[bool] = True
 
     def connection(self, **changed: Any) -> Any:
-        """Ask who is the master, and make a connection to it; see `Address.connection`.
+        """Make a connection to the master; ask who that is, unless it is among the arguments.
 
         Raises:
             redis.RedisError: No Sentinel answers, or none knows a master that is up.
         """
-        host, port = self.sentinel.discover_master(self.service)
-        return self.made(host=host, port=port, **changed)
+        if "host" not in changed:
+            changed = {**changed, **self.at(*self.sentinel.discover_master(self.service))}
+        return self.made(**changed)
+
+    def at(self, host: str, port: int) -> dict[str, Any]:
+        """Return the arguments of a connection to a master that Sentinels have named."""
+        return {"host": getattr(self.sentinel, "_force_master_ip", None) or host, "port": port}
 
     @classmethod
     def of(cls, address: Address, pool: SentinelConnectionPool) -> SentinelAddress:
@@ -139,8 +148,9 @@ class SentinelAddress(Address):
         `address` is made of the arguments of the pool's connections.
         """
         clients = pool.sentinel_manager.sentinels
-        known = [client.connection_pool.connection_kwargs for client in clients]
-        places = ",".join(f"{one.get('host')}:{one.get('port')}" for one in known)
+        pools = [client.connection_pool for client in clients]
+        sentinels = [_address(one.connection_class, one.connection_kwargs) for one in pools]
+        places = ",".join(sentinel.name for sentinel in sentinels)
         tls = issubclass(pool.connection_class, SSLConnection)
         arguments = {k: v for k, v in address.arguments.items() if k != "connection_pool"}
         return cls(
@@ -148,6 +158,7 @@ class SentinelAddress(Address):
             unverified=address.unverified,
             sentinel=pool.sentinel_manager,
             service=pool.service_name,
+            sentinels=tuple(sentinels),
         )
 
 

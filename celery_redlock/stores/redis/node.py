@@ -7,6 +7,7 @@ ours. What is written and read on it stands in `requests.py`.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,12 +18,13 @@ from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
 from ...protocol.quorum import look, mark
 from ...protocol.replies import FOREIGN, decode
-from ...protocol.restart_guard import Memory
+from ...protocol.restart_guard import Memory, Trust
 from ...protocol.round import Round, Verb
 from ...runtime.polling import SIZE
 from ..node import StreamNode
-from .address import Address
+from .address import Address, SentinelAddress
 from .handshake import introduce
+from .master_watch import MasterWatch
 from .requests import encode
 from .resp import Replies, reason
 
@@ -40,6 +42,9 @@ class RedisNode(StreamNode):
         super().__init__(*args, **options)
         self._plain: set[Verb] = set()  # what it would not understand in the usual words
         self._replies = Replies()
+        address = self._address
+        self._watch = MasterWatch(address) if isinstance(address, SentinelAddress) else None
+        self._trust = Trust(self._guard, self.index, moves=address.moves)
 
     def connect(self) -> tuple[Any, NodeInfo]:
         """Return a new connection and what is at its end; see `Node.connect`."""
@@ -50,8 +55,15 @@ class RedisNode(StreamNode):
                 nonces=self._nonces,
                 prefix=self._prefix,
                 guarded=self._guard.on,
-            )
+            ),
+            **(self._watch.master() if self._watch is not None else {}),
         )
+
+    def close(self) -> None:
+        """Close the connection, if there is one; and those to its Sentinels."""
+        super().close()
+        if self._watch is not None:
+            self._watch.close()
 
     def encode(self, round_: Round) -> bytes:
         """Return a round's request in RESP."""
@@ -67,6 +79,15 @@ class RedisNode(StreamNode):
         return reason(error)
 
     # -- Requests
+
+    def ask(self, round_: Round, payload: Any, now: float, more: bool = False) -> None:
+        """Write a round's request, or vote SILENT for it; see `Node.ask`."""
+        watch = self._watch
+        if watch is not None and self.connection is not None and watch.moved(now):
+            why = "the Sentinels have named another master"
+            self.reports.log(logging.INFO, f"node {self.name} is left: {why}")
+            self._drop(why, blame=False)
+        super().ask(round_, payload, now, more)
 
     def _put(self, round_: Round, payload: bytes) -> None:
         self.unsent += self._in_its_words(round_, payload) if self._plain else payload

@@ -1,0 +1,186 @@
+"""Notices that Sentinels have named another master, although the old one still answers.
+
+After `SENTINEL FAILOVER`, or if it only hung, the old master goes on granting locks for ten seconds
+and more before a Sentinel makes it a replica. So we are subscribed to all Sentinels, and leave it
+with the next request after one of them has announced another. That costs no thread: the kernel
+keeps an announcement until we read it, before we ask the master for anything.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+from redis.exceptions import ResponseError
+
+from ...protocol.errors import NodeError
+from ...runtime.polling import SIZE, WAITS
+from .address import SentinelAddress
+from .handshake import ask
+from .requests import request
+from .resp import Replies
+
+__all__ = ["MasterWatch"]
+
+SWITCHED = b"+switch-master"
+"""The channel on which a Sentinel announces a new master, and that of any service."""
+LOOK_S = 0.1
+"""Seconds between two looks at what the Sentinels have announced."""
+SEEK_S = 1.0
+"""Seconds between two attempts to subscribe to a Sentinel that we are not subscribed to. One that
+does not allow it is asked that often instead."""
+REST_S = 0.25
+"""Seconds for which the other Sentinels are waited for once one has answered."""
+
+
+class Word(NamedTuple):
+    """What a Sentinel has said.
+
+    Attributes:
+        epoch: The version of its configuration; the highest is right.
+        host, port: Where the master is.
+    """
+
+    epoch: int
+    host: str
+    port: int
+
+
+class MasterWatch:
+    """What the Sentinels say about the master of one service.
+
+    Args:
+        address: The service.
+    """
+
+    def __init__(self, address: SentinelAddress) -> None:
+        self._address = address
+        self._lock = threading.RLock()
+        self._links: dict[int, tuple[Any, Replies]] = {}  # per Sentinel, our subscription
+        self._words: dict[int, Word] = {}
+        self._opening: dict[int, threading.Thread] = {}
+        self._master: tuple[str, int] | None = None
+        self._looked = self._sought = 0.0
+
+    def master(self) -> dict[str, Any]:
+        """Ask all Sentinels, and return where the master is, as arguments of a connection.
+
+        It blocks. Empty if none answers, or none allows what we ask.
+        """
+        self.close()
+        ended: SimpleQueue[int] = SimpleQueue()
+        for _ in range(self._seek(ended.put)):
+            try:
+                ended.get(timeout=REST_S if self._words else None)
+            except Empty:
+                break
+        with self._lock:
+            places = self._newest()
+            self._master = places[0] if places else None
+        return self._address.at(*places[0]) if places else {}
+
+    def moved(self, now: float) -> bool:
+        """Return True if the Sentinels have named another master since. Does not block."""
+        if now < self._looked + LOOK_S:
+            return False
+        self._looked = now
+        with self._lock:
+            announced = any([self._announced(index, now) for index in list(self._links)])
+            if len(self._links) < len(self._address.sentinels) and now > self._sought + SEEK_S:
+                self._sought = now
+                self._seek()
+            places = self._newest()
+        return announced or bool(self._master and places and self._master not in places)
+
+    def close(self) -> None:
+        """Close the connections to the Sentinels."""
+        with self._lock:
+            for index in list(self._links):
+                self._unlink(index)
+            self._words.clear()
+
+    def _newest(self) -> list[tuple[str, int]]:
+        """Return where the master is by the newest configuration: mostly one place, or none."""
+        epoch = max((word.epoch for word in self._words.values()), default=0)
+        return [(word.host, word.port) for word in self._words.values() if word.epoch == epoch]
+
+    def _announced(self, index: int, now: float) -> bool:
+        """Read what a Sentinel has sent; return True if it is about our service.
+
+        Its connection ends with that. The next one tells what the Sentinel's configuration is.
+        """
+        connection, replies = self._links[index]
+        try:
+            data = connection._sock.recv(SIZE)
+            service = self._address.service.encode() + b" "
+            announced = [reply[2].startswith(service) for reply in replies.feed(data, now)]
+        except WAITS:
+            return False
+        except Exception:
+            self._unlink(index)
+            return False
+        except BaseException:
+            self._unlink(index)  # interrupted, perhaps with an announcement half read
+            raise
+        if not data or any(announced):
+            self._unlink(index)
+        return any(announced)
+
+    def _unlink(self, index: int) -> None:
+        self._links.pop(index)[0].disconnect()
+
+    # -- In threads that end with it
+
+    def _seek(self, done: Callable[[int], object] = id) -> int:
+        """Begin to ask the Sentinels that we are not subscribed to; return how many."""
+        started = 0
+        for index, sentinel in enumerate(self._address.sentinels):
+            running = self._opening.get(index)
+            if index in self._links or (running is not None and running.is_alive()):
+                continue
+            name = f"celery_redlock sentinel {sentinel.name}"
+            target = partial(self._open, index, done)
+            self._opening[index] = thread = threading.Thread(target=target, name=name, daemon=True)
+            thread.start()
+            started += 1
+        return started
+
+    def _open(self, index: int, done: Callable[[int], object]) -> None:
+        try:
+            connection, (word, subscribed) = self._address.sentinels[index].connect(
+                self._greet, client_name=None
+            )
+            with self._lock:
+                self._words[index] = word
+                if subscribed:
+                    self._links[index] = connection, Replies()
+            if not subscribed:
+                connection.disconnect()
+        except NodeError:
+            with self._lock:
+                self._words.pop(index, None)
+        finally:
+            done(index)
+
+    def _greet(self, connection: Any) -> tuple[Word, bool]:
+        service = self._address.service.encode()
+        # In one piece: a Sentinel does nothing else in between.
+        state, place, subscribed = ask(
+            connection,
+            [
+                request(b"SENTINEL", b"MASTER", service),
+                request(b"SENTINEL", b"GET-MASTER-ADDR-BY-NAME", service),
+                request(b"SUBSCRIBE", SWITCHED),
+            ],
+        )
+        for reply in (state, place):
+            if isinstance(reply, ResponseError):
+                raise reply
+        said = dict(zip(state[::2], state[1::2], strict=True))
+        if int(said[b"num-other-sentinels"]) < self._address.sentinel.min_other_sentinels:
+            raise NodeError("it knows too few other Sentinels")
+        word = Word(int(said[b"config-epoch"]), place[0].decode(), int(place[1]))
+        return word, not isinstance(subscribed, ResponseError)

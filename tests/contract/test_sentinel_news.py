@@ -1,0 +1,134 @@
+"""A client leaves a master as soon as a Sentinel names another, although the old one still answers.
+
+The Sentinels are puppets here, so that each test chooses what they say and when.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import pytest
+import redis
+
+from celery_redlock import NotAcquired, Redlock
+from celery_redlock.server import start_servers
+from celery_redlock.stores.redis.master_watch import SEEK_S
+from tests.support.sentinels import SERVICE, Puppet
+from tests.support.wait import wait_until
+
+TTL = 1.0
+
+
+@pytest.fixture(scope="module")
+def masters() -> Iterator[tuple[int, int]]:
+    """The ports of a master, and of its replica that has been promoted; both answer."""
+    with start_servers(2) as (old, new), redis.Redis(port=new.port) as client:
+        client.replicaof("127.0.0.1", old.port)
+        wait_until(lambda: client.info("replication")["master_link_status"] == "up", 20, "a copy")
+        client.replicaof("NO", "ONE")
+        yield old.port, new.port
+
+
+@pytest.fixture
+def sentinels(masters: tuple[int, int]) -> Iterator[list[Puppet]]:
+    """Two Sentinels that name the old master."""
+    with ExitStack() as stack:
+        yield [stack.enter_context(Puppet(masters[0])) for _ in range(2)]
+
+
+@pytest.fixture
+def ours(sentinels: list[Puppet]) -> Iterator[Redlock]:
+    """A client that has been granted locks by the old master, and has the Sentinels' ear."""
+    hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
+    url = f"sentinel://{hosts}/{SERVICE}"
+    with contextlib.closing(Redlock([url], ttl=TTL, restart_guard="auto")) as redlock:
+        wait_until(lambda: granted(redlock), 20, "the old master has a vote")
+        for sentinel in sentinels:
+            wait_until(lambda one=sentinel: one.subscribers, 10, "it has subscribed")
+        yield redlock
+
+
+def granted(redlock: Redlock) -> bool:
+    with contextlib.suppress(NotAcquired):
+        redlock.release(redlock.acquire("r"))
+        return True
+    return False
+
+
+def asks(redlock: Redlock) -> int:
+    """Return the port of the master that it asks."""
+    granted(redlock)
+    (node,) = redlock.client.driver.nodes
+    return int(node.connection.port) if node.connection else 0
+
+
+def test_an_idle_client_leaves_the_old_master_before_it_asks_it_again(
+    masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
+) -> None:
+    with redis.Redis(port=masters[0]) as old:
+        sentinels[1].switch(masters[1])
+        sentinels[1].announce()
+        time.sleep(0.2)  # idle; the announcement has arrived
+        old.config_resetstat()
+        assert not granted(ours), "the new master has no vote yet"
+        assert "cmdstat_set" not in old.info("commandstats")
+    assert asks(ours) == masters[1]
+
+
+def test_an_announcement_about_another_service_changes_nothing(
+    masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
+) -> None:
+    (node,) = ours.client.driver.nodes
+    before = node.connection
+    for service in ("other", SERVICE + "2"):
+        sentinels[0].announce(service)
+    time.sleep(0.2)
+    assert granted(ours) and node.connection is before
+
+
+def test_a_switch_that_nobody_announced_is_seen_when_a_sentinel_is_back(
+    masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
+) -> None:
+    sentinels[1].hang_up()
+    sentinels[1].switch(masters[1])
+    wait_until(lambda: asks(ours) == masters[1], 10 * SEEK_S, "it asks the new master")
+
+
+def test_a_sentinel_that_allows_no_subscription_is_asked_once_a_second(
+    masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
+) -> None:
+    for sentinel in sentinels:
+        sentinel.allows = False
+        sentinel.hang_up()
+    begun, before = time.monotonic(), sentinels[0].greeted
+    wait_until(lambda: asks(ours) and sentinels[0].greeted > before + 1, 10, "it was asked")
+    sentinels[1].switch(masters[1])
+    wait_until(lambda: asks(ours) == masters[1], 10 * SEEK_S, "it asks the new master")
+    assert sentinels[0].greeted - before <= (time.monotonic() - begun) / SEEK_S + 2
+
+
+def test_the_newest_configuration_of_several_sentinels_counts(
+    masters: tuple[int, int], sentinels: list[Puppet]
+) -> None:
+    sentinels[1].switch(masters[1])
+    for first in (0, 1):
+        hosts = ",".join(f"127.0.0.1:{sentinels[n].port}" for n in (first, 1 - first))
+        url = f"sentinel://{hosts}/{SERVICE}"
+        with contextlib.closing(Redlock([url], ttl=TTL, restart_guard="auto")) as redlock:
+            redlock.connect()
+            assert asks(redlock) == masters[1]
+
+
+def test_without_any_sentinel_a_client_goes_on_with_the_master_that_it_has(
+    masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
+) -> None:
+    for sentinel in sentinels:
+        sentinel.__exit__()
+    ends = time.monotonic() + 1.5 * SEEK_S
+    while time.monotonic() < ends:
+        assert granted(ours)
+        time.sleep(0.05)
+    assert asks(ours) == masters[0]
