@@ -48,6 +48,7 @@ def at_each_line(
     """
     files = tuple(f"/celery_redlock/{module}.py" for module in MODULES)
     count = target = 0
+    outer = sys.gettrace()  # that of coverage, say
 
     def trace(frame: FrameType, event: str, _argument: object) -> Any:
         nonlocal count
@@ -56,7 +57,7 @@ def at_each_line(
         if event == "line":
             count += 1
             if count == target:
-                sys.settrace(None)
+                sys.settrace(outer)
                 handler()
         return trace
 
@@ -67,5 +68,5 @@ def at_each_line(
         try:
             work()
         finally:
-            sys.settrace(None)
+            sys.settrace(outer)
     return target

@@ -262,13 +262,14 @@ def struck_at(number: int, own: BaseException | None) -> tuple[str, bool]:
         return trace
 
     error: BaseException | None = None
+    before = sys.gettrace()  # that of coverage, say
     sys.settrace(trace)
     try:
         block.run(body)
     except (KeyError, LeaseLost) as raised:
         error = raised
     finally:
-        sys.settrace(None)
+        sys.settrace(before)
     try:
         for _ in range(100):
             time.sleep(0)
