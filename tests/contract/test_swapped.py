@@ -136,6 +136,22 @@ def test_a_server_that_was_swapped_out_and_in_again_is_a_stranger(
             time.sleep(0.02)
 
 
+def test_an_old_connection_has_no_vote_once_a_check_has_met_another_server(
+    old: Servers, lock: Locks
+) -> None:
+    """The check has connections of its own, to the same addresses."""
+    with proxies(old[:3]) as nodes:
+        ours, others = all_connected(lock(nodes)), lock(nodes, restart_guard="off")
+        wait_until(lambda: tried(ours, "mine"), 5, "all are trusted")
+        before = [node.connection for node in ours.client.driver.nodes]
+        for proxy, server in zip(nodes[1:], old[3:5], strict=True):
+            proxy.lead_to(server.port, keep=True)
+        ours.check()
+        lease = all_connected(others).acquire("r", ttl=30.0)
+        assert tried(ours, "r") is None and lease.remaining() > 0
+        assert [node.connection for node in ours.client.driver.nodes] == before
+
+
 def asked(redlock: Redlock) -> bool:
     """Ask all nodes for something; whether all are connected."""
     tried(redlock, "something else")

@@ -185,11 +185,15 @@ def test_who_leaves_is_not_called(node: Subject) -> None:
     assert node.calls(1) == ["p1:3"]
 
 
-def test_who_was_called_and_gives_up_calls_the_next(node: Subject) -> None:
+@pytest.mark.parametrize("taken", [False, True])
+def test_who_was_called_and_gives_up_calls_the_next(node: Subject, taken: bool) -> None:
+    """Although another has taken the lock meanwhile: it may be an attempt that is undone."""
     node.listen("p1")
     for since, who in enumerate(("p1:1", "p1:2")):
         node.ask(Verb.ENQUEUE, place(who, since))
     node.ask(Verb.RELEASE, claim())
+    if taken:
+        node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.HAND_ON, place("p1:1", 0)) is False
     assert node.calls(2) == ["p1:1", "p1:2"]
 

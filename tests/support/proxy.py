@@ -88,10 +88,11 @@ class Proxy(Front):
         while self._open:
             _close(self._open.pop())
 
-    def lead_to(self, port: int) -> None:
-        """Another server is behind this address from now on; connections to the old one break."""
+    def lead_to(self, port: int, *, keep: bool = False) -> None:
+        """Put another server behind this address; keep connections to the old one, or not."""
         self._port = port
-        self.reset()
+        if not keep:
+            self.reset()
 
     def _take(self, client: socket.socket) -> None:
         try:

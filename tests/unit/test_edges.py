@@ -29,6 +29,8 @@ from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner, Vote
 from celery_redlock.stores.driver import Driver
+from celery_redlock.stores.etcd.questions import conversation
+from celery_redlock.stores.etcd.wire import Keys, text
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
 from celery_redlock.stores.redis.requests import encode
@@ -102,6 +104,55 @@ def test_an_old_server_is_not_asked_again_for_an_attempt_that_is_over(
     node.receive()
     with pytest.raises(BlockingIOError):
         wire.peer.recv(65536)  # it would be set, and nobody would free it
+
+
+def test_a_write_proves_a_master_for_the_time_of_its_question(wire: Wire) -> None:
+    """By the time of the answer it may be a replica: then the next vote needs another look."""
+    guard = RestartGuard(True, 30.0, print)
+    node = RedisNode(*(0, ADDRESS, PREFIX, guard, []), clock=lambda: 1.2, later=lambda call: call())
+    node.opened(wire, NodeInfo(run_id="one", uptime=1e6, role="master"), 1.0, 1.0)
+    asked = next(quorum.extend([Claim("r", "mine", 10.0, 1)], 1.1, 0.5))
+    node.ask(asked, encode(asked, PREFIX), 1.1)
+    wire.peer.sendall(b"$1\r\n1\r\n")
+    node.receive()  # at 1.2
+    assert asked.votes == [Vote.YES]
+    assert not node._trust.to_ask_again(1.1)
+    assert node._trust.to_ask_again(1.2)
+
+
+@pytest.mark.parametrize("at", ["_put", "flush"])
+def test_a_request_struck_before_the_socket_has_it_drops_its_connection(
+    node: RedisNode, wire: Wire, monkeypatch: Patch, at: str
+) -> None:
+    """Otherwise the next answer would be taken for the one to the request that was never sent."""
+
+    def struck(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RedisNode, at, struck)
+        asked = next(quorum.extend([Claim("r", "mine", 10.0, 1)], 1.0, 0.5))
+        with pytest.raises(KeyboardInterrupt):
+            node.ask(asked, encode(asked, PREFIX), 1.0)
+    assert wire.closed and node.connection is None
+    assert not node.channel.up and not node.channel.unanswered and not node.unsent
+
+
+@pytest.mark.parametrize("over", ["ended", "closed", ""])
+def test_an_etcd_attempt_that_was_given_up_is_not_put_again(over: str) -> None:
+    """It would be put behind its own undoing, and stay until its ttl is over."""
+    mine = Claim(("one", "two"), "mine", 10.0, 1)
+    round_ = next(quorum.acquire(mine, 1.0, 0.5))
+    steps = conversation(round_, Keys(PREFIX), lambda ttl: "7")
+    assert len(next(steps)) == 1
+    found = {"kvs": [{"value": text(b"mine")}]}, {}  # the answer to the first put was lost
+    refused = {"succeeded": False, "responses": [{"response_range": one} for one in found]}
+    if over:
+        setattr(mine if over == "ended" else round_, over, True)
+        with pytest.raises(StopIteration):
+            steps.send([refused])
+    else:
+        assert len(steps.send([refused])) == 1
 
 
 def test_of_two_that_connect_to_one_node_the_second_is_turned_away(monkeypatch: Patch) -> None:
