@@ -34,6 +34,7 @@ from .conflict import Message
 from .delivery import PREDECESSOR_PATIENCE_S, Delivery, DoneBefore, unlocked
 from .headers import ATTEMPTS, RESERVATION, is_redelivered, mapping_of, said, short_id
 from .policy import meets_reservation
+from .replaced import note_begun
 from .reservation import HOUR, WHILE_RUNNING, Reservation, claim_for
 from .results import end_of
 from .skipped import Skipped
@@ -44,6 +45,10 @@ logger = logging.getLogger("celery_redlock.task")
 
 ARRIVAL = "redlock_arrival"
 """Attribute of a request: its `ReservedDelivery`, which is called its arrival."""
+
+
+class _Replaced(Exception):
+    """A later call has taken the place of a message."""
 
 
 class ReservedDelivery:
@@ -96,6 +101,8 @@ class ReservedDelivery:
             holder: Owner | None = None
             try:
                 holder = self._confirm()
+            except _Replaced:
+                return self._duplicate(None)
             except QuorumUnavailable as refusal:
                 # Its lock decides, and says what is to be done if too few nodes answer that, too.
                 level = logging.WARNING if scope == "until_executing" else logging.DEBUG
@@ -127,16 +134,36 @@ class ReservedDelivery:
         if self.note.scope in ("until_executing", "until_and_while_executing"):
             return None  # by freeing it
         if self.note.scope == "until_expired":
-            return self._other(reservation.holding(self._redlock, claim))
+            return self._successor(claim)
         self._register(claim)
         ours = reservation.adopt(self._redlock, claim)
         if ours:
             self._watch(claim)
             return None
         self._drop(claim)
-        other = self._other(reservation.holding(self._redlock, claim)) if ours is False else None
+        other = self._successor(claim) if ours is False else None
         # The place of one that has ended is free, or will be.
         return self._take() if other is not None and self._ended(other) else other
+
+    def _successor(self, claim: Claim) -> Owner | None:
+        """Return who has the reservation that was ours, if the message of that one is in a queue.
+
+        If it lasts for no longer than while a message is being sent, that message may fail to be
+        sent. Then ours runs, and leaves word that it has, so that its reservation is not restored.
+
+        Raises:
+            _Replaced: A later call has taken our place.
+        """
+        seen = reservation.look(self._redlock, claim)
+        if seen.replaced:
+            raise _Replaced
+        if seen.token == claim.token:
+            return None
+        other = self._other(seen.token)
+        if other is not None and seen.left > reservation.unsent_ttl(self._options.ttl):
+            return other
+        note_begun(self._redlock, claim)
+        return None
 
     def _named(self) -> Claim:
         """Return a claim with the message's token, or with a new one if it has none."""
@@ -172,7 +199,8 @@ class ReservedDelivery:
                 break
             self._drop(claim)
             self._claim = None
-            token = reservation.holding(self._redlock, claim)
+            seen = reservation.look(self._redlock, claim)
+            token = seen.token
             owner = Owner.of(token) if token else None
             if token is None or owner is None or not owner.task_id:
                 return None  # nobody has it, or another program
@@ -180,6 +208,12 @@ class ReservedDelivery:
                 return self._own(token)
             if reservation.is_anothers(owner, self._task):
                 return None  # the lock decides which of the two runs
+            short = reservation.unsent_ttl(self._options.ttl)
+            if seen.left <= short < self.note.ttl and not self._ended(owner):
+                # Its message is being sent, which may fail.
+                if reservation.pause(until):
+                    continue
+                return None
             step = meets_reservation(
                 self._ended(owner),
                 late=time.monotonic() > until,
@@ -228,24 +262,28 @@ class ReservedDelivery:
     def _begin(self, body: Callable[[], Any]) -> Any:
         """Free the reservation, right before the body, and run the body if it was ours."""
         claim, self._claim = self._claim, None
-        if claim is not None:
-            ours, token = reservation.start(self._redlock, claim)
-            # One that comes back had begun before, and freed it then.
-            if not ours and not is_redelivered(self._request.delivery_info):
-                other = self._other(token)
-                if other is not None and not self._ended(other):
-                    return self._duplicate(other)
+        if claim is not None and not reservation.start(self._redlock, claim):
+            try:
+                other = self._successor(claim)
+            except _Replaced:
+                return self._duplicate(None)
+            # A message that is acknowledged late may come back after its body has begun.
+            again = is_redelivered(self._request.delivery_info) and _survives(self._task)
+            if other is not None and not again and not self._ended(other):
+                return self._duplicate(other)
         self._tell("", begun=True)
         return body()
 
-    def _duplicate(self, owner: Owner) -> Any:
-        """End as `on_duplicate` says: another has reserved its key."""
+    def _duplicate(self, owner: Owner | None) -> Any:
+        """End as `on_duplicate` says: another has reserved its key; None: a call took its place."""
         message, note = self._message, self.note
-        what = f"{note.resource} is reserved by {owner}"
-        skipped = message.skip(owner, note.on_duplicate, owner)
+        who = owner or "a later call, which has taken its place"
+        what = f"{note.resource} is reserved by {owner}" if owner else f"it is replaced by {who}"
+        skipped = message.skip(owner, note.on_duplicate, who)
         if note.on_duplicate == "raise":
             what = f"{message.called}: {what}"
-            raise DuplicateTask(what, owner.task_id, resource=note.resource)
+            task_id = owner.task_id if owner is not None else ""
+            raise DuplicateTask(what, task_id, resource=note.resource)
         logger.info("%s is skipped: %s", message.called, printable(what))
         return skipped
 

@@ -24,6 +24,7 @@ from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
 from ..locking.redlock import Redlock
+from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from ..protocol.texts import printable
 from ..protocol.values import Holder
@@ -32,7 +33,8 @@ from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
 from .headers import ATTEMPTS, MAX_ID_CHARS, RESERVATION, short_id
 from .policy import meets_reservation
-from .reservation import HOUR, MONTH, RESERVING, UNSENT_TTL_S, Reservation, claim_for
+from .replaced import Places
+from .reservation import HOUR, MONTH, RESERVING, WHILE_RUNNING, Reservation, claim_for
 from .results import end_of, tell_skipped
 from .revokes import was_terminated
 from .skipped import Skipped
@@ -124,12 +126,14 @@ class _Publication:
 
     def _reserve(self, note: Reservation, lasts: float) -> Any:
         """Take a reservation for `lasts` seconds and send the message, or say who has it."""
-        wish = self.wish
         redlock = Redlock.from_app(self.task.app)
-        frozen = self._frozen
+        with Places(redlock, self.task, self.task_id, self.wish.ttl) as places:
+            return self._seek(redlock, note, lasts, places)
+
+    def _seek(self, redlock: Redlock, note: Reservation, lasts: float, places: Places) -> Any:
+        wish, frozen = self.wish, self._frozen
         task_id = self.task_id or uuid()
-        # Shorter than what a body has, so that one is told from the other.
-        short = max(MIN_TTL, min(UNSENT_TTL_S, wish.ttl / 2))
+        short = reservation.unsent_ttl(wish.ttl)
         replaced, until = 0, None
         while True:
             claim = claim_for(redlock, note.resources, min(lasts, short), task_id, self.task.name)
@@ -137,6 +141,7 @@ class _Publication:
                 refusal = reservation.take(redlock, claim)
                 if refusal is None:
                     sent = self._send(task_id, replace(note, token=claim.token))
+                    places.taken = True
                     if lasts > short:
                         # Unless its body has begun already, and extends it by another ttl.
                         longer = claim_for(redlock, note.resources, lasts, token=claim.token)
@@ -149,7 +154,7 @@ class _Publication:
             if isinstance(refusal, QuorumUnavailable):
                 if wish.on_unavailable == "raise":
                     raise refusal
-                return self._send_without(task_id, note, refusal)
+                return self._send_without(task_id, note, refusal, places)
             if frozen:
                 return self._send(task_id, note)
             holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
@@ -159,11 +164,11 @@ class _Publication:
                 if (holder is None or holder.owner is not None) and reservation.pause(until):
                     continue
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
-                return self._send_without(task_id, note, why)
+                return self._send_without(task_id, note, why, places)
             assert holder is not None and holder.owner is not None
             if reservation.is_anothers(holder.owner, self.task):
                 why = f"{holder} has it, which is another task: give each a template of its own"
-                return self._send_without(task_id, note, why)
+                return self._send_without(task_id, note, why, places)
             other = holder.owner.task_id
             # An id that is used again may have ended before, and be queued now.
             again = other == short_id(self.task_id)
@@ -176,18 +181,20 @@ class _Publication:
             revoke = end is None and wish.on_duplicate == "replace" and not freed
             if step == "free" or revoke:
                 replaced += 1
-                if self._takes_place_of(redlock, note, other, revoke=revoke):
+                if self._frees_place_of(redlock, note, other, places, revoke=revoke):
                     continue
             return self._duplicate(task_id, note.resource, holder)
 
-    def _send_without(self, task_id: Any, note: Reservation, why: object) -> Any:
+    def _send_without(self, task_id: Any, note: Reservation, why: object, places: Places) -> Any:
         """Better twice in the queue than not at all: the lock decides which of them runs."""
         called = printable(self.task.name)
         # What is sent again for want of its lock says so itself, and less often.
         again = ATTEMPTS in (self.options.get("headers") or ())
         level = logging.DEBUG if again else logging.WARNING
         logger.log(level, "%s is published without a reservation: %s", called, why)
-        return self._send(task_id, note)
+        sent = self._send(task_id, note)
+        places.taken = True
+        return sent
 
     # -- A message that has a reservation ---------------------------------------------------------
 
@@ -243,21 +250,22 @@ class _Publication:
             return EagerResult(task_id, marker, states.SUCCESS, name=self.task.name)
         return self.task.AsyncResult(owner.task_id)
 
-    def _takes_place_of(
-        self, redlock: Redlock, note: Reservation, other: str, *, revoke: bool
+    def _frees_place_of(
+        self, redlock: Redlock, note: Reservation, other: str, places: Places, *, revoke: bool
     ) -> bool:
-        """Free the place of one that is queued, if it is not running already; whether it may be."""
+        """Free the place of one that is queued, if it is not running already; whether it may be.
+
+        It is noted in `places` if it is to be revoked when this call is out.
+        """
         if len(other) > MAX_ID_CHARS:
             return False
-        running = was_terminated(other)
-        freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, running)
-        called = printable(self.task.name), printable(other)
-        if freed and revoke and other == short_id(self.task_id):
-            why = "to revoke it would be to revoke this one too; leave task_id out to replace it"
-            logger.warning(f"%s is queued twice under the id %s: {why}", *called)
-        elif freed and revoke:
-            self.task.app.control.revoke(other)
-            logger.info("%s replaces task %s", *called)
+        # A body that frees its reservation as it begins may have its lock already. It began before
+        # this call then, or is skipped; this one is published in any case.
+        begins = revoke and self.wish.scope not in WHILE_RUNNING
+        anyway = was_terminated(other) or begins
+        freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, anyway)
+        if revoke and isinstance(freed, Claim):
+            places.freed.append(freed)
         return freed is not False
 
     # -- Times -----------------------------------------------------------------------------------

@@ -21,17 +21,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, lets_several
 from ..config.options import TaskOptions
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
-from ..protocol.names import MAX_SLOTS, RESERVED_SUFFIX, Resources, checked_names
-from ..protocol.round import Round, Verb
+from ..protocol.names import MARK_SUFFIX, MAX_SLOTS, RESERVED_SUFFIX, Resources, checked_names
+from ..protocol.round import RENEWED, Round, Verb
 from ..protocol.texts import names_of, printable, shown
-from ..protocol.values import Owner
+from ..protocol.values import Owner, Query, token_digest
 from ..runtime.clock import monotonic
 from .headers import short_id
 
@@ -39,8 +39,10 @@ if TYPE_CHECKING:
     from ..locking.redlock import Redlock
 
 __all__ = [
+    "BEGUN",
     "HOUR",
     "MONTH",
+    "REPLACED",
     "RESERVING",
     "UNSENT_TTL_S",
     "WHILE_RUNNING",
@@ -54,10 +56,13 @@ __all__ = [
     "free_soon",
     "give_up",
     "is_anothers",
+    "look",
+    "mark_of",
     "pause",
     "prolong",
     "start",
     "take",
+    "unsent_ttl",
 ]
 
 RESERVING = tuple(scope for scope in SCOPES if scope != "while_executing")
@@ -86,6 +91,8 @@ MAX_TOKEN_CHARS = 1000
 """Of a token in a header; ours have at most some 600, most of them the names of task and host."""
 MAX_PAUSE_S = 0.02
 """Between two looks at a reservation that is about to be freed: a round takes a tenth of it."""
+REPLACED, BEGUN = "replaced", "begun"
+"""What a mark on the nodes says of the message that a token was made for."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +203,14 @@ def claim_of(redlock: Redlock, note: Reservation) -> Claim:
     return claim_for(redlock, note.resources, note.ttl, token=note.token)
 
 
+def unsent_ttl(ttl: float) -> float:
+    """Return for how long a key is reserved while its message is not out; seconds.
+
+    It is shorter than the ttl that a body asks for, `ttl`, so that one can be told from the other.
+    """
+    return max(MIN_TTL, min(UNSENT_TTL_S, ttl / 2))
+
+
 def take(redlock: Redlock, claim: Claim) -> NotAcquired | None:
     """Take it, in one round; return the refusal, and None if it is taken."""
     patience = redlock.client.patience(claim.ttl)
@@ -219,34 +234,65 @@ def pause(until: float) -> bool:
 def adopt(redlock: Redlock, claim: Claim) -> bool | None:
     """Confirm it, for its ttl from now; where it has expired it is taken again.
 
-    Return whether it is ours; None if too few nodes answered to tell.
+    Return whether it is ours, and was not replaced by a call that has freed it since; None if too
+    few nodes answered to tell.
     """
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.extend([claim], now, patience))
     if ballot.confirmed() and claim.grant(monotonic()):
-        return True
-    if not ballot.denied:
+        if ballot.details.count(RENEWED) >= ballot.quorum or not look(redlock, claim).replaced:
+            return True
+    elif not ballot.denied:
         return None
     redlock.client.driver.run(lambda now: quorum.undo(claim, now))
     return False
 
 
-def start(redlock: Redlock, claim: Claim) -> tuple[bool, str | None]:
-    """Free it as its body begins.
-
-    Return whether it was ours; and if not, whose token a quorum of nodes holds, if there is one.
-    """
+def start(redlock: Redlock, claim: Claim) -> bool:
+    """Free it as its body begins; return whether it was ours."""
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
-    if not ballot.denied:
-        return True, None
-    return False, holding(redlock, claim)
+    return not ballot.denied
+
+
+class Look(NamedTuple):
+    """What the nodes say of a reservation.
+
+    Attributes:
+        token: The token that a quorum of nodes holds; None if there is none, or none can be told.
+        left: Seconds until it ends there; 0.0 if there is none.
+        replaced: Whether a later call has taken the place of the message that was asked about.
+    """
+
+    token: str | None
+    left: float
+    replaced: bool
+
+
+def look(redlock: Redlock, claim: Claim) -> Look:
+    """Ask the nodes who has a reservation, and whether the message of `claim` was replaced."""
+    asked: list[Claim | Query] = [claim, Query((mark_of(claim, REPLACED),), claim.nodes)]
+    ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, redlock.node_timeout))
+    tokens = outcome.tokens(ballot)
+    token = next((one for one in tokens if tokens.count(one) >= ballot.quorum), None)
+    left = max(
+        [held[1] for held in outcome.seen(ballot, 0) if held and held[0] == token], default=0.0
+    )
+    return Look(token, left, bool(outcome.tokens(ballot, 1)))
 
 
 def holding(redlock: Redlock, claim: Claim) -> str | None:
     """The token that a quorum of nodes holds; None if there is none, or none can be told."""
-    ballot = redlock.client.driver.run(lambda now: quorum.peek([claim], now, redlock.node_timeout))
-    tokens = [detail[0] for detail in ballot.details if isinstance(detail, tuple)]
-    return next((token for token in tokens if tokens.count(token) >= ballot.quorum), None)
+    return look(redlock, claim).token
+
+
+def mark_of(claim: Claim, what: str) -> str:
+    """Return the name of the mark that says this of a claim's message (`REPLACED`, `BEGUN`).
+
+    It is the token's, as an id may be used again.
+    """
+    owner = Owner.of(claim.token)
+    task_id = owner.task_id if owner is not None else ""
+    return f"{task_id}:{what}:{token_digest(claim.token)}{MARK_SUFFIX}"
 
 
 def free_in(redlock: Redlock, resource: str) -> float | None:
@@ -281,15 +327,15 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> Round:
 
 def free_of(
     redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any, running: bool = False
-) -> bool | None:
+) -> Claim | bool | None:
     """Free what another message has reserved, which will not be run.
 
     Its task's id is as in its token, and `limit` is its task's option. If a body of that task's id
     is at work it is left alone, unless `running` is set.
 
     Returns:
-        True if it is freed, None if the other has it no more, False if its body is at work, or
-        nobody can tell.
+        A claim on what is freed, whose ttl is what was left of it, in seconds; None if the other
+        has it no more; False if its body is at work, or nobody can tell.
     """
     try:
         for name in () if running else names:
@@ -298,11 +344,12 @@ def free_of(
                 return False
     except QuorumUnavailable:
         return False
-    token = holding(redlock, claim_for(redlock, names, MIN_TTL))
-    owner = Owner.of(token) if token else None
-    if token and owner is not None and owner.task_id == task_id:
-        free(redlock, claim_for(redlock, names, MIN_TTL, token=token), redlock.node_timeout)
-        return True
+    seen = look(redlock, claim_for(redlock, names, MIN_TTL))
+    owner = Owner.of(seen.token) if seen.token else None
+    if seen.token and owner is not None and owner.task_id == task_id:
+        freed = claim_for(redlock, names, max(MIN_TTL, seen.left), token=seen.token)
+        # Else its body has begun meanwhile.
+        return None if free(redlock, freed, redlock.node_timeout).denied else freed
     return None
 
 

@@ -32,7 +32,8 @@ class Round:
         targets: Node indexes that are asked.
         votes: Per node, its vote so far, None while it is open.
         details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
-            it is silent, what it holds (PEEK; of many claims a list).
+            it is silent, what it holds (PEEK; of many claims a list), how it answered for each
+            claim (EXTEND, RENEW).
         closed: Whether nobody waits for it any more. Late answers still count for the lease.
         amnesiac: Claims whose token a node has lost before its time. The node takes them out once
             the log has said so.
@@ -186,7 +187,7 @@ class Round:
                     self._confirmed[position] += 1
         acknowledged(renewed, node, self.sent, now)
         self._full = min(self._confirmed) >= self.quorum
-        self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES)
+        self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES, outcomes)
 
     def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
         """Note that a node does not hold a claim; return whether it should."""

@@ -19,7 +19,7 @@ from celery_redlock.locking.pubsub import NodeSubscription, ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.policy import is_split
-from celery_redlock.messages.reservation import Reservation, claim_for, start
+from celery_redlock.messages.reservation import Reservation, claim_for, look, start
 from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import NodeError, ResourceHeld
@@ -277,9 +277,9 @@ def test_a_lock_is_refused_where_eventlet_has_patched_python(monkeypatch: Patch)
 def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock) -> None:
     take(redlock, "another")
     redlock.driver.dead = {0, 1}
-    ours, token = start(redlock, claim_for(redlock, "order:1", 10.0, "mine"))
-    assert not ours
-    assert token is not None and {token} == redlock.tokens("order:1#reserved")
+    claim = claim_for(redlock, "order:1", 10.0, "mine")
+    assert not start(redlock, claim)
+    assert {look(redlock, claim).token} == redlock.tokens("order:1#reserved")
 
 
 def test_a_reservation_that_only_a_quorum_has_is_ones_own(redlock: FakeRedlock) -> None:
@@ -289,7 +289,7 @@ def test_a_reservation_that_only_a_quorum_has_is_ones_own(redlock: FakeRedlock) 
     (token,) = redlock.tokens("order:1#reserved") - {None}
     claim = claim_for(redlock, "order:1", 10.0, "mine")
     claim.token = str(token)
-    assert start(redlock, claim) == (True, None)
+    assert start(redlock, claim)
 
 
 def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(

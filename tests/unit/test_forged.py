@@ -357,18 +357,23 @@ def test_a_message_that_cannot_be_sent_again_keeps_no_key(
     assert redlock.free(RESERVED)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize(
     "scope", ["until_executing", "until_and_while_executing", "until_executed"]
 )
-def test_one_that_comes_back_had_begun_before_and_is_no_duplicate(
-    ran: Ran, redlock: FakeRedlock, scope: str, again: bool
+def test_redelivered_message_that_may_have_begun_is_no_duplicate(
+    ran: Ran, redlock: FakeRedlock, scope: str, again: bool, late: bool
 ) -> None:
-    """Then it has freed what another may have reserved since."""
+    """Then it has freed what another may have reserved since.
+
+    A message that is acknowledged early has not begun if it comes back.
+    """
     take(redlock, "other")
     given = {RESERVATION: header(scope, token=token_of())}
-    result, _ = deliver(ran.task(scope), 1, delivery_info={"redelivered": again}, **given)
-    assert (result == "done") is (again and scope != "until_executed")
+    task = ran.task(scope, acks_late=late)
+    result, _ = deliver(task, 1, delivery_info={"redelivered": again}, **given)
+    assert (result == "done") is (again and late and scope != "until_executed")
 
 
 def test_one_that_is_not_given_the_reservation_is_sent_again_all_the_same(

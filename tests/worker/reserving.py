@@ -132,3 +132,32 @@ class Reservations:
 
         what = f"the reservation of {key} is freed"
         wait_until(lambda: not self.tokens(key), within, what, seen=seen)
+
+
+def replace_and_restart(cluster: Cluster, tasks: dict[str, Any], key: str, queue: str) -> None:
+    """Replace calls under each scope, restart the only worker before they are due: the last runs.
+
+    The worker that is started then was not asked to revoke the others.
+    """
+    scopes = ("until_executing", "until_and_while_executing", "until_executed")
+    sent: dict[str, list[Any]] = {scope: [] for scope in scopes}
+    with cluster.worker("-c", "2", queue=queue) as worker:
+        for _ in range(3):
+            for scope, calls in sent.items():
+                one = tasks[scope].apply_async(
+                    (f"{key}-{scope}",),
+                    countdown=4.0,
+                    queue=queue,
+                    lock={"on_duplicate": "replace"},
+                )
+                calls.append(one)
+        wait_until(lambda: worker.text.count(" received") == 9, 10.0, "all are received")
+        worker.terminate()
+        worker.ended()
+    with cluster.worker("-c", "2", queue=queue):
+        for scope, calls in sent.items():
+            assert cluster.state(calls[-1], 20.0) == "SUCCESS"
+            for one in calls[:-1]:
+                cluster.state(one, 20.0)
+            ran = [run.task for run in cluster.runs(f"{key}-{scope}")]
+            assert ran == [calls[-1].id], f"{scope}: of {[one.id for one in calls]} the last runs"

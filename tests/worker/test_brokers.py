@@ -20,6 +20,7 @@ from tests.support.monitor import Monitor
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 from tests.worker.ending import Ending, play
+from tests.worker.reserving import declare, replace_and_restart
 from tests.worker.scenarios import played_on
 
 pytestmark = pytest.mark.worker
@@ -138,6 +139,15 @@ def test_with_amqp_others_pass_by_those_that_wait(
             assert other.state(passing, 10.0) == "SUCCESS"
         assert {other.state(one, 20.0) for one in waiting} == {"SUCCESS"}
     other.close()
+
+
+@pytest.mark.parametrize("kind", [kind_of(kind) for kind in KINDS[1:]])
+def test_replaced_calls_do_not_run_after_a_restart_of_their_worker(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, kind: str
+) -> None:
+    with own_queue(cluster, tmp_path, settings_of(kind, rabbitmq)) as other:
+        tasks = declare(other.app, lambda *_args: None)
+        replace_and_restart(other, tasks, key, queue=other.queue)
 
 
 # -- the same on every broker ---------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.support.cluster import TASKS, Cluster
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
-from tests.worker.reserving import Reservations
+from tests.worker.reserving import Reservations, replace_and_restart
 
 
 def test_existing_is_the_result_of_the_one_that_has_it(
@@ -47,13 +47,19 @@ def test_replace_takes_the_place_of_a_queued_one(
 ) -> None:
     task = reservations.until_executed
     first = task.apply_async((key,), countdown=3.0)
-    second = task.apply_async((key,), countdown=0.2, lock={"on_duplicate": "replace"})
+    second = task.apply_async((key,), countdown=1.0, lock={"on_duplicate": "replace"})
     assert second.id != first.id
     reservations.kept(key, second)
     assert cluster.state(first) == "REVOKED"
     cluster.result(second)
     assert [run.task for run in cluster.runs(key)] == [second.id]
     reservations.freed(key)
+
+
+def test_replaced_calls_do_not_run_after_a_restart_of_their_worker(
+    cluster: Cluster, reservations: Reservations, key: str
+) -> None:
+    replace_and_restart(cluster, reservations.tasks, key, queue=key)
 
 
 @pytest.mark.parametrize(

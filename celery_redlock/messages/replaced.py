@@ -1,0 +1,109 @@
+"""Takes the place of a queued call (`on_duplicate="replace"`), in an order that loses neither.
+
+The reservation of the old call is freed before that of the new one is taken, and that is before the
+new message is sent: only so can a worker not free it too early. The old call is revoked when the
+new one is out. A worker that begins the old one before that runs it, and leaves word of it on the
+nodes. If the new one cannot be sent, the old one has its reservation again, unless it has begun.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..locking.redlock import Redlock
+from ..protocol import outcome, quorum
+from ..protocol.claim import Claim
+from ..protocol.texts import printable
+from ..protocol.values import Owner, Query
+from .headers import short_id
+from .reservation import BEGUN, HOUR, REPLACED, free, mark_of, prolong, take, unsent_ttl
+
+__all__ = ["Places", "note_begun"]
+
+logger = logging.getLogger("celery_redlock.task")
+
+BEGUN_LIFE_S = 600.0
+"""For how long the nodes remember that a message has begun whose place was just taken, in seconds:
+longer than the call that took it tries to send its own message."""
+
+
+class Places:
+    """The calls whose reservations were freed for a new one: it takes their places, or gives them
+    back. As a context it does so at its end.
+
+    Args:
+        redlock: Where they are reserved.
+        task: The task that is called.
+        task_id: The id that the new call was given, if any.
+        ttl: For how long the lock of its body is asked for; seconds.
+
+    Attributes:
+        freed: Claims on what was freed, whose ttl is what was left of it, in seconds.
+        taken: Whether the message of the new call is out.
+    """
+
+    def __init__(self, redlock: Redlock, task: Any, task_id: Any, ttl: float) -> None:
+        self._redlock = redlock
+        self._task = task
+        self._task_id = task_id
+        self._short = unsent_ttl(ttl)
+        self.freed: list[Claim] = []
+        self.taken = False
+
+    def __enter__(self) -> Places:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        for claim in reversed(self.freed):
+            (self._revoke if self.taken else self._restore)(claim)
+
+    def _revoke(self, freed: Claim) -> None:
+        """Revoke a call whose place is taken. Never raises: the new call is out."""
+        owner = Owner.of(freed.token)
+        assert owner is not None
+        called = printable(self._task.name), printable(owner.task_id)
+        if owner.task_id == short_id(self._task_id):
+            why = "to revoke it would be to revoke this one too; leave task_id out to replace it"
+            logger.warning(f"%s is queued twice under the id %s: {why}", *called)
+            return
+        try:
+            # Workers forget a revoke when they end, and those that start later are not asked.
+            _leave(self._redlock, freed, REPLACED, max(freed.ttl, HOUR))
+            self._task.app.control.revoke(owner.task_id)
+            logger.info("%s replaces task %s", *called)
+        except Exception as error:
+            line = "%s replaces task %s, which could not be revoked and may run as well: %r"
+            logger.warning(line, *called, error)
+
+    def _restore(self, freed: Claim) -> None:
+        """Reserve the key again for a message that stays, unless its body has begun meanwhile.
+
+        Then it has left word of that, before it could free what is set here; so the word is asked
+        for in between. At first it is set for seconds: this process may end before it has the
+        answer.
+        """
+        redlock = self._redlock
+        claim = Claim(freed.resources, freed.token, min(freed.ttl, self._short), freed.nodes)
+        if take(redlock, claim) is not None:
+            return
+        asked = Query((mark_of(claim, BEGUN),), claim.nodes)
+        patience = redlock.node_timeout
+        ballot = redlock.client.driver.run(lambda now: quorum.peek([asked], now, patience))
+        if outcome.tokens(ballot):
+            free(redlock, claim)
+        elif freed.ttl > self._short and ballot.yes >= ballot.quorum:
+            longer = Claim(freed.resources, freed.token, freed.ttl, freed.nodes)
+            prolong(redlock, [longer], patience)
+
+
+def note_begun(redlock: Redlock, claim: Claim) -> None:
+    """Leave word on the nodes that a message has begun without the reservation that it had."""
+    _leave(redlock, claim, BEGUN, BEGUN_LIFE_S)
+
+
+def _leave(redlock: Redlock, claim: Claim, what: str, life: float) -> None:
+    """Leave a mark on the nodes, for `life` seconds; one node that has it is enough (`look`)."""
+    bearer = Claim(claim.resources, claim.token, claim.ttl, claim.nodes)
+    bearer.mark = mark_of(claim, what), life
+    free(redlock, bearer, redlock.node_timeout)
