@@ -37,8 +37,9 @@ from .config.options import (
     OnLost,
     OnUnavailable,
 )
-from .config.task_lock import TaskLock
+from .config.task_lock import TaskLock, never_awaited
 from .keys.resolver import Templates
+from .messages import autoretry
 from .protocol.errors import ConfigurationError
 from .worker.install import install, load
 
@@ -209,7 +210,7 @@ class SingletonTask(BaseTask):
         body = functools.partial(call, *args, **kwargs)
         result = loaded.run(self.redlock, app_of(self.redlock, self), self, request, self.run, body)
         if type(result) is CoroutineType:
-            raise _never_awaited(self.name, result)
+            raise never_awaited(self.name, result)
         return result
 
 
@@ -286,7 +287,8 @@ def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) ->
                 " SingletonTask as its base"
             )
         else:
-            return _wrap(lock, target)  # type: ignore[return-value]
+            _check(lock, target)
+            return _put_lock_around(lock, target)  # type: ignore[return-value]
         return target
 
     return decorate
@@ -310,12 +312,13 @@ def _key_option(keys: Sequence[Any], options: LockOptions) -> LockOptions:
     return {"key": keys[0] if len(keys) == 1 else Templates(keys)}
 
 
-def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
+def _put_lock_around(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` under a lock. Only a call shows whether it is the body of a task."""
-    _check(lock, function)
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if autoretry.is_inside(lock):
+            return function(*args, **kwargs)
         task = _celery_state._task_stack.top
         if task is None or getattr(task.run, "__redlock__", None) is not lock:
             task = None  # called as a function, perhaps by another task
@@ -324,21 +327,13 @@ def _wrap(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
         body = functools.partial(function, *args, **kwargs)
         result = load().run(lock, app, task, request, function, body)
         if type(result) is CoroutineType:
-            raise _never_awaited(function.__qualname__, result)
+            raise never_awaited(function.__qualname__, result)
         return result
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
     # Celery's check of arguments at publish does not look behind __wrapped__.
     wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
     return wrapper
-
-
-def _never_awaited(name: str, result: CoroutineType[Any, Any, Any]) -> ConfigurationError:
-    result.close()
-    return ConfigurationError(
-        f"{name} returned a coroutine, which nobody awaits: its work has not run, and its lock is"
-        " free again; call asyncio.run() in it"
-    )
 
 
 def _check(lock: TaskLock, function: Callable[..., Any]) -> None:
@@ -350,7 +345,9 @@ def _check(lock: TaskLock, function: Callable[..., Any]) -> None:
 def _lock_task(lock: TaskLock, task: Any) -> None:
     """Put a lock around an existing task's body; the task stays the same object."""
     if getattr(task.run, "__redlock__", None) is not lock:
-        task.run = _wrap(lock, task.run)
+        autoretry.keep_inside(task, lock)
+        _check(lock, task.run)
+        task.run = _put_lock_around(lock, task.run)
         lock.apps.add(task.app)
         refuse_unread(task)
 
@@ -394,3 +391,4 @@ def _made_from(proxy: Any) -> Mapping[str, Any]:
 
 # Wherever a lock can be taken, the handlers that release it must be connected.
 install()
+autoretry.wrap(_put_lock_around)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from types import CoroutineType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..keys.resolver import Keys, is_failure, is_plain, keys_of
@@ -269,3 +269,12 @@ def resources_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> t
 def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
     """Return the same as one name, for people; None if its task takes no lock."""
     return shown(resources_of(task, args, kwargs)) or None
+
+
+def never_awaited(name: str, result: CoroutineType[Any, Any, Any]) -> ConfigurationError:
+    """Return the error of a function that returned a coroutine, which is closed."""
+    result.close()
+    return ConfigurationError(
+        f"{name} returned a coroutine, which nobody awaits: its work has not run, and its lock is"
+        " free again; call asyncio.run() in it"
+    )

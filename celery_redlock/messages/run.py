@@ -23,6 +23,7 @@ from ..protocol.rate import Rate
 from ..protocol.texts import shown
 from ..protocol.values import Owner
 from ..runtime.interrupt import Interruptible
+from .autoretry import run_around
 from .conflict import Message
 from .consume import ReservedDelivery
 from .delivery import first_call
@@ -89,17 +90,18 @@ def run(
     else:
         held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     held.task = task.name if task is not None else ""
+    guards: list[Callable[[Callable[[], Any]], Any]] = []
     if options.on_lost == "raise":
         block = Interruptible(held.loss, held.lost_unawares)
         held.on_lost = lambda _held: block.interrupt()
-        body = functools.partial(block.run, body)
+        guards.append(block.run)
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
     if delivered and options.progress_timeout is not None:
         from ..locking.progress import Progress  # most programs do not need it
 
-        watch = Progress(held, options.progress_timeout, options.on_lost)
-        body = functools.partial(watch.run, body)
+        guards.append(Progress(held, options.progress_timeout, options.on_lost).run)
+    body = functools.partial(run_around, task, lock, guards, body)
     if delivered:
         message = Message(task, request, redlock, resources, options)
         try:
