@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from shlex import quote
 from typing import Any
 
 import click
@@ -55,6 +56,7 @@ class Site:
     nodes: Sequence[str] | None = None
     prefix: str | None = None  # of the keys, without an app
     as_json: bool = False  # whether a program reads what is said
+    chosen: str = ""  # the options that choose what is shown, as they were given
 
     @functools.cached_property
     def redlock(self) -> Redlock:
@@ -89,6 +91,17 @@ class Site:
             except ConfigurationError as error:
                 raise click.UsageError(str(error).replace("; --nodes[", "\n--nodes[")) from None
         self.prefix = self.prefix if prefix is None else prefix
+
+    def choose(self, *options: tuple[str, str | None]) -> None:
+        """Note the options that choose what is shown, and their values; None for one not given."""
+        self.chosen = " ".join(f"{name} {quote(value)}" for name, value in options if value)
+
+    @property
+    def nothing(self) -> str:
+        """Return the sentence for an empty result: a filter may be misspelt."""
+        if self.chosen:
+            return f"nothing that is held fits {printable(self.chosen)}"
+        return "nothing is held"
 
     def say(self, data: Any, text: str) -> None:
         """Print what was found: `data` as JSON for a program, else `text`."""
@@ -239,6 +252,9 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     def chosen(site: Site, /, match: str, task: str | None, timeout: float, **given: Any) -> Any:
         kinds, redlock = given.pop("kinds") or USUAL_KINDS, site.redlock
         kinds = KINDS if given.pop("everything") else kinds
+        few = kinds if kinds not in (USUAL_KINDS, KINDS) else ()
+        pattern = match if match != "*" else None
+        site.choose(("--match", pattern), ("--task", task), *(("--kind", kind) for kind in few))
 
         def look() -> Survey:
             found = survey(redlock, match, kinds=kinds, timeout=timeout)

@@ -72,7 +72,7 @@ def command(
 def _lines(
     seen: Survey, site: Site, width: int | None, unasked: str, left: float | None
 ) -> list[str]:
-    said = ["nothing is held"]
+    said = [site.nothing]
     if seen.entries:
         counts = Counter(entry.kind for entry in seen.entries)
         said = lock_table(seen.entries, width, waiters=site.app is not None)

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import getpass
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
+from ..config.task_lock import TaskLock, lock_of
+from ..keys.resolver import is_own
 from ..locking.pauses import begin
 from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError
 from ..protocol.texts import printable
+from ..survey.models import KINDS
+from ..survey.snapshot import survey
 from .context import REFUSED, Site, on_site
 
 __all__ = ["Duration", "command", "operator", "started"]
@@ -57,8 +62,47 @@ def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 
             ". It is for tasks that declare a limit: exclusive keys stay so, and readers (shared)"
             " unlimited"
         )
-    site.say(pause.data(), printable(said))
+    fits = _may_fit(site, pattern)
+    if not fits:
+        said += (
+            f". But {'no task of the app has a key, and ' if site.app is not None else ''}no key is"
+            " held or reserved that fits it: is it spelt as `ls` and `explain` show keys?"
+        )
+    site.say({**pause.data(), "fits": fits}, printable(said))
     return 0
+
+
+def _may_fit(site: Site, pattern: str) -> bool:
+    """Return False if no key of the app's tasks can fit a pattern, and none on the nodes does."""
+    if site.app is not None:
+        site.app.loader.import_default_modules()
+        begins = _begin(re.split(r"[*?\[\\]", pattern)[0])
+        locks = ((task, lock_of(task)) for task in site.app.tasks.values())
+        for head in (head for task, lock in locks if lock for head in _heads(task, lock)):
+            if head.startswith(begins) or begins.startswith(head):
+                return True
+    try:
+        return bool(survey(site.redlock, pattern, kinds=KINDS).entries)
+    except NotAcquired:
+        return True  # nobody knows
+
+
+def _heads(task: Any, lock: TaskLock) -> Iterator[str]:
+    """Return what the keys of a task begin with, as far as their declaration says."""
+    key, scope = lock.own.get("key"), lock.own.get("scope_name")
+    before = "" if scope is None else f"{scope}:"
+    if callable(key):
+        yield _begin(before)
+    elif key is None or is_own(key):
+        yield _begin(task.name if scope is None else scope)
+    else:
+        for template in (key,) if isinstance(key, str) else key:
+            yield _begin(before + re.split("[{<]", template)[0])
+
+
+def _begin(text: str) -> str:
+    """Return as much of a text as keys are certain to show as it was written."""
+    return re.match(r"[\w.:/-]*", text, re.ASCII)[0]  # type: ignore[index]
 
 
 @click.command("pause")

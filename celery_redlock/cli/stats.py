@@ -37,6 +37,7 @@ def command(site: Site, match: str, timeout: float) -> None:
     And waiters (with an app), what is odd, and how fast the nodes answer.
     """
     redlock = site.redlock
+    site.choose(("--match", match if match != "*" else None))
 
     def look() -> Survey:
         return survey(redlock, match, kinds=USUAL_KINDS, timeout=timeout)
@@ -68,7 +69,7 @@ def command(site: Site, match: str, timeout: float) -> None:
         for look in seen.looks
     ]
     parts = [
-        table(columns, rows) if rows else "nothing is held",
+        table(columns, rows) if rows else site.nothing,
         f"{counted(odd['splits'], 'split vote')}, {counted(odd['leaks'], 'key')} without a ttl,"
         f" {odd['foreign']} not of ours",
         table(("node", "round trip", "error"), nodes),

@@ -22,8 +22,8 @@ from celery.utils.functional import firstmethod
 
 from ..protocol.errors import ConfigurationError
 from .checks import too_long
+from .default_node import is_fallback
 from .options import TASK
-from .settings import is_fallback
 from .task_lock import TaskLock, lock_of
 
 MIN_LIKENESS, MIN_LIKENESS_SAME_LENGTH = 0.8, 0.66

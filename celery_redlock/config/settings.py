@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
 
 from ..protocol.errors import ConfigurationError
 from .checks import CONFLICT_POLICIES, lets_several
+from .default_node import default_node
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
 OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
@@ -98,7 +98,7 @@ def read_settings(app: Any) -> Settings:
     if values["beat"] is None:
         values["beat"] = values["nodes"] is not None
     if values["nodes"] is None:
-        values["nodes"] = [_moved(conf) or _broker(app)] if values["enabled"] else []
+        values["nodes"] = [default_node(app)] if values["enabled"] else []
     return Settings(**values)
 
 
@@ -331,68 +331,3 @@ def _check_rate(
             )
     if why:
         raise ConfigurationError(why)
-
-
-def _moved(conf: Any) -> str | None:
-    """Return the Redis of celery-once or celery-singleton, if a project moves over (compat/).
-
-    Read wherever the locks are, so that all processes of an app agree whichever modules they load.
-    """
-    once = conf.get("ONCE")
-    own = once.get("settings") if isinstance(once, Mapping) else None
-    url = own.get("url") if isinstance(own, Mapping) else None
-    url = url or conf.get("singleton_backend_url")
-    return url if isinstance(url, str) else None
-
-
-def is_fallback(app: Any) -> bool:
-    """Return True if Celery itself made an app, for a thread or program without a current one.
-
-    A thread has no current app of its own, whichever app the main thread has.
-    """
-    return app.main == "default" and not app.set_as_current and not app.conf.get("broker_url")
-
-
-def _broker(app: Any) -> str:
-    """Return the URL of the broker, if that is a Redis."""
-    conf = app.conf
-    url = conf.get("broker_write_url") or conf.get("broker_url")
-    if isinstance(url, (list, tuple)):
-        url = url[0] if url else None
-    if isinstance(url, str):
-        url = url.strip()
-        if url.startswith("sentinel://"):
-            return _watched(url, conf.get("broker_transport_options") or {})
-        url = url.split(";")[0]
-        if url.startswith(("redis+socket://", "unix://", "redis://", "rediss://")):
-            return url
-    if is_fallback(app):
-        raise ConfigurationError(
-            "this thread has no current Celery app, and Celery's own default app has no settings,"
-            " so it is not known where the locks are: call app.set_default() once, where your app"
-            " is made, or app.set_current() in the thread"
-        )
-    raise ConfigurationError(
-        "redlock_nodes is not set and the broker is no Redis: set redlock_nodes to the URLs of one"
-        " or more independent Redis masters, such as ['redis://10.0.0.1:6379/0', ...], or of one"
-        " PostgreSQL database: ['postgresql://10.0.0.1/locks'], or etcd cluster"
-    )
-
-
-def _watched(url: str, options: Mapping[str, Any]) -> str:
-    """Return a broker behind Sentinels as one URL: Celery names each of them in a URL."""
-    urls = [urlsplit(one) for one in url.split(";")]
-    if not options.get("master_name"):
-        raise ConfigurationError(
-            "the broker is a Redis behind Sentinels, and broker_transport_options has no"
-            " master_name: set it, or redlock_nodes, as in"
-            " ['sentinel://10.0.0.1:26379,10.0.0.2:26379/mymaster']"
-        )
-    credentials = next((u.netloc.rpartition("@")[0] for u in urls if "@" in u.netloc), "")
-    hosts = ",".join(u.netloc.rpartition("@")[2] for u in urls)
-    asked = {f"sentinel_{k}": v for k, v in (options.get("sentinel_kwargs") or {}).items()}
-    db = next((u.path.strip("/") for u in urls if u.path.strip("/")), "0")
-    at = f"{credentials}@" if credentials else ""
-    return (
-        f"sentinel://{at}{hosts}/{quote(options['master_name'])}?{urlencode({'db': db, **asked})}"
-    )

@@ -92,6 +92,7 @@ class AsyncHeldLease(HeldLease):
         self._of = of
 
     def __enter__(self) -> HeldLease:
+        self.unused = False
         raise RedlockError(f"{self.resource}: a lock of AsyncRedlock needs `async with`")
 
     async def __aenter__(self) -> AsyncHeldLease:
@@ -380,9 +381,12 @@ class AsyncRedlock:
             on_lost: Called in the event loop if the lease is lost; a plain function.
         """
         held = self._threads.lock(resource, max_lifetime=max_lifetime, on_lost=on_lost, **asked)
+        held.unused = False
         if inspect.iscoroutinefunction(on_lost):
             raise ConfigurationError(
                 "on_lost is called and not awaited: it must be a plain function, not the coroutine"
                 f" function {on_lost!r}; to cancel a task give `lambda lease: task.cancel()`"
             )
-        return AsyncHeldLease(self, held.request, max_lifetime=max_lifetime, on_lost=on_lost)
+        made = AsyncHeldLease(self, held.request, max_lifetime=max_lifetime, on_lost=on_lost)
+        made.unused = True
+        return made

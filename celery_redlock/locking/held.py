@@ -30,6 +30,7 @@ from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
 from . import stack
 from .request import LockRequest
+from .unused import Unused
 
 if TYPE_CHECKING:
     from .redlock import Redlock
@@ -65,7 +66,7 @@ def current_lease() -> HeldLease:
     )
 
 
-class HeldLease:
+class HeldLease(Unused):
     """A lock that is held, and extended until it is given back. Also a context manager.
 
     Attributes:
@@ -117,6 +118,7 @@ class HeldLease:
         return blocking(self._enter())
 
     async def _enter(self) -> HeldLease:
+        self.unused = False
         outers, rest = self._enclosing()
         for outer in outers:
             outer.ensure()  # sharing a lease that is over would be running unlocked
@@ -145,6 +147,7 @@ class HeldLease:
         return True
 
     async def __aenter__(self) -> object:
+        self.unused = False
         why = "a lock of Redlock blocks: use `with`, or AsyncRedlock"
         raise RedlockError(f"{self.resource}: {why}")
 
@@ -163,6 +166,7 @@ class HeldLease:
         return True
 
     async def _acquire(self, wait: float | None = None) -> None:
+        self.unused = False
         # From here on release() undoes whatever has been written, however this is interrupted.
         self._pid, self._taken_by = os.getpid(), _user()
         request, client = self.request, self.redlock.client
@@ -188,6 +192,7 @@ class HeldLease:
         return blocking(self._release(wait))
 
     async def _release(self, wait: bool = True) -> bool:
+        self.unused = False
         try:
             return await self._give_back(wait)
         except BaseException:

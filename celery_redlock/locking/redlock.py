@@ -300,7 +300,9 @@ class Redlock:
         request = self.client.request(
             resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit, shared=shared
         )
-        return HeldLease(self, request, max_lifetime=max_lifetime, on_lost=on_lost)
+        held = HeldLease(self, request, max_lifetime=max_lifetime, on_lost=on_lost)
+        held.unused = True
+        return held
 
     @classmethod
     def from_app(cls, app: Any) -> Redlock:

@@ -16,6 +16,7 @@ from celery import _state, signals
 
 from ..config.checks import too_long
 from ..config.declared import given_to_all, refuse_unread
+from ..config.default_node import left_over
 from ..config.options import Settings
 from ..config.settings import enabled, given_names, read_settings
 from ..config.settings import unread as unread_settings
@@ -76,6 +77,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
         redlock = Redlock.from_app(app)
         # Before the pool is forked: the children know what we know of the nodes.
         _warnings.extend([*redlock.check(ttl=max(ttls)), *_likely_milliseconds(tasks)])
+        _warnings.extend(filter(None, [left_over(app)]))
         redlock.client.registry.begin()
         redlock.client.registry.offer()
         if redlock.client.registry.table is not None:

@@ -149,3 +149,33 @@ def test_with_too_many_it_says_so(cli: Cli, redlock: Redlock) -> None:
         pauses.begin(redlock, f"order:{number}", 60.0, "alice")
     result = cli("pause", "order:*", "--for", "1h")
     assert result.exit_code == 4 and "16 pauses are in force" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [["pause", "{}", "--for", "60s"], ["limit", "{}", "5", "--for", "60s"]]
+)
+def test_pattern_that_fits_no_key_is_set_and_said_to_fit_none(
+    cli: Cli, redlock: Redlock, servers: list[LocalServer], command: list[str]
+) -> None:
+    app = shop([server.url for server in servers])
+
+    def said(pattern: str, *more: str, site: Site | None = None) -> str:
+        arguments = [word.format(pattern) for word in command]
+        if site is None:
+            return str(cli(*arguments, *more).stdout)
+        result = CliRunner().invoke(group, [*arguments, *more], obj=site)
+        assert result.exit_code == 0, result.output
+        return str(result.stdout)
+
+    nothing = "no key is held or reserved that fits it"
+    with redlock.lock("mail:7"):
+        assert nothing not in said("mail:*")
+        assert nothing in said("ordr:*") and nothing in said("order:*")  # no app: nobody knows
+        site = Site(app=app)
+        for fits in ("order:*", "order:7", "ord*", "*", "mail:?", "[o]rder:*", "redlock:order:1"):
+            assert nothing not in said(fits, site=site), fits
+        for fits in ("ordr:*", "ordr:7", "mails:*", "shop.charge:*"):
+            assert "no task of the app has a key, and " + nothing in said(fits, site=site), fits
+        assert json.loads(said("ordr:*", "--json", site=site))["fits"] is False
+        site.redlock.close()
+    assert "ordr:*" in {one.pattern for one in pauses.in_force(redlock)[0]}

@@ -66,6 +66,13 @@ def test_ls_says_who_holds_what_and_for_how_long(redlock: Redlock, cli: Cli) -> 
         }
         assert not TOKEN.search(result.output)
     assert cli("ls").stdout == "nothing is held\n"
+    chosen = ["--match", "ordr:*", "--task", "shop.x", "--kind", "tick"]
+    assert cli("ls", *chosen).stdout == (
+        "nothing that is held fits --match 'ordr:*' --task shop.x --kind tick\n"
+    )
+    assert (
+        "nothing that is held fits --match 'ordr:*'\n" in cli("stats", "--match", "ordr:*").stdout
+    )
 
 
 def test_ls_json_has_the_documented_shape(redlock: Redlock, cli: Cli) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from celery import Celery
 
-from celery_redlock import ConfigurationError
+from celery_redlock import ConfigurationError, SingletonTask
 from celery_redlock.compat.base import NEVER_EXPIRES
 from celery_redlock.compat.once import QueueOnce
 from celery_redlock.compat.singleton import Singleton
+from celery_redlock.config.default_node import left_over
 from celery_redlock.config.settings import read_settings
 from celery_redlock.config.task_lock import lock_of
 
@@ -146,6 +148,40 @@ def test_eager_tasks_are_no_duplicates(base: Any) -> None:
 )  # fmt: skip
 def test_the_node_is_theirs_unless_nodes_are_named(conf: dict[str, Any], node: str) -> None:
     assert read_settings(make(**conf)).nodes == [node]
+
+
+OTHERS = {"ONCE": {"settings": {"url": URL}}}
+
+
+@pytest.mark.parametrize(
+    ("conf", "base", "setting"),
+    [
+        (
+            OTHERS,
+            SingletonTask,
+            r"ONCE\['settings'\]\['url'\] \(10.0.0.9:6379\), not on the broker's",
+        ),
+        (
+            {"singleton_backend_url": URL},
+            SingletonTask,
+            "singleton_backend_url .*, not on the broker",
+        ),
+        ({"singleton_backend_url": URL}, QueueOnce, "singleton_backend_url .*, not on the broker"),
+        ({**OTHERS, "broker_url": "amqp://"}, SingletonTask, "and no task here is of the library"),
+        (OTHERS, QueueOnce, ""),
+        ({"singleton_backend_url": URL}, Singleton, ""),
+        ({**OTHERS, "broker_url": URL}, SingletonTask, ""),
+        ({**OTHERS, "redlock_nodes": ["redis://10.0.0.1"]}, SingletonTask, ""),
+        ({}, SingletonTask, ""),
+    ],
+)
+def test_locks_on_the_redis_of_a_library_that_no_task_uses_are_reported(
+    conf: dict[str, Any], base: Any, setting: str
+) -> None:
+    app = make(**conf)
+    app.task(base=base, name="moved.task", shared=False)(job)
+    warning = left_over(app)
+    assert re.search(setting, warning) if setting else not warning
 
 
 def test_through_a_namespace() -> None:

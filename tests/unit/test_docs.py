@@ -334,7 +334,7 @@ def test_hooks_are_all_of_them() -> None:
     [
         # As it was given them.
         ("Redlock", "`Redlock`, without Celery", "Redlock", "ttl prefix node_timeout"),
-        ("HeldLease", "`current_lease()`", "resource", "acquire end loss lost_unawares"),
+        ("HeldLease", "`current_lease()`", "resource", "acquire end loss lost_unawares unused"),
     ],
 )
 def test_redlock_and_leases_are_documented_whole(

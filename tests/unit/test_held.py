@@ -10,13 +10,14 @@ import os
 import random
 import threading
 import time
+import warnings
 from contextvars import copy_context
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from celery_redlock import LeaseLost, RedlockError, ResourceHeld, current_lease
+from celery_redlock import AsyncRedlock, LeaseLost, RedlockError, ResourceHeld, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.locking import held as held_module
 from celery_redlock.locking.held import HeldLease
@@ -490,3 +491,30 @@ def test_an_attempt_that_was_struck_while_it_was_undone_is_not_registered_any_mo
     undone.ended = True
     assert not held.release()
     assert gone == [undone]
+
+
+def test_lock_that_is_never_entered_warns_when_it_is_collected(redlock: FakeRedlock) -> None:
+    with pytest.warns(RuntimeWarning, match="lock of r was made and never acquired") as caught:
+        redlock.lock("r")
+    assert caught[0].filename == __file__
+    with pytest.warns(RuntimeWarning, match="lock of s was made and never acquired"):
+        AsyncRedlock(["redis://127.0.0.1:1"]).lock("s")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with redlock.lock("r"), redlock.lock("r") as inner:
+            assert inner
+        with redlock.lock("r"), pytest.raises(ResourceHeld):
+            redlock.lock("r").acquire()
+        with pytest.raises(RedlockError), AsyncRedlock(["redis://127.0.0.1:1"]).lock("s"):
+            pass  # type: ignore[unreachable]
+
+
+def test_truth_of_a_lock_that_is_not_held_is_an_error(redlock: FakeRedlock) -> None:
+    with pytest.raises(RedlockError, match=r"^r: .* neither true nor false: write `with redlock"):
+        if redlock.lock("r"):
+            pass
+    held = redlock.lock("r")
+    held.acquire()
+    assert held
+    held.release()
+    assert held  # an object that was in use, as before
