@@ -32,10 +32,10 @@ LOST, REPLACED, LATE, ERRBACK, LEFT = (
     "a reservation is left at rest",
 )
 REPLACING = ("debounced", "settled", "begun")
-ONCE = ("once", "surely")
-"""Tasks whose key is reserved until the body's end."""
-EARLY = ("debounced", "begun", "once", "plain", "failing", "compensate")
-"""Tasks that are acknowledged before they run."""
+ONCE = {"once": 0.0, "surely": 0.0, "succeeded": 2.0, "expired": 2.0}
+"""Tasks whose key is reserved until the body's end, and for so many seconds behind it."""
+LATE_ACKS = ("settled", "surely")
+"""Tasks that are acknowledged when they have run."""
 EACH = ("plain", "failing")
 """Tasks of which every call runs."""
 LOCK = {"compensate": "plain"}
@@ -225,7 +225,7 @@ def _serves(run: Run, call: Call, account: Account) -> bool:
     if call.task in EACH:
         return run.number == call.number
     if call.task in ONCE:  # whichever is queued or at work when the call is made
-        return call.begin <= run.exit < math.inf
+        return call.begin - ONCE[call.task] <= run.exit < math.inf
     other = account.calls.get(run.number)
     newer = run.id == call.given or (other is not None and other.end >= call.begin)
     return newer and run.enter >= call.begin
@@ -246,7 +246,7 @@ def _excuse(call: Call, account: Account, faults: Sequence[Fault]) -> str:
     for move in moves:
         # Acknowledged, and then its process was ended: Celery's documented loss.
         if (
-            call.task in EARLY
+            call.task not in LATE_ACKS
             and move.kind == "got"
             and any(
                 fault.pid == move.process.main and fault.begin >= move.at - 0.1 for fault in ends

@@ -18,7 +18,7 @@ from tests.publishing import project
 from tests.publishing.project import what_of
 
 REPLACING = (project.debounced, project.settled, project.begun)
-ONCE = (project.once, project.surely)
+ONCE = (project.once, project.surely, project.succeeded, project.expired)
 KEYS = 3
 """Of its own, and as many that all producers share."""
 QUORUM = app.conf.get("task_default_queue_type") == "quorum"

@@ -22,6 +22,8 @@ if os.environ.get("TEST_PLANTED"):
 
     mutants.plant(os.environ["TEST_PLANTED"])
 
+KEPT = 2.0
+"""Seconds for which a key is reserved that is kept reserved when a body has ended."""
 HEADER = "redlock_reservation"
 
 
@@ -69,6 +71,20 @@ def once(self: Task, key: str, number: str, seconds: float) -> None:
           acks_late=True)  # fmt: skip
 def surely(self: Task, key: str, number: str, seconds: float) -> None:
     """The same, acknowledged late."""
+    occupy(self, key, number, seconds)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="succeeded:{key}",
+          lock_scope="until_succeeded", lock_reserve_ttl=KEPT)  # fmt: skip
+def succeeded(self: Task, key: str, number: str, seconds: float) -> None:
+    """One in so many seconds, from the end of a body on."""
+    occupy(self, key, number, seconds)
+
+
+@app.task(base=SingletonTask, bind=True, lock_key="expired:{key}", lock_scope="until_expired",
+          lock_reserve_ttl=KEPT)  # fmt: skip
+def expired(self: Task, key: str, number: str, seconds: float) -> None:
+    """One in so many seconds, from the time at which it may run on."""
     occupy(self, key, number, seconds)
 
 

@@ -100,6 +100,15 @@ def test_a_duplicate_is_served_by_the_call_whose_id_it_was_given() -> None:
     assert found(calls, [ran("a", 1.02, "once:k", 0.3)]) == []
 
 
+def test_a_body_serves_calls_for_as_long_as_it_keeps_its_key() -> None:
+    for later, problems in ((2.5, []), (4.0, [LOST])):
+        calls = [
+            call("a", 1.0, "expired:k"),
+            call("b", later, "expired:k", given="a", reserved=None),
+        ]
+        assert found(calls, [ran("a", 1.5, "expired:k")]) == problems
+
+
 def test_each_call_of_a_plain_task_needs_a_body_of_its_own() -> None:
     calls = [call("a", 1.0, "plain:k"), call("b", 1.1, "plain:k")]
     assert found(calls, [ran("b", 1.5, "plain:k")]) == [LOST]
