@@ -5,8 +5,11 @@ Loaded by `project.py` and the beats' app alone, in processes of a campaign that
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.faults.mutants import Mutant
 from tests.publishing.oracle import ERRBACK
+from tests.publishing.ticks import TICKS
 
 
 def plant(name: str) -> None:
@@ -20,7 +23,23 @@ def _errback_in_place() -> None:
     ErrorCallback.send = lambda self, task, why: None  # type: ignore[method-assign]
 
 
+def _kept_claims_count() -> None:
+    """For how long a claim on a tick is kept is taken for a ttl: nodes have no vote for so long."""
+    from celery_redlock.locking.client import LockClient
+
+    hold_for = LockClient.hold_for
+
+    async def kept(self: LockClient, claim: Any, seconds: float, patience: float | None) -> bool:
+        self.guard.expect(seconds)
+        return await hold_for(self, claim, seconds, patience)
+
+    LockClient.hold_for = kept  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Mutant] = {
+    "kept-claims-count": Mutant(
+        "the claim on a rare tick is no ttl that nodes are waited for", _kept_claims_count,
+        ("calm",), (TICKS["nodes"],), seconds=8.0),
     "errback-in-place": Mutant(
         "an error callback whose key is held is sent as a task", _errback_in_place, ("calm",),
         (ERRBACK,), seconds=12.0),

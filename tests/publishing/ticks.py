@@ -18,7 +18,8 @@ from tests.publishing.stage import TTL
 from tests.support import machine
 from tests.support.beats import Site
 
-TICKS = "a tick"
+TICKS = {"nodes": "a tick of beats over nodes", "unset": "a tick of beats over one Redis"}
+"""Problems, by the site."""
 AGED = 7200.0
 """Seconds ago: the last run of the rare entry. It is due at once, and not again for long."""
 BEATS = 2
@@ -76,10 +77,10 @@ class Beats:
             }
             for entry, of_entry in found.items():
                 for text in of_entry.problems:
-                    verdict.problem(TICKS, now(), f"{name}, {entry}: {text}")
+                    verdict.problem(TICKS[name], now(), f"{entry}: {text}")
             rare = len(site.messages("hourly"))
             if rare != ("hourly" in site.environment["TEST_ENTRIES"]):
-                verdict.problem(TICKS, now(), f"{name}, hourly: sent {rare} times")
+                verdict.problem(TICKS[name], now(), f"hourly: sent {rare} times")
 
 
 @contextlib.contextmanager
