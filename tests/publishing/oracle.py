@@ -159,7 +159,7 @@ def _enter(found: Account, process: Process, line: Line) -> None:
     elif line.kind == "exit":
         last = max(n for n, run in enumerate(found.runs) if run.number == line.run)
         found.runs[last] = replace(found.runs[last], exit=line.at)
-    elif line.kind in ("received", "got", "revoked"):
+    elif line.kind in ("received", "got", "done", "revoked"):
         found.moves.setdefault(line.task, []).append(Move(line.at, line.kind, process))
     elif line.kind == "stopping":
         found.stopping[process.worker, process.main] = line.at
@@ -243,28 +243,19 @@ def _excuse(call: Call, account: Account, faults: Sequence[Fault]) -> str:
     if any(_was_purged(call, account, fault) for fault in faults if fault.kind == PURGE):
         return PURGED
     ends = [fault for fault in faults if fault.kind in ENDS]
-    for move in moves:
+    last = moves[-1] if moves else None
+    who = None if last is None else last.process.main
+    with_worker = any(fault.pid == who for fault in ends)
+    if last is not None and last.kind == "got" and with_worker and call.task not in LATE_ACKS:
         # Acknowledged, and then its process was ended: Celery's documented loss.
-        if (
-            call.task not in LATE_ACKS
-            and move.kind == "got"
-            and any(
-                fault.pid == move.process.main and fault.begin >= move.at - 0.1 for fault in ends
-            )
-        ):
-            return "lost with its worker (early acknowledgement)"
+        return "lost with its worker (early acknowledgement)"
     if call.reserved is False and any(
         run.what == call.what and run.enter >= call.begin for run in account.runs
     ):
         # Its producer had no quorum: it is a duplicate of what was reserved before.
         return OLDER
-    last = moves[-1] if moves else None
     # A worker that received it may have returned it to the queue as it ended.
-    returned = (
-        last is not None
-        and last.kind == "received"
-        and any(fault.pid == last.process.main for fault in ends)
-    )
+    returned = last is not None and last.kind == "received" and with_worker
     ended = any((fault.end or math.inf) > call.begin for fault in ends)
     return POPPED if ended and (last is None or returned) else ""
 

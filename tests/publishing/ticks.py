@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from celery_redlock.server import LocalServer
-from tests.beat.oracle import Fault, judge_interval, judge_ticks
+from tests.beat.oracle import Fault, judge_ticks
 from tests.faults import chronicle
 from tests.faults.journal import now
 from tests.faults.oracle import Verdict
@@ -25,8 +25,6 @@ AGED = 7200.0
 BEATS = 2
 STALL = 0.2
 """Seconds for which the machine stood still that a beat may have missed a tick in."""
-EVERY = 2.0
-"""Seconds between two of "interval"."""
 
 
 class Beats:
@@ -69,15 +67,8 @@ class Beats:
         time.sleep(0.3)  # what has been stamped before the end arrives
         for name, site in self.sites.items():
             of_site = [*stalls, *(lost if name == "nodes" else ())]
-            found = {
-                "tick": judge_ticks(site.messages("tick"), of_site, self._begin, end),
-                "interval": judge_interval(
-                    site.messages("interval"), of_site, self._begin, end, every=EVERY, ttl=TTL
-                ),
-            }
-            for entry, of_entry in found.items():
-                for text in of_entry.problems:
-                    verdict.problem(TICKS[name], now(), f"{entry}: {text}")
+            for text in judge_ticks(site.messages("tick"), of_site, self._begin, end).problems:
+                verdict.problem(TICKS[name], now(), text)
             rare = len(site.messages("hourly"))
             if rare != ("hourly" in site.environment["TEST_ENTRIES"]):
                 verdict.problem(TICKS[name], now(), f"hourly: sent {rare} times")
@@ -88,13 +79,13 @@ def beats(nodes: Sequence[LocalServer], path: Path, mutant: str = "") -> Iterato
     """Start the beats, with a bug planted if one is named."""
     with contextlib.ExitStack() as stack:
         brokers = [stack.enter_context(LocalServer()) for _site in range(2)]
-        entries = ("tick", "interval", "hourly")
+        entries = ("tick", "hourly")
         guarded = Site(
             "persistent", nodes, brokers[0], path / "nodes", entries=entries, redlock_ttl=TTL,
             redlock_restart_guard="uptime",
         )  # fmt: skip
         unset = Site(
-            "persistent", (), brokers[1], path / "unset", redlock_nodes="absent",
+            "persistent", (), brokers[1], path / "unset", entries=("tick",), redlock_nodes="absent",
             redlock_beat="absent", redlock_restart_guard="absent",
         )  # fmt: skip
         for site in (guarded, unset):
