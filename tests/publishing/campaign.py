@@ -148,7 +148,7 @@ def campaign(
         drained = drain(stage)
         left = at_rest(stage)
         account = account_of(stage.journal.read())
-        verdict = judge(account, faults, machine.allowed)
+        verdict = judge(account, faults, lambda *times: machine.HOPS * machine.stalled(*times))
         if not drained:
             verdict.problem("messages are left", now(), str(stage.broker.messages()))
         judge_rest(verdict, left, now(), faults)

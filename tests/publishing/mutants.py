@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_redlock.protocol.outcome import Doubt
+from celery_redlock.protocol.round import Round
 from tests.faults.mutants import Mutant
-from tests.publishing.oracle import ERRBACK
+from tests.publishing.oracle import ERRBACK, LATE
 from tests.publishing.ticks import TICKS
 
 
@@ -36,10 +38,25 @@ def _kept_claims_count() -> None:
     LockClient.hold_for = kept  # type: ignore[method-assign]
 
 
+def _guard_in_vain() -> None:
+    """Who has no quorum waits for nodes without a vote, though another may answer at once."""
+    from celery_redlock.protocol import outcome
+
+    def retry_after(ballot: Round) -> float | None:
+        left = sorted(detail.left for detail in ballot.details if isinstance(detail, Doubt))
+        lacking = ballot.quorum - ballot.yes - ballot.no
+        return left[lacking - 1] if 0 < lacking <= len(left) else None
+
+    outcome._retry_after = retry_after
+
+
 MUTANTS: dict[str, Mutant] = {
     "kept-claims-count": Mutant(
         "the claim on a rare tick is no ttl that nodes are waited for", _kept_claims_count,
         ("calm",), (TICKS["nodes"],), seconds=8.0),
+    "guard-in-vain": Mutant(
+        "the restart guard is waited for only if no quorum can come before", _guard_in_vain,
+        ("guard",), (LATE,), seconds=10.0),
     "errback-in-place": Mutant(
         "an error callback whose key is held is sent as a task", _errback_in_place, ("calm",),
         (ERRBACK,), seconds=12.0),

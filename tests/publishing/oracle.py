@@ -168,20 +168,19 @@ def _enter(found: Account, process: Process, line: Line) -> None:
 def judge(
     account: Account,
     faults: Sequence[Fault],
-    allowed: Callable[[float, float, float], float] = lambda bound, _since, _until: bound,
+    stalled: Callable[[float, float], float] = lambda _since, _until: 0.0,
 ) -> Verdict:
     """Return what is wrong with all that was written, by the rules above.
 
     Args:
         account: What was written, when all is quiet again.
         faults: What was done.
-        allowed: How long something may take that a free machine does within a bound, between two
-            times; see `tests.support.machine`.
+        stalled: Seconds for which the machine kept a message waiting between two times.
     """
     verdict = Verdict()
     _judge_calls(verdict, account, faults)
     _judge_order(verdict, account, faults)
-    _judge_waits(verdict, account, faults, allowed)
+    _judge_waits(verdict, account, faults, stalled)
     return verdict
 
 
@@ -343,7 +342,7 @@ def _judge_waits(
     verdict: Verdict,
     account: Account,
     faults: Sequence[Fault],
-    allowed: Callable[[float, float, float], float],
+    stalled: Callable[[float, float], float],
 ) -> None:
     exits: dict[str, list[Run]] = {}
     for run in account.runs:
@@ -361,7 +360,7 @@ def _judge_waits(
             if fault.kind == PAUSED and fault.touches(wanted, run.enter):
                 wanted = max(wanted, fault.end or math.inf)  # there was no quorum
         wait = run.enter - wanted
-        if wait <= SOON or wait <= allowed(SOON, wanted, run.enter):
+        if wait <= SOON or wait <= SOON + stalled(wanted, run.enter):
             verdict.longest = max(verdict.longest, wait)
         elif any(f.worker and f.touches(since - HAPPENS, run.enter) for f in faults):
             # Its message was with a worker that ended, or could not reach its nodes.

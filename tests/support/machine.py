@@ -78,11 +78,6 @@ def _written(words: int) -> list[list[str]]:
     return [line for line in lines if len(line) == words]
 
 
-def allowed(bound: float, since: float, until: float) -> float:
-    """Return how long something may take that a free machine does within `bound` seconds."""
-    return bound * crowded(since, until) + HOPS * stalled(since, until)
-
-
 def in_time(begin: float, end: float, bound: float, what: str) -> None:
     """Between two moments were fewer than `bound` seconds, but for what the machine stood still.
 
