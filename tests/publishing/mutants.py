@@ -10,7 +10,7 @@ from typing import Any
 from celery_redlock.protocol.outcome import Doubt
 from celery_redlock.protocol.round import Round
 from tests.faults.mutants import Mutant
-from tests.publishing.oracle import ERRBACK, LATE
+from tests.publishing.oracle import ERRBACK, LATE, LOST, REPLACED
 from tests.publishing.ticks import TICKS
 
 
@@ -50,6 +50,31 @@ def _guard_in_vain() -> None:
     outcome._retry_after = retry_after
 
 
+def _revoked_in_vain() -> None:
+    """A call is revoked for one that could not be published."""
+    from celery_redlock.messages.replaced import Places
+
+    def leave(self: Places, *_error: object) -> None:
+        for claim in self.freed:
+            self._revoke(claim)
+
+    Places.__exit__ = leave  # type: ignore[method-assign]
+
+
+def _again_is_begun() -> None:
+    """A message that comes again is taken for one that had begun."""
+    from celery_redlock.messages.consume import ReservedDelivery
+    from celery_redlock.messages.headers import is_redelivered
+
+    successor = ReservedDelivery._successor
+
+    def none_if_again(self: Any, claim: Any) -> Any:
+        again = is_redelivered(self._request.delivery_info)
+        return None if again else successor(self, claim)
+
+    ReservedDelivery._successor = none_if_again  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Mutant] = {
     "kept-claims-count": Mutant(
         "the claim on a rare tick is no ttl that nodes are waited for", _kept_claims_count,
@@ -57,6 +82,12 @@ MUTANTS: dict[str, Mutant] = {
     "guard-in-vain": Mutant(
         "the restart guard is waited for only if no quorum can come before", _guard_in_vain,
         ("guard",), (LATE,), seconds=10.0),
+    "revoked-in-vain": Mutant(
+        "a queued call is revoked when the one that replaces it is out", _revoked_in_vain,
+        ("calm",), (LOST,), seconds=20.0),
+    "again-is-begun": Mutant(
+        "a message that comes again after a restart may have been replaced", _again_is_begun,
+        ("restarts",), (REPLACED,), seconds=30.0),
     "errback-in-place": Mutant(
         "an error callback whose key is held is sent as a task", _errback_in_place, ("calm",),
         (ERRBACK,), seconds=12.0),

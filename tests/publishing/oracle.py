@@ -366,7 +366,7 @@ def _judge_waits(
             # Its message was with a worker that ended, or could not reach its nodes.
             verdict.limit("waited while a worker was away")
         else:
-            verdict.problem(LATE, run.enter, f"{call}: for {wait:.2f} s")
+            verdict.problem(LATE, run.enter, f"for {wait:.2f} s: {_story(call, account)}")
 
 
 # -- At rest --------------------------------------------------------------------------------------
