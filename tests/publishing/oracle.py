@@ -122,12 +122,14 @@ class Account:
         runs: By their begin.
         moves: Of each message, by its id.
         stopping: When a worker's main process was told to stop.
+        connected: When a worker began to consume.
     """
 
     calls: dict[str, Call] = field(default_factory=dict)
     runs: list[Run] = field(default_factory=list)
     moves: dict[str, list[Move]] = field(default_factory=dict)
     stopping: dict[tuple[str, int], float] = field(default_factory=dict)
+    connected: list[float] = field(default_factory=list)
 
 
 def account_of(lines: Mapping[Process, Sequence[Line]]) -> Account:
@@ -161,6 +163,8 @@ def _enter(found: Account, process: Process, line: Line) -> None:
         found.runs[last] = replace(found.runs[last], exit=line.at)
     elif line.kind in ("received", "got", "done", "revoked"):
         found.moves.setdefault(line.task, []).append(Move(line.at, line.kind, process))
+    elif line.kind == "connected":
+        found.connected.append(line.at)
     elif line.kind == "stopping":
         found.stopping[process.worker, process.main] = line.at
 
@@ -362,7 +366,9 @@ def _judge_waits(
         wait = run.enter - wanted
         if wait <= SOON or wait <= SOON + stalled(wanted, run.enter):
             verdict.longest = max(verdict.longest, wait)
-        elif any(f.worker and f.touches(since - HAPPENS, run.enter) for f in faults):
+        elif any(since < at < run.enter for at in account.connected) or any(
+            f.worker and f.touches(since - HAPPENS, run.enter) for f in faults
+        ):
             # Its message was with a worker that ended, or could not reach its nodes.
             verdict.limit("waited while a worker was away")
         else:
