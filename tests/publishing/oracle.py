@@ -359,7 +359,9 @@ def _judge_waits(
         before = [other for other in exits[run.what] if other.enter < run.enter]
         if any(other.exit == math.inf for other in before):
             continue  # broken off with its worker: the lock ends with its ttl
-        wanted = since = max([call.due, *(other.exit for other in before)])
+        # Before that it waited for a slot, or for a worker.
+        received = [m.at for m in account.moves.get(call.given, ()) if m.kind == "received"][:1]
+        wanted = since = max([call.due, *(other.exit for other in before), *received])
         for fault in faults:
             if fault.kind == PAUSED and fault.touches(wanted, run.enter):
                 wanted = max(wanted, fault.end or math.inf)  # there was no quorum
