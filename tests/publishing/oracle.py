@@ -360,7 +360,8 @@ def _judge_waits(
         if any(other.exit == math.inf for other in before):
             continue  # broken off with its worker: the lock ends with its ttl
         # Before that it waited for a slot, or for a worker.
-        received = [m.at for m in account.moves.get(call.given, ()) if m.kind == "received"][:1]
+        moves = account.moves.get(call.given, [])
+        received = [move.at for move in moves if move.kind == "received"][:1]
         wanted = since = max([call.due, *(other.exit for other in before), *received])
         for fault in faults:
             if fault.kind == PAUSED and fault.touches(wanted, run.enter):
@@ -369,7 +370,11 @@ def _judge_waits(
         if wait <= SOON or wait <= SOON + stalled(wanted, run.enter):
             verdict.longest = max(verdict.longest, wait)
         elif any(since < at < run.enter for at in account.connected) or any(
-            f.worker and f.touches(since - HAPPENS, run.enter) for f in faults
+            f.worker
+            and f.touches(since - HAPPENS, run.enter)
+            # It had the message, and was ended: the broker delivers it again after a while.
+            or f.pid in {move.process.main for move in moves}
+            for f in faults
         ):
             # Its message was with a worker that ended, or could not reach its nodes.
             verdict.limit("waited while a worker was away")

@@ -205,6 +205,9 @@ def test_a_long_wait_for_a_free_key_is_found() -> None:
     assert found(calls, late, Fault(PAUSED, 6.5, 7.5, nodes=(1, 2, 3))) == []
     assert found(calls, late, Fault(PAUSED, 6.5, 6.7, nodes=(1, 2, 3))) == [LATE]
     assert found(calls, late, Fault(WARM, 6.5, 6.7, "one", 2)) == []
+    ended = Fault("worker kill -9", 1.5, 1.6, "one", W.pid)
+    assert found(calls, late, ended) == [LATE]
+    assert found(calls, [*late, moved("received", "b", 1.2)], ended) == []
     assert found(calls, [*late, [Line(8.0, "connected", 1, "")]]) == []
     assert found(calls, [*late, [Line(5.0, "connected", 1, "")]]) == [LATE]
 
