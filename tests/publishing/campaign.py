@@ -26,9 +26,10 @@ from tests.faults.nemesis import Nemesis, Phase
 from tests.faults.oracle import Problem, Verdict
 from tests.faults.sentry import leftovers
 from tests.faults.stores import STORES
+from tests.publishing.account import Account, account_of
 from tests.publishing.acts import PublishingActs
 from tests.publishing.mutants import MUTANTS
-from tests.publishing.oracle import Account, account_of, judge, judge_rest
+from tests.publishing.oracle import judge, judge_rest
 from tests.publishing.stage import POOLS, TTL, Stage
 from tests.publishing.ticks import beats
 from tests.support import machine

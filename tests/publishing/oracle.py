@@ -15,13 +15,11 @@ What is forgiven is counted as a limit, and each has its reason where it is forg
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
 
 from tests.faults.chronicle import Fault
-from tests.faults.journal import Line, Process
 from tests.faults.oracle import Verdict
+from tests.publishing.account import ONCE, REPLACING, Account, Call, Move, Run
 from tests.publishing.acts import COLD, FREED, KILL, PAUSED, PURGE, WARM
 
 LOST, REPLACED, LATE, ERRBACK, LEFT = (
@@ -31,9 +29,6 @@ LOST, REPLACED, LATE, ERRBACK, LEFT = (
     "an error callback did not run",
     "a reservation is left at rest",
 )
-REPLACING = ("debounced", "settled", "begun")
-ONCE = {"once": 0.0, "surely": 0.0, "succeeded": 2.0, "expired": 2.0}
-"""Tasks whose key is reserved until the body's end, and for so many seconds behind it."""
 LATE_ACKS = ("settled", "surely")
 """Tasks that are acknowledged when they have run."""
 EACH = ("plain", "failing")
@@ -45,128 +40,6 @@ HAPPENS = 1.0
 SOON = 3.0
 """Seconds within which a key that is free and wanted is taken; a node has no vote for longer."""
 ENDS = (WARM, COLD, KILL)
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call of `apply_async`, or an error callback that is owed.
-
-    Attributes:
-        number: Its name.
-        what: Its task and key.
-        begin: When it was made; seconds.
-        end: When it came back.
-        given: The id that it was given; empty if it raised.
-        reserved: Whether its message left with a reservation; None if no message left.
-        due: When it may run.
-    """
-
-    number: str
-    what: str
-    begin: float
-    end: float = math.inf
-    given: str = ""
-    reserved: bool | None = None
-    due: float = 0.0
-
-    @property
-    def task(self) -> str:
-        return self.what.partition(":")[0]
-
-    @property
-    def reserves(self) -> bool:
-        """Whether its task reserves its key."""
-        return self.task in (*REPLACING, *ONCE)
-
-    def __str__(self) -> str:
-        left = {None: "no message", True: "reserved", False: "without a reservation"}
-        came = f"[{self.begin:.3f}, {self.end:.3f}] {self.given or 'no id'}, {left[self.reserved]}"
-        return f"{self.what} {self.number} {came}"
-
-
-@dataclass(frozen=True)
-class Run:
-    """A body.
-
-    Attributes:
-        number: The call that it is for.
-        what: Its task and key.
-        id: Its message's.
-        enter: When it began; seconds.
-        exit: When it ended; never, if it was broken off.
-        worker: The name of its worker.
-    """
-
-    number: str
-    what: str
-    id: str
-    enter: float
-    exit: float = math.inf
-    worker: str = ""
-
-
-class Move(NamedTuple):
-    """Something that became of a message in a worker."""
-
-    at: float
-    kind: str
-    process: Process
-
-
-@dataclass
-class Account:
-    """All that producers and workers have written.
-
-    Attributes:
-        calls: By their numbers.
-        runs: By their begin.
-        moves: Of each message, by its id.
-        stopping: When a worker's main process was told to stop.
-        connected: When a worker began to consume.
-    """
-
-    calls: dict[str, Call] = field(default_factory=dict)
-    runs: list[Run] = field(default_factory=list)
-    moves: dict[str, list[Move]] = field(default_factory=dict)
-    stopping: dict[tuple[str, int], float] = field(default_factory=dict)
-    connected: list[float] = field(default_factory=list)
-
-
-def account_of(lines: Mapping[Process, Sequence[Line]]) -> Account:
-    """Read what all processes have written."""
-    found = Account()
-    for process, of_one in lines.items():
-        for line in of_one:
-            _enter(found, process, line)
-    found.runs.sort(key=lambda run: run.enter)
-    for moves in found.moves.values():
-        moves.sort()
-    return found
-
-
-def _enter(found: Account, process: Process, line: Line) -> None:
-    call = found.calls.get(line.run)
-    if line.kind == "call":
-        due = line.at + (line.more or 0.0)
-        found.calls[line.run] = Call(line.run, line.resource, line.at, due=due)
-    elif line.kind == "out" and call is not None and call.end == math.inf:
-        # Later ones are of workers, which send a message again.
-        found.calls[line.run] = replace(call, reserved=line.held)
-    elif line.kind == "gave" and call is not None:
-        found.calls[line.run] = replace(call, end=line.at, given=line.task)
-    elif line.kind == "refused" and call is not None:
-        found.calls[line.run] = replace(call, end=line.at, reserved=None)
-    elif line.kind == "enter":
-        found.runs.append(Run(line.run, line.resource, line.task, line.at, worker=process.worker))
-    elif line.kind == "exit":
-        last = max(n for n, run in enumerate(found.runs) if run.number == line.run)
-        found.runs[last] = replace(found.runs[last], exit=line.at)
-    elif line.kind in ("received", "got", "done", "revoked"):
-        found.moves.setdefault(line.task, []).append(Move(line.at, line.kind, process))
-    elif line.kind == "connected":
-        found.connected.append(line.at)
-    elif line.kind == "stopping":
-        found.stopping[process.worker, process.main] = line.at
 
 
 def judge(
@@ -369,17 +242,23 @@ def _judge_waits(
         wait = run.enter - wanted
         if wait <= SOON or wait <= SOON + stalled(wanted, run.enter):
             verdict.longest = max(verdict.longest, wait)
-        elif any(since < at < run.enter for at in account.connected) or any(
-            f.worker
-            and f.touches(since - HAPPENS, run.enter)
-            # It had the message, and was ended: the broker delivers it again after a while.
-            or f.pid in {move.process.main for move in moves}
-            for f in faults
-        ):
+        elif _was_away(moves, since, run.enter, account, faults):
             # Its message was with a worker that ended, or could not reach its nodes.
             verdict.limit("waited while a worker was away")
         else:
             verdict.problem(LATE, run.enter, f"for {wait:.2f} s: {_story(call, account)}")
+
+
+def _was_away(
+    moves: Sequence[Move], since: float, until: float, account: Account, faults: Sequence[Fault]
+) -> bool:
+    """Return whether a worker was started between two times, or one suffered that had a message."""
+    mains = {move.process.main for move in moves}
+    return any(since < at < until for at in account.connected) or any(
+        # One that was ended had it: the broker delivers it again after a while.
+        fault.pid in mains or (fault.worker and fault.touches(since - HAPPENS, until))
+        for fault in faults
+    )
 
 
 # -- At rest --------------------------------------------------------------------------------------

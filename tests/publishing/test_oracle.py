@@ -10,6 +10,7 @@ import pytest
 from tests.faults.chronicle import Fault
 from tests.faults.journal import Line, Process
 from tests.faults.oracle import Verdict
+from tests.publishing.account import account_of
 from tests.publishing.acts import FREED, PAUSED, PURGE, WARM
 from tests.publishing.oracle import (
     ERRBACK,
@@ -17,7 +18,6 @@ from tests.publishing.oracle import (
     LEFT,
     LOST,
     REPLACED,
-    account_of,
     judge,
     judge_rest,
 )
