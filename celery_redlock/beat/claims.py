@@ -20,12 +20,13 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
+from hashlib import blake2b
 from typing import Any
 
 from celery.utils.time import maybe_make_aware
 
 from ..config.checks import MIN_TTL
-from ..keys.canonical import escape
+from ..keys.canonical import CannotKey, escape, text_of
 from ..keys.template import shortened
 from ..locking.held import HeldLease
 from ..locking.redlock import Redlock
@@ -53,6 +54,10 @@ logger = logging.getLogger("celery_redlock.beat")
 
 OPTION = "redlock"
 """An entry's option (or, where its scheduler has none, message header): False to leave it alone."""
+ROUTING = ("queue", "exchange", "routing_key")
+"""Options of an entry that say where its message goes."""
+USUAL_QUEUE = "celery"
+"""Where it goes if nothing says so (`task_default_queue`)."""
 RETRY_DELAY_S = 1.0
 """Seconds until an entry that could not be decided upon is tried again; how late a tick may be."""
 BROKEN_DELAY_S = 60.0
@@ -196,7 +201,8 @@ class TickClaims:
             return stays_due(entry, BROKEN_DELAY_S)
 
     def _claim(self, entry: Any, tick: Tick, timeout: float) -> SendDecision:
-        resource = shortened(f"{self.resources}{escape(str(entry.name))}:{tick.name}")
+        names = f"{escape(str(entry.name))}:{_message(entry, self._app.conf)}"
+        resource = shortened(f"{self.resources}{names}:{tick.name}")
         now = monotonic()
         # Half of what it is to be kept, so that one can tell; but long enough to ask nodes for.
         longest = max(tick.kept / 2, min(tick.kept, MIN_SHORT_S))
@@ -287,6 +293,27 @@ def refused(entry: Any, tick: Tick, holder: Holder, short: float) -> SendDecisio
     telling = (tick.kept - short) / 2  # then one could tell
     soon = telling if telling > AFTER_OTHER_S else again
     return stays_due(entry, min(RETRY_DELAY_S, again, soon))
+
+
+def _message(entry: Any, conf: Any) -> str:
+    """Name what an entry sends: by its task, and a digest of its arguments and its queue, if any.
+
+    Apps of one name may share a Redis and have entries of one name, and none may keep the other
+    from sending what is another message. Where arguments have no stable text, they do not count.
+    """
+    options = entry.options if isinstance(entry.options, Mapping) else {}
+    prefix = (conf.broker_transport_options or {}).get("global_keyprefix", "")
+    queue = f"{prefix}{conf.task_default_queue}"
+    where = {name: str(options[name]) for name in ROUTING if options.get(name)}
+    if queue != USUAL_QUEUE:
+        where["default"] = queue
+    arguments = ""
+    with suppress(CannotKey):
+        arguments = text_of([entry.args, entry.kwargs]) if entry.args or entry.kwargs else ""
+    if not where and not arguments:
+        return escape(str(entry.task))
+    digest = blake2b((text_of(where) + arguments).encode("ascii"), digest_size=6).hexdigest()
+    return f"{escape(str(entry.task))}~{digest}"
 
 
 def _wish(entry: Any) -> Any:

@@ -21,8 +21,7 @@ from typing import Any
 from celery.beat import SchedulingError
 from celery.schedules import schedstate
 
-from ..config.settings import given_names, read_settings
-from ..config.task_lock import lock_of
+from ..config.settings import read_settings
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable
 from ..protocol.values import quorum_of
@@ -261,22 +260,36 @@ def guard(sender: Any = None, **_signal: Any) -> None:
     try:
         _guard(sender.scheduler)
     except ConfigurationError as error:
-        logger.critical("celery_redlock: %s", error)
+        logger.critical("celery_redlock: %s%s", error, _way_out(sender.scheduler.app))
         raise SystemExit(1) from None
     except Exception:
         logger.critical("celery_redlock: cannot guard this beat, so it ends", exc_info=True)
         raise SystemExit(1) from None
 
 
+def _way_out(app: Any) -> str:
+    """Say how a beat starts all the same, if nobody has asked for its guard."""
+    if app.conf.get("redlock_beat") is not None or app.conf.get("redlock_nodes") is not None:
+        return ""
+    return " (if this is the only beat, redlock_beat = False starts it without claims)"
+
+
 def _guard(scheduler: Any) -> None:
     app = scheduler.app
-    settings = read_settings(app) if given_names(app.conf) else None
-    if settings is None or not settings.beat:
-        if app.conf.get("redlock_beat") is None and any(map(lock_of, app.tasks.values())):
-            logger.info(
-                "every beat sends every tick: where several run, set redlock_beat = True, or"
-                " redlock_nodes, and each tick is sent once"
+    try:
+        settings = read_settings(app)
+    except ConfigurationError as error:
+        wish = app.conf.get("redlock_beat")
+        if wish or not error.no_node:
+            raise
+        if wish is None:
+            logger.warning(
+                "this beat sends every tick, and so does any other: the broker is no Redis, and"
+                " redlock_nodes is not set. If several beats run, set redlock_nodes, and each tick"
+                " is sent once; if one runs, set redlock_beat = False"
             )
+        return
+    if settings.beat is False:
         return
     if isinstance(getattr(scheduler.tick, "__self__", None), SchedulerAdapter):
         return
@@ -296,8 +309,8 @@ def _guard(scheduler: Any) -> None:
     )
     if not app.main:
         logger.warning(
-            "the app has no name: its ticks are those of every app on these nodes that has none;"
-            " give it one, as in Celery('shop')"
+            "the app has no name: if another without a name has an entry that sends the same, on"
+            " these nodes, only one of the two sends; give it one, as in Celery('shop')"
         )
     try:
         redlock.holder(resources)

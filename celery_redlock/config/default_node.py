@@ -95,7 +95,8 @@ def _broker(app: Any) -> str:
     raise ConfigurationError(
         "redlock_nodes is not set and the broker is no Redis: set redlock_nodes to the URLs of one"
         " or more independent Redis masters, such as ['redis://10.0.0.1:6379/0', ...], or of one"
-        " PostgreSQL database: ['postgresql://10.0.0.1/locks'], or etcd cluster"
+        " PostgreSQL database: ['postgresql://10.0.0.1/locks'], or etcd cluster",
+        no_node=True,
     )
 
 

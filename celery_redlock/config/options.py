@@ -204,10 +204,10 @@ class Settings(_Shared):
     beat: bool = _option(
         None,
         checks.or_none(checks.flag),
-        "Send each tick of a periodic task once, however many beats run. `None`: only if"
-        " `redlock_nodes` is set.",
-        "Set it to `True` if several beats run and `redlock_nodes` is not set. Set it to `False` if"
-        " another program sees to it that one beat runs.",
+        "Send each tick of a periodic task once, however many beats run. `None`: wherever a node is"
+        " known; without one the beat logs a warning, and sends everything. `True`: without one it"
+        " does not start.",
+        "Set it to `False` if one beat runs, and is to send even when the nodes are away.",
     )
     beat_on_unavailable: str = _option(
         "hold",

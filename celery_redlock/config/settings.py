@@ -29,6 +29,7 @@ ELSEWHERE = {
 }
 """What other libraries call options of ours."""
 
+
 UNREAD = object()
 """What Celery's configuration says of a setting that is written as it does not read it."""
 
@@ -95,8 +96,6 @@ def read_settings(app: Any) -> Settings:
     _refuse_misspelt(conf)
     values = check_given(given, GLOBAL, "redlock_")
     check_together(values, {}, "redlock_")
-    if values["beat"] is None:
-        values["beat"] = values["nodes"] is not None
     if values["nodes"] is None:
         values["nodes"] = [default_node(app)] if values["enabled"] else []
     return Settings(**values)

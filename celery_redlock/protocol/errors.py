@@ -50,9 +50,14 @@ class RedlockError(Exception):
 
 
 class ConfigurationError(RedlockError, ValueError):
-    """A setting or an option cannot work; raised when decorating or starting, before any task."""
+    """A setting or an option cannot work; raised when decorating or starting, before any task.
+
+    Attributes:
+        no_node: Whether no node is named, and the broker is no Redis.
+    """
 
     __module__ = "celery_redlock"
+    no_node: bool = False
 
 
 class NotAcquired(RedlockError):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping
 from datetime import datetime, timezone
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
+from celery.beat import BeatLazyFunc, ScheduleEntry
 from celery.schedules import crontab, schedule
 
-from celery_redlock.beat.claims import AFTER_OTHER_S, RETRY_DELAY_S, refused
+from celery_redlock.beat.claims import AFTER_OTHER_S, RETRY_DELAY_S, TickClaims, refused
 from celery_redlock.beat.ticks import Tick
 from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import Holder, Owner
+from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log, Patch
 from tests.support.schedules import LONG_AGO, due, entries
 from tests.unit import beat_world
@@ -27,6 +31,80 @@ TIMEOUT = 0.25
 def overdue(when: Any, count: int = 1) -> Mapping[str, Any]:
     """Entries that were last sent long ago."""
     return entries(when, count, last_run_at=LONG_AGO)
+
+
+def claims_of(fake: FakeRedlock, main: str | None = "proj", **conf: Any) -> TickClaims:
+    app = Celery(main, set_as_current=False, broker="redis://127.0.0.1:1/0")
+    app.conf.update(conf)
+    return TickClaims(app, fake, "hold")
+
+
+def sends(
+    claims: TickClaims, task: str = "proj.clean", name: str = "clean up", **given: Any
+) -> bool:
+    """Whether a beat sends an entry that is due each full hour, and was due just now."""
+    app = claims._app
+    entry = ScheduleEntry(name, task, schedule=crontab(minute=0, app=app), app=app, **given)
+    entry.last_run_at = LONG_AGO
+    decision = claims.decide(entry, TIMEOUT)
+    if decision.claim is not None:
+        decision.claim.finish(sent=True)
+    return decision.send
+
+
+def test_beats_of_one_app_share_the_ticks_of_an_entry(monkeypatch: Patch) -> None:
+    fake = FakeRedlock(monkeypatch)
+    assert [sends(claims_of(fake)) for _ in range(3)] == [True, False, False]
+
+
+@pytest.mark.parametrize("main", ["proj", None])
+def test_apps_of_one_name_on_one_redis_do_not_share_the_ticks_of_what_is_not_the_same(
+    monkeypatch: Patch, main: str | None
+) -> None:
+    fake = FakeRedlock(monkeypatch)
+    assert sends(claims_of(fake, main))
+    assert sends(claims_of(fake, main), task="other.clean")
+    assert sends(claims_of(fake, main), name="clean_up")
+    for given in (
+        {"args": ("eu",)}, {"args": ("us",)}, {"kwargs": {"region": "eu"}},
+        {"options": {"queue": "eu"}}, {"options": {"queue": "us"}},
+        {"options": {"exchange": "eu", "routing_key": "eu"}},
+    ):  # fmt: skip
+        assert sends(claims_of(fake, main), **given), given
+        assert not sends(claims_of(fake, main), **given), given
+    for queue in ("orders", "mail"):
+        for prefix in ("", "a:", "b:"):
+            options = {"global_keyprefix": prefix}
+            conf = {"task_default_queue": queue, "broker_transport_options": options}
+            assert sends(claims_of(fake, main, **conf)), conf
+            assert not sends(claims_of(fake, main, **conf)), conf
+
+
+def test_the_name_of_a_claim_has_app_queue_entry_task_and_tick(monkeypatch: Patch) -> None:
+    fake = FakeRedlock(monkeypatch)
+    sends(claims_of(fake))
+    sends(claims_of(fake), args=[7])
+    held = sorted(re.sub(r"\d{4}-.*", "DUE", name) for name in fake.fakes[0].held)
+    assert held[0] == "beat:proj:clean%20up:proj.clean:DUE"
+    assert re.fullmatch(r"beat:proj:clean%20up:proj\.clean~[0-9a-f]{12}:DUE", held[1])
+    assert len(held) == 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"args": (7, {"a": (1, 2)})}, {"args": [7, {"a": [1, 2]}]}),  # as of a database's JSON
+        ({"args": ()}, {"args": None}),
+        ({"options": None}, {"options": {"queue": None, "priority": 5, "expires": 60}}),
+        ({"kwargs": {"at": BeatLazyFunc(int)}}, {"kwargs": {"at": BeatLazyFunc(int)}}),
+    ],
+)
+def test_entries_that_send_the_same_message_share_their_ticks(
+    monkeypatch: Patch, one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    fake = FakeRedlock(monkeypatch)
+    assert sends(claims_of(fake), **one)
+    assert not sends(claims_of(fake), **other)
 
 
 # Crontab and relative: the nearer the next tick, the shorter would be a claim made now.

@@ -10,12 +10,13 @@ from celery import Celery, _state
 from celery.beat import Scheduler
 from celery.signals import beat_init
 
-from celery_redlock import ConfigurationError, install, locked
+from celery_redlock import ConfigurationError, install
 from celery_redlock.beat.scheduler import SchedulerAdapter, guard
 from celery_redlock.locking.redlock import Redlock
 from tests.support.fake_lock import FakeRedlock
 
 Log = pytest.LogCaptureFixture
+RABBITMQ = "amqp://127.0.0.1:1//"
 NODES = [f"redis://127.0.0.1:{port}/0" for port in (1, 2, 3)]
 OWN = ["tick", "is_due", "apply_entry", "apply_async", "_when"]
 
@@ -36,8 +37,8 @@ class Service:
         self.scheduler = scheduler
 
 
-def beat(**conf: Any) -> Service:
-    app = Celery("shop", set_as_current=False, broker="redis://127.0.0.1:1/0")
+def beat(broker: str = "redis://127.0.0.1:1/0", **conf: Any) -> Service:
+    app = Celery("shop", set_as_current=False, broker=broker)
     app.conf.update(result_expires=None, **conf)
     # Lazy: what an entry is made from is not looked at before the signal in this test.
     return Service(Scheduler(app, lazy=True))
@@ -57,7 +58,10 @@ def is_guarded(service: Service) -> bool:
         {"redlock_nodes": NODES},
         {"redlock_nodes": NODES, "redlock_beat": True},
         {"redlock_nodes": NODES, "redlock_beat": None, "redlock_beat_on_unavailable": "send"},
-        {"redlock_beat": True},  # then the broker is the node
+        {},  # then the broker is the node
+        {"redlock_ttl": 10.0},
+        {"redlock_beat": True},
+        {"broker": RABBITMQ, "redlock_nodes": NODES},
     ],
 )
 def test_it_is_installed(conf: dict[str, Any], caplog: Log) -> None:
@@ -91,21 +95,25 @@ def test_a_beat_that_begins_without_a_quorum_says_so_at_once(
     assert said.count("silent (dead)") == 3
 
 
-@pytest.mark.parametrize(
-    ("conf", "hinted"),
-    [({}, True), ({"redlock_ttl": 10.0}, True), ({"redlock_beat": False}, False)],
-)
-def test_a_beat_that_is_not_guarded_says_so_where_tasks_are_locked(
-    conf: dict[str, Any], hinted: bool, caplog: Log
+@pytest.mark.parametrize("broker", [RABBITMQ, "memory://", "sqs://"])
+@pytest.mark.parametrize("conf", [{}, {"redlock_ttl": 10.0}])
+def test_a_beat_without_any_node_is_not_guarded_and_warns_once(
+    broker: str, conf: dict[str, Any], caplog: Log
 ) -> None:
-    def charge() -> None: ...
-
-    service = beat(**conf)
-    service.scheduler.app.task(name="shop.charge", shared=False)(locked("r")(charge))
-    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
-        guard(service)
+    service = beat(broker, **conf)
+    guard(service)
     assert not is_guarded(service)
-    assert ("set redlock_beat = True" in caplog.text) is hinted
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.getMessage().startswith("this beat sends every tick, and so does any other: ")
+    assert "set redlock_nodes" in record.getMessage()
+
+
+def test_a_beat_that_is_to_be_guarded_does_not_start_without_any_node(caplog: Log) -> None:
+    service = beat(RABBITMQ, redlock_beat=True)
+    with pytest.raises(SystemExit):
+        guard(service)
+    assert "redlock_nodes is not set and the broker is no Redis" in caplog.text
 
 
 def test_an_app_without_a_name_is_warned(caplog: Log) -> None:
@@ -118,9 +126,9 @@ def test_an_app_without_a_name_is_warned(caplog: Log) -> None:
 @pytest.mark.parametrize(
     "conf",
     [
-        {},
-        {"redlock_ttl": 10.0},  # on some other business
+        {"redlock_beat": False},
         {"redlock_nodes": NODES, "redlock_beat": False},
+        {"broker": RABBITMQ, "redlock_beat": False},
     ],
 )
 def test_it_is_not_installed(conf: dict[str, Any], caplog: Log) -> None:
@@ -204,6 +212,21 @@ def test_nodes_that_are_none_end_the_beat(
     assert raised.value.code == 1
     assert caplog.messages == ["celery_redlock: node a:1 is not usable: it is a replica"]
     assert not is_guarded(service)
+
+
+def test_a_beat_that_nobody_asked_to_be_guarded_says_how_to_start_without(
+    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
+) -> None:
+    def check() -> list[str]:
+        raise ConfigurationError("node a:1 is not usable: it is a replica")
+
+    monkeypatch.setattr(redlock, "check", check)
+    with pytest.raises(SystemExit):
+        guard(beat())
+    assert caplog.messages == [
+        "celery_redlock: node a:1 is not usable: it is a replica (if this is the only beat,"
+        " redlock_beat = False starts it without claims)"
+    ]
 
 
 def test_what_is_to_be_said_of_the_nodes_is_said_by_the_beat(

@@ -60,7 +60,7 @@ def test_every_default_passes_its_own_check_and_is_explained(name: str, option: 
 def test_defaults() -> None:
     app = app_with()
     settings = read_settings(app)
-    assert vars(settings) == vars(Settings(nodes=NODES, beat=True))  # because nodes are named
+    assert vars(settings) == vars(Settings(nodes=NODES))
     assert (settings.prefix, settings.node_timeout, settings.restart_guard) == (
         *("redlock:", 0.25, "auto"),
     )
