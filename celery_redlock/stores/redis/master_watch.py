@@ -8,15 +8,14 @@ keeps an announcement until we read it, before we ask the master for anything.
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
-from functools import partial
-from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
 from redis.exceptions import ResponseError
 
 from ...protocol.errors import NodeError
+from ...runtime.clock import monotonic
 from ...runtime.polling import SIZE, WAITS
 from .address import SentinelAddress
 from .handshake import ask
@@ -34,6 +33,8 @@ SEEK_S = 1.0
 does not allow it is asked that often instead."""
 REST_S = 0.25
 """Seconds for which the other Sentinels are waited for once one has answered."""
+POLL_S = 0.01
+"""Seconds between two looks at which Sentinels have answered."""
 
 
 class Word(NamedTuple):
@@ -70,13 +71,14 @@ class MasterWatch:
 
         It blocks. Empty if none answers, or none allows what we ask.
         """
-        self.close()
-        ended: SimpleQueue[int] = SimpleQueue()
-        for _ in range(self._seek(ended.put)):
-            try:
-                ended.get(timeout=REST_S if self._words else None)
-            except Empty:
-                break
+        with self._lock:
+            self.close()
+            self._seek()
+        until = math.inf
+        while (opening := self._alive()) and monotonic() < until:
+            opening[0].join(POLL_S)
+            if self._words:
+                until = min(until, monotonic() + REST_S)
         with self._lock:
             places = self._newest()
             self._master = places[0] if places else None
@@ -89,11 +91,13 @@ class MasterWatch:
         self._looked = now
         with self._lock:
             announced = any([self._announced(index, now) for index in list(self._links)])
+            if announced:
+                return True  # `master` asks them all
             if len(self._links) < len(self._address.sentinels) and now > self._sought + SEEK_S:
                 self._sought = now
                 self._seek()
             places = self._newest()
-        return announced or bool(self._master and places and self._master not in places)
+        return bool(self._master and places and self._master not in places)
 
     def close(self) -> None:
         """Close the connections to the Sentinels."""
@@ -134,36 +138,34 @@ class MasterWatch:
 
     # -- In threads that end with it
 
-    def _seek(self, done: Callable[[int], object] = id) -> int:
-        """Begin to ask the Sentinels that we are not subscribed to; return how many."""
-        started = 0
+    def _alive(self) -> list[threading.Thread]:
+        return [thread for thread in list(self._opening.values()) if thread.is_alive()]
+
+    def _seek(self) -> None:
+        """Begin to ask the Sentinels that we are not subscribed to."""
         for index, sentinel in enumerate(self._address.sentinels):
             running = self._opening.get(index)
             if index in self._links or (running is not None and running.is_alive()):
                 continue
             name = f"celery_redlock sentinel {sentinel.name}"
-            target = partial(self._open, index, done)
-            self._opening[index] = thread = threading.Thread(target=target, name=name, daemon=True)
+            thread = threading.Thread(target=self._open, args=(index,), name=name, daemon=True)
+            self._opening[index] = thread
             thread.start()
-            started += 1
-        return started
 
-    def _open(self, index: int, done: Callable[[int], object]) -> None:
+    def _open(self, index: int) -> None:
+        sentinel = self._address.sentinels[index]
         try:
-            connection, (word, subscribed) = self._address.sentinels[index].connect(
-                self._greet, client_name=None
-            )
-            with self._lock:
-                self._words[index] = word
-                if subscribed:
-                    self._links[index] = connection, Replies()
-            if not subscribed:
-                connection.disconnect()
+            connection, (word, subscribed) = sentinel.connect(self._greet, client_name=None)
         except NodeError:
             with self._lock:
                 self._words.pop(index, None)
-        finally:
-            done(index)
+            return
+        with self._lock:
+            self._words[index] = word
+            if subscribed:
+                self._links[index] = connection, Replies()
+        if not subscribed:
+            connection.disconnect()
 
     def _greet(self, connection: Any) -> tuple[Word, bool]:
         service = self._address.service.encode()
