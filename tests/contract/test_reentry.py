@@ -7,11 +7,12 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from celery_redlock import NotAcquired, Redlock, RedlockError
+from celery_redlock.protocol.round import Round
 from celery_redlock.stores.driver import Driver
 from tests.sim.interruption import at_each_line
 from tests.support.names import Patch, Request, Servers
@@ -156,6 +157,32 @@ def test_a_block_is_left_at_each_line(users: Users) -> None:
     for lease in leases[:-2]:
         name = lease.resource
         wait_until(lambda name=name: users.other.holder(name) is None, 5, f"{name} is free")
+
+
+def test_a_put_off_release_that_is_interrupted_twice_is_still_made(
+    users: Users, monkeypatch: Patch
+) -> None:
+    """A handler has released a lock, and the release is struck when it is made up for."""
+    client = users.redlock.client
+    monkeypatch.setattr(client.watchdog, "chase_soon", lambda *_: None)  # here it is done by hand
+    lease = users.redlock.acquire("held")
+    with client.driver._lock:
+        users.redlock.release(lease)
+    assert users.other.holder("held") is not None
+    carry, strikes = client.driver._carry, [KeyboardInterrupt, KeyboardInterrupt]
+
+    def struck(rounds: Sequence[Round]) -> None:
+        if strikes:
+            raise strikes.pop()
+        carry(rounds)
+
+    monkeypatch.setattr(client.driver, "_carry", struck)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            client.driver._settle()
+    assert users.other.holder("held") is not None
+    users.use()  # as the next request of any kind does
+    wait_until(lambda: users.other.holder("held") is None, 5, "it is free")
 
 
 def test_a_log_handler(users: Users) -> None:

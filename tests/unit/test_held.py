@@ -472,6 +472,21 @@ def test_a_lease_that_nobody_saw_end_is_over_at_its_release(redlock: FakeRedlock
         assert not outer.lost_unawares()  # it was told
 
 
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
+def test_a_lost_lease_that_its_body_releases_is_lost_unawares(
+    redlock: FakeRedlock, seen: bool
+) -> None:
+    """The release does not hide that another may have worked meanwhile."""
+    with redlock.lock("r") as held:
+        if seen:  # by the watchdog, which finds another's token on the nodes
+            rob(redlock, "r")
+            redlock.watchdog.tend()
+        else:
+            redlock.clock.advance(20.0)
+        held.release()
+        assert held.lost_unawares()
+
+
 def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
     for end in (HeldLease.release, lambda held: held.keep(30.0)):
         with redlock.lock(f"{end}") as held:

@@ -19,6 +19,7 @@ from celery.exceptions import Retry
 
 from celery_redlock import (
     ConfigurationError,
+    LeaseLost,
     QuorumUnavailable,
     RedlockError,
     ResourceHeld,
@@ -364,6 +365,20 @@ def test_the_lock_is_free_after_an_error(redlock: FakeRedlock, app: Any, error: 
     with pytest.raises(type(error)):
         fails()
     assert redlock.free("e")
+
+
+def test_a_body_that_releases_its_lost_lease_fails_with_lease_lost(
+    redlock: FakeRedlock, app: Any
+) -> None:
+    @app.task(base=SingletonTask, lock_key="k")
+    def work() -> str:
+        redlock.clock.advance(60.0)
+        current_lease().release()
+        return "done"
+
+    result, info = deliver(work)
+    assert isinstance(result, LeaseLost)
+    assert info.state == "FAILURE"
 
 
 @pytest.mark.parametrize("ending", ["success", "failure", "retry"])

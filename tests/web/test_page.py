@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import time
 import warnings
 from html.parser import HTMLParser
@@ -20,7 +21,7 @@ from celery_redlock.protocol.texts import printable
 from celery_redlock.protocol.values import Owner
 from celery_redlock.web import make_app
 from celery_redlock.web.formatting import named_in, quoted
-from tests.support.names import Servers
+from tests.support.names import Patch, Servers
 from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
@@ -271,10 +272,24 @@ def test_a_page_refreshes_only_if_asked_and_without_a_script(client: Client) -> 
     assert "refresh=5" in live.text, "its links go on with it"
 
 
-def test_metrics_what_is_not_there_and_what_is_not_allowed(client: Client) -> None:
+def test_metrics_are_those_of_the_exporter(client: Client) -> None:
+    pytest.importorskip("prometheus_client")
     answer = client.get("/metrics")
-    assert answer.status_code in (200, 404)
-    assert "celery_redlock_" in answer.text or 'pip install "celery-redlock[' in answer.text
+    assert answer.status_code == 200
+    assert "celery_redlock_" in answer.text
+
+
+def test_metrics_without_prometheus_client_say_what_to_install(
+    client: Client, monkeypatch: Patch
+) -> None:
+    monkeypatch.delitem(sys.modules, "celery_redlock.survey.exporter", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    answer = client.get("/metrics")
+    assert answer.status_code == 404
+    assert 'pip install "celery-redlock[prometheus]"' in answer.text
+
+
+def test_what_is_not_there_and_what_is_not_allowed(client: Client) -> None:
     assert client.get("/no-such-page").status_code == 404
     assert client.get("/static/../page.py").status_code == 404
     assert client.get("/static/page.py").status_code == 404
