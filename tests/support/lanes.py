@@ -35,6 +35,7 @@ RABBITMQ = (
     "tests/canvas/",
     "tests/worker/test_brokers.py",
     "tests/worker/test_purge.py",
+    "tests/worker/test_sent_again.py",
     "tests/examples/test_recipes_rabbitmq.py",
 )
 """The same, for the files that share one: it takes seconds to start, and two cores are its own."""
