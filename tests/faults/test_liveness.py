@@ -124,9 +124,6 @@ def test_a_worker_that_stops_gives_back_what_it_has_not_begun() -> None:
     assert judge(stops, back, late, tasks=[sent("x")])[0] == [STUCK]
     soon = [(B, [line(4.1, "received", "x")]), ran(B1, "x", 4.3, 4.4)]
     assert judge(stops, *soon, tasks=[sent("x")])[0] == []
-    pooled = (A, [line(2.15, "pooled", "x")])  # Celery's own: it runs what its pool has
-    both = (A, sorted([*stops[1], *pooled[1]], key=lambda one: one.at))
-    assert judge(both, back, late, tasks=[sent("x")])[0] == []
 
 
 # -- what is forgiven, by the rule's name
@@ -280,7 +277,18 @@ def test_repeated() -> None:
 
 
 def test_pooled() -> None:
-    """That is `test_a_worker_that_stops_gives_back_what_it_has_not_begun`, at its end."""
+    """A pool runs what it was given before a warm shutdown; what another was given comes back."""
+    ends = [line(2.2, "stopping"), line(9.0, "disconnected")]
+    late = [(B, [line(9.1, "received", "x")]), ran(B1, "x", 9.2, 9.3)]
+
+    def found(pooled: Process) -> list[str]:
+        accounts: dict[Process, list[Any]] = {A: [line(2.1, "received", "x")], B: []}
+        accounts[pooled].append(line(2.15, "pooled", "x"))
+        accounts[A] += ends
+        return judge(*accounts.items(), *late, tasks=[sent("x")])[0]
+
+    assert found(A) == []
+    assert found(B) == [STUCK]
 
 
 def test_every_rule_of_forgiveness_has_a_test() -> None:

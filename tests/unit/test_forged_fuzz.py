@@ -93,6 +93,8 @@ attempts = some(
 
 HUGE = {"resources": ["order:1"], "scope": "until_executed", "on_duplicate": "skip",
         "ttl": 10**400}  # fmt: skip
+GIVEN = {"resources": ["order:1"], "scope": "until_executed", "on_duplicate": "skip", "ttl": 5.0,
+         "token": Owner("there", 7, "the-id").token("0" * 32)}  # fmt: skip
 BEGUN = {**HUGE, "scope": "until_executing", "begun": True}
 ENDLESS = {**HUGE, "scope": "until_expired", "ttl": 1e10}
 
@@ -124,6 +126,7 @@ def test_of_a_reservation(
 ) -> None:
     task = ran.task(scope)
     for options in (None, task.redlock.options(ran.app)):
+        assert Reservation.of(GIVEN, task_id, options) is not None
         note = Reservation.of(header, task_id, options)
         if note is None:
             continue
@@ -178,19 +181,22 @@ def test_of_the_broker(app: Celery, info: Any, count: Any, deaths: Any) -> None:
 @given(result=junk | some(celery_redlock=st.just("skipped"), resource=texts, holder=texts))
 def test_of_a_marker(result: Any) -> None:
     marker = Skipped.of(result)
-    assert marker is None or isinstance(marker["holder"], str)
+    if isinstance(result, dict) and result.get("celery_redlock") == "skipped":
+        assert marker is not None
+        for name in ("resource", "holder"):
+            given = result.get(name)
+            assert marker[name] == (given if isinstance(given, str) else "")
+    else:
+        assert marker is None
 
 
 @CASES
 @given(state=junk | st.sampled_from(sorted(states.READY_STATES)))
 def test_of_a_result(state: Any) -> None:
     backend = SimpleNamespace(as_uri=lambda: "redis://", get_state=lambda _task_id: state)
-    assert end_of(
-        SimpleNamespace(backend=backend, ignore_result=False), "id", "until_executed"
-    ) in (
-        None,
-        *states.READY_STATES,
-    )
+    task = SimpleNamespace(backend=backend, ignore_result=False)
+    ended = isinstance(state, str) and state in states.READY_STATES
+    assert end_of(task, "id", "until_executed") == (state if ended else None)
 
 
 # -- delivering ----------------------------------------------------------------------------------
