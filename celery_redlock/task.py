@@ -39,6 +39,7 @@ from .config.options import (
 )
 from .config.task_lock import TaskLock, never_awaited
 from .keys.resolver import Templates
+from .keys.signature import CallSignature
 from .messages import autoretry
 from .protocol.errors import ConfigurationError
 from .worker.install import install, load
@@ -331,8 +332,7 @@ def _put_lock_around(lock: TaskLock, function: Callable[..., Any]) -> Callable[.
         return result
 
     wrapper.__redlock__ = lock  # type: ignore[attr-defined]
-    # Celery's check of arguments at publish does not look behind __wrapped__.
-    wrapper.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    CallSignature.made_for(wrapper, function)
     return wrapper
 
 

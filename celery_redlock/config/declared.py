@@ -20,6 +20,7 @@ from celery import _state
 from celery.app.task import Task
 from celery.utils.functional import firstmethod
 
+from ..keys.signature import has_copy
 from ..protocol.errors import ConfigurationError
 from .checks import too_long
 from .default_node import is_fallback
@@ -155,6 +156,7 @@ def wrap(task_class: Any = Task) -> None:
     def bind(cls: Any, app: Any) -> Any:
         try:
             first = not cls.__bound__
+            _check_as_without_lock(cls, app)
             # Annotations are set next, and may hide what was declared.
             warnings = refuse_unread(cls) if first else []
             bound = original(cls, app)
@@ -176,6 +178,18 @@ def wrap(task_class: Any = Task) -> None:
 
     bind.__redlock__ = True  # type: ignore[attr-defined]
     task_class.bind = classmethod(bind)
+
+
+def _check_as_without_lock(task: Any, app: Any) -> None:
+    """Let Celery check a call's arguments as it does without `@locked` under a decorator.
+
+    `functools.wraps` has given the decorator the signature of what `@locked` returns.
+    """
+    run = inspect.getattr_static(task, "run")
+    function: Any = run.__func__ if isinstance(run, staticmethod) else run
+    if "__header__" in vars(task) and has_copy(function):
+        del function.__signature__
+        task.__header__ = app.type_checker(function, bound=function is run)
 
 
 def _end_command(error: ConfigurationError) -> None:

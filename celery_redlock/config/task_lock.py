@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from ..keys.resolver import Keys, is_failure, is_plain, keys_of
+from celery.app.task import Context
+
+from ..keys.resolver import Headers, Keys, is_failure, is_plain, keys_of
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import counted, printable, shown
 from .checks import count
@@ -22,6 +24,8 @@ from .settings import check_given, check_together, read_settings, resolve
 if TYPE_CHECKING:
     from ..protocol.names import Limit
 
+_OF_CELERY = ("lang", "task", "argsrepr", "kwargsrepr", "compression")
+"""Headers that Celery sets, besides those that are attributes of its `Context`."""
 OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
 """Options that one call can be given: `apply_async(..., lock={...})`."""
 
@@ -53,7 +57,7 @@ class TaskLock:
         self._several = False
         self.misfit = ""
         self.apps: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._keys: dict[tuple[str, bool, Callable[..., Any]], Keys] = {}
+        self._keys: dict[tuple[str, bool, bool, Callable[..., Any]], Keys] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
 
     def check(self, name: str, function: Callable[..., Any], *, bound: bool = False) -> None:
@@ -84,13 +88,30 @@ class TaskLock:
             raise ConfigurationError(f"{name}: {error}") from None
 
     def resources(
-        self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
+        self,
+        task: Any,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Any,
+        headers: Headers | None = None,
     ) -> tuple[str, ...]:
-        """Return the names of the resources that a call excludes others from."""
-        _name, keys, args = self._of_call(task, function, args)
+        """Return the names of the resources that a call excludes others from.
+
+        Args:
+            task: The task; None for a function that is none.
+            function: Its function.
+            args: The arguments of the call by position.
+            kwargs: Those by name.
+            headers: Returns a header of the call's message by its name; None for a plain call.
+
+        Raises:
+            ConfigurationError: They make no key.
+            TypeError: They do not fit the function.
+        """
+        _name, keys, args, kwargs = self._of_call(task, function, args, kwargs)
         if self.own.get("key") is None:
             args = of_failure(args)
-        return keys(args, kwargs)
+        return keys(args, kwargs, headers)
 
     def limit(
         self,
@@ -99,6 +120,7 @@ class TaskLock:
         function: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Any,
+        headers: Headers | None = None,
     ) -> Limit:
         """Return how many may hold each of the resources of a call at a time.
 
@@ -110,8 +132,8 @@ class TaskLock:
             return limit
         from ..protocol.names import paired  # most programs have none
 
-        name, keys, args = self._of_call(task, function, args)
-        names = keys.in_order(args, kwargs)
+        name, keys, args, kwargs = self._of_call(task, function, args, kwargs)
+        names = keys.in_order(args, kwargs, headers)
         if callable(limit):
             limit = _asked(name, limit, keys.arguments(args, kwargs), names)
         return paired(names, limit)[1]
@@ -147,21 +169,38 @@ class TaskLock:
             ) from None
 
     def _of_call(
-        self, task: Any, function: Callable[..., Any], args: Sequence[Any]
-    ) -> tuple[str, Keys, Sequence[Any]]:
+        self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
+    ) -> tuple[str, Keys, Sequence[Any], Any]:
         """Return a task's name, its keys, and the arguments of a call without the task itself."""
-        args = unpack(task, args)
         bound = task is not None and bool(args) and args[0] is task
+        args = unpack(task, args[1:] if bound else args)
         name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
-        return name, self._keys_of(name, function, bound), args[1:] if bound else args
+        keys = self._keys_of(name, function, bound)
+        more = kwargs.keys() - keys.signature.parameters.keys()
+        if more and task is not None and _has_own_call(type(task)):
+            # It takes out of the message what its `apply_async` has put in. The lock of a
+            # SingletonTask is outside of it, that of @locked inside.
+            if lock_of(type(task)) is self and not hasattr(function, "__redlock__"):
+                keys = self._keys_of(name, function, bound, more=True)
+            elif all(p.kind is not p.VAR_KEYWORD for p in keys.signature.parameters.values()):
+                kwargs = {name: kwargs[name] for name in kwargs if name not in more}
+        return name, keys, args, kwargs
 
-    def _keys_of(self, name: str, function: Callable[..., Any], bound: bool) -> Keys:
-        keys = self._keys.get((name, bound, function))
+    def _keys_of(
+        self, name: str, function: Callable[..., Any], bound: bool, more: bool = False
+    ) -> Keys:
+        keys = self._keys.get((name, bound, more, function))
         if keys is None:
             own = self.own
             scope = own.get("scope_name")
-            keys = keys_of(name, function, own.get("key"), bound=bound, scope=scope)
-            self._keys[name, bound, function] = keys
+            keys = keys_of(name, function, own.get("key"), bound=bound, more=more, scope=scope)
+            for header in keys.headers:
+                if hasattr(Context, header) or header in _OF_CELERY or header[:8] == "redlock_":
+                    raise ConfigurationError(
+                        f"{name}: the lock key names the header {header!a}, which Celery or"
+                        " celery_redlock itself sets: name one that you give with headers={...}"
+                    )
+            self._keys[name, bound, more, function] = keys
         return keys
 
     @property
@@ -260,10 +299,23 @@ def lock_of(task: Any) -> TaskLock | None:
     return lock if isinstance(lock, TaskLock) else None
 
 
-def resources_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def _has_own_call(kind: type) -> bool:
+    """Return True if a task's class, or a base of it, has a `__call__` that is not Celery's."""
+    return any(
+        "__call__" in vars(base) and base.__module__ not in ("celery.app.task", "celery_redlock")
+        for base in kind.__mro__[:-1]
+    )
+
+
+def resources_of(
+    task: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    headers: Headers | None = None,
+) -> tuple[str, ...]:
     """Return what a message with these arguments locks; nothing if its task takes no lock."""
     lock = lock_of(task)
-    return lock.resources(task, task.run, args, kwargs) if lock is not None else ()
+    return lock.resources(task, task.run, args, kwargs, headers) if lock is not None else ()
 
 
 def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:

@@ -18,9 +18,12 @@ from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import names_of, printable
-from .canonical import RAW_LITERAL, SCALARS, CannotKey, escape, is_model, text_of
-from .template import Template, arguments_of, parse, shortened
+from .canonical import RAW_LITERAL, SCALARS, CannotKey, escape, text_of
+from .signature import WAYS, bind_hidden, misfits, model_of, signature_of
+from .template import HEADERS, Template, arguments_of, parse, shortened
 
+Headers = Callable[[str], object]
+"""Returns a header of a call's message by its name; None if there is none."""
 EXAMPLE = "such as 'order:{order_id}'"
 
 
@@ -34,6 +37,7 @@ def keys_of(
     key: Any = None,
     *,
     bound: bool = False,
+    more: bool = False,
     scope: str | None = None,
 ) -> Keys:
     """Return what makes the names of the resources that a call locks, each once.
@@ -47,15 +51,19 @@ def keys_of(
         function: The user's function; wrapped ones are seen through as `inspect.signature` does.
         key: See above.
         bound: Whether the function's first parameter is the task itself: no part of a call.
+        more: Whether calls give keywords that the function does not take.
         scope: What stands in place of the task's name, and before templates; None for nothing.
 
     Raises:
         ConfigurationError: The key cannot work.
     """
-    signature = _signature(task_name, function, bound)
+    signature, hidden = signature_of(task_name, function, bound)
+    if more and all(p.kind is not p.VAR_KEYWORD for p in signature.parameters.values()):
+        keywords = inspect.Parameter("keywords", inspect.Parameter.VAR_KEYWORD)
+        signature = signature.replace(parameters=[*signature.parameters.values(), keywords])
     head = "" if scope is None else f"{scope}:"
     if callable(key):
-        return _FromFunction(task_name, signature, key, head)
+        return _FromFunction(task_name, signature, key, head, hidden)
     parameters = signature.parameters
     several = False
     if key is None or is_own(key):
@@ -77,7 +85,7 @@ def keys_of(
             templates = [Template(parse(template, parameters), head) for template in given]
         except ConfigurationError as error:
             raise ConfigurationError(f"{task_name}: {error}") from None
-    return _FromArguments(task_name, signature, function, templates, several)
+    return _FromArguments(task_name, signature, function, templates, several, hidden)
 
 
 class Keys(ABC):
@@ -87,6 +95,7 @@ class Keys(ABC):
         count: How many are declared; None if that is not known before the call.
         several: Whether these are more than one, as far as is known; the same twice is one.
         misfit: A warning about calls for which a key function fails; "" if there are none.
+        headers: The names of the headers that are in keys.
         signature: That of the task, without the task itself.
     """
 
@@ -94,23 +103,45 @@ class Keys(ABC):
     several = False
     misfit = ""
     signature: inspect.Signature
+    headers: tuple[str, ...] = ()
+    _task_name: str
+    _used: tuple[str, ...] = ()
+    _hidden = False
 
-    def __call__(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-        return names_of(self.in_order(args, kwargs))
+    def __call__(
+        self,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        headers: Headers | None = None,
+    ) -> tuple[str, ...]:
+        return names_of(self.in_order(args, kwargs, headers))
 
     @abstractmethod
-    def in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    def in_order(
+        self,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        headers: Headers | None = None,
+    ) -> tuple[str, ...]:
         """Return the names as they are declared: one may be there twice."""
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
         """Return the arguments of a call by their names, defaults included."""
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
+        values = dict(self._bind(args, kwargs))
         for name, parameter in self.signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
-                values |= values.pop(name)
+                values |= typing.cast(dict[str, object], values.pop(name))
         return values
+
+    def _bind(self, args: Sequence[object], kwargs: Mapping[str, object]) -> Mapping[str, object]:
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError:
+            if not self._hidden:
+                raise
+            return bind_hidden(self._task_name, self.signature, self._used, args, kwargs)
+        bound.apply_defaults()
+        return bound.arguments
 
 
 class _FromArguments(Keys):
@@ -123,7 +154,9 @@ class _FromArguments(Keys):
         function: Callable[..., object],
         templates: Sequence[Template],
         several: bool,
+        hidden: bool,
     ) -> None:
+        self._hidden = hidden
         self.count = len(templates)
         self.several = several
         self._task_name = task_name
@@ -142,20 +175,35 @@ class _FromArguments(Keys):
         self._defaults = {
             name: p.default for name, p in parameters.items() if p.default is not p.empty
         }
-        self._used = tuple(dict.fromkeys(name for each in templates for name in each.names))
+        names = dict.fromkeys(name for each in templates for name in each.names)
+        self._used = tuple(name for name in names if name in parameters)
+        self.headers = tuple(name[len(HEADERS) :] for name in names if name not in parameters)
         for name in self._used:
             try:
                 text_of(self._defaults.get(name), 0)
             except CannotKey as error:
                 raise self._refusal(f"the default of argument {name!a}", error) from None
 
-    def in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
+    def in_order(
+        self,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        headers: Headers | None = None,
+    ) -> tuple[str, ...]:
         values = self._bind(args, kwargs)
         texts = {}
         for name in self._used:
             value = values[name]
             scalar = SCALARS.get(type(value))
             texts[name] = self._text(name, value) if scalar is None else scalar(value, 0)
+        for name in self.headers:
+            if headers is None or (said := headers(name)) is None:
+                raise ConfigurationError(
+                    f"the lock key of {self._task_name} names the header {name!a}, and this call"
+                    f" has none: publish it with headers={{{name!r}: ...}}. A plain call of the"
+                    " task has no headers"
+                )
+            texts[HEADERS + name] = self._text(HEADERS + name, said)
         if self.count == 1:
             return (self._templates[0](texts),)
         return tuple([template(texts) for template in self._templates])
@@ -170,17 +218,16 @@ class _FromArguments(Keys):
                 values = {**self._defaults, **values}
                 if values.keys() == self._names:
                     return values
-        bound = self.signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        return bound.arguments
+        return super()._bind(args, kwargs)
 
     def _text(self, name: str, value: object) -> str:
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and name in self._names:
             value = self._as_model(name, value)
         try:
             return text_of(value, 0)
         except CannotKey as error:
-            raise self._refusal(f"argument {name!a}", error) from None
+            what = "argument" if name in self._names else "header"
+            raise self._refusal(f"{what} {name.removeprefix(HEADERS)!a}", error) from None
 
     def _refusal(self, what: str, error: CannotKey) -> ConfigurationError:
         return ConfigurationError(
@@ -190,7 +237,7 @@ class _FromArguments(Keys):
 
     def _as_model(self, name: str, value: Mapping[Any, object]) -> object:
         if name not in self._models:  # resolved late: the annotation may name a class further down
-            self._models[name] = _model_of(self.signature.parameters[name], self._globals)
+            self._models[name] = model_of(self.signature.parameters[name], self._globals)
         model = self._models[name]
         if model is None:
             return value
@@ -209,7 +256,9 @@ class _FromFunction(Keys):
         signature: inspect.Signature,
         key: Callable[..., object],
         head: str,
+        hidden: bool,
     ) -> None:
+        self._hidden = hidden
         self._task_name = task_name
         self.signature = signature
         self._key = key
@@ -227,11 +276,11 @@ class _FromFunction(Keys):
                 f"{self}: it is called with the arguments of the task, without the task itself;"
                 " take 'self' away, and in a class write @staticmethod over it"
             )
-        all_misfits = _misfits(signature, taken)
-        if "self" in signature.parameters:  # which may yet turn out to be the task
+        all_misfits = [] if hidden else misfits(signature, taken)
+        if all_misfits and "self" in signature.parameters:  # which may yet turn out to be the task
             others = [p for name, p in signature.parameters.items() if name != "self"]
             all_misfits = min(
-                all_misfits, _misfits(signature.replace(parameters=others), taken), key=len
+                all_misfits, misfits(signature.replace(parameters=others), taken), key=len
             )
         if all_misfits:
             wanted = ", ".join(signature.parameters)
@@ -240,15 +289,21 @@ class _FromFunction(Keys):
                 f"{self}: it is called with the arguments of the task, ({wanted}), as the task is,"
                 f" and cannot be called so {ways}; let it take what it does not need by *_ and **_"
             )
-            if len(all_misfits) == _WAYS:
+            if len(all_misfits) == WAYS:
                 raise ConfigurationError(self.misfit)
 
     def __str__(self) -> str:
         name = getattr(self._key, "__qualname__", None) or repr(self._key)
         return printable(f"the lock key of {self._task_name}, made by {name}")
 
-    def in_order(self, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[str, ...]:
-        self.signature.bind(*args, **kwargs)  # what the task would not take is not the key's fault
+    def in_order(
+        self,
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        headers: Headers | None = None,
+    ) -> tuple[str, ...]:
+        if not self._hidden:  # what the task would not take is not the key's fault
+            self.signature.bind(*args, **kwargs)
         try:
             made = self._key(*args, **kwargs)
         except BaseException as error:
@@ -269,30 +324,6 @@ class _FromFunction(Keys):
         if isinstance(texts, (set, frozenset)):
             texts = sorted(texts)
         return tuple([shortened(escape(self._head + text, RAW_LITERAL)) for text in texts])
-
-
-_WAYS = 4
-"""In which `_misfits` looks at a function."""
-
-
-def _misfits(task: inspect.Signature, key: inspect.Signature) -> list[str]:
-    """Return in which ways a key function cannot be called as its task can."""
-    by_place, by_name = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY
-    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
-    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in task.parameters.values()):
-        return []  # its calls show what it takes
-    given = [p for p in task.parameters.values() if p.kind in (by_place, either, by_name)]
-    needed = [p for p in given if p.default is p.empty]
-    misfits = []
-    for names, what in ((needed, "without its optional arguments"), (given, "with all of them")):
-        for placed, how in (((by_place, either), "by position"), ((by_place,), "by name")):
-            args = [None for p in names if p.kind in placed]
-            kwargs = {p.name: None for p in names if p.kind not in placed}
-            try:
-                key.bind(*args, **kwargs)
-            except TypeError:
-                misfits.append(f"{how} {what}" if needed != given else how)
-    return misfits
 
 
 def is_plain(function: Callable[..., object]) -> bool:
@@ -327,36 +358,6 @@ def _check_number(task_name: str, number: int) -> None:
             f"{task_name} has {number} keys, and one lock holds at most {MAX_NAMES}: give what they"
             " have in common a key, and lock that"
         )
-
-
-def _signature(task_name: str, function: Callable[..., object], bound: bool) -> inspect.Signature:
-    """Return the signature of a task's function, without the task itself."""
-    signature = inspect.signature(function)
-    if not bound:
-        return signature
-    first, *others = signature.parameters.values() or (None,)
-    if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-        raise ConfigurationError(
-            f"{task_name} is bound (bind=True), so its function needs a first parameter: self"
-        )
-    if first.kind is first.VAR_POSITIONAL:  # "*args" takes the task in, and stays
-        return signature
-    return signature.replace(parameters=others)
-
-
-def _model_of(parameter: inspect.Parameter, names: dict[str, object]) -> Any:
-    """Return the pydantic model of a parameter's annotation, as Celery's `pydantic=True` does."""
-    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-        return None
-    try:
-        holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
-        hint = typing.get_type_hints(holder, names)["it"]
-    except Exception:  # such as a name imported only for type checkers
-        return None
-    if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        hints = [kind for kind in typing.get_args(hint) if kind is not type(None)]
-        hint = hints[0] if len(hints) == 1 else None
-    return hint if is_model(hint) else None
 
 
 def is_own(key: Sequence[str]) -> bool:

@@ -19,6 +19,8 @@ MAX_BYTES = 200
 _DIGEST_BYTES = 16
 _HEAD = MAX_BYTES - 1 - 2 * _DIGEST_BYTES
 _PRINTF = r"%(?:\(\w*\))?[sdr]"
+HEADERS = "headers."
+_HEADER = re.compile(r"headers\.[A-Za-z_][\w-]*", re.A)
 _MARKED = re.compile(r"(?:[$%]?[\[({<]+\s*|[$%])?\b(\w+)\b(?:\s*[\])}>]+)?")
 """A word, in whatever marks an argument elsewhere: `$name`, `[name]`, `{{ name }}`."""
 _PIECES = re.compile(r"(\{\{|\}\}|<<|>>)|\{([^{}<>]*)\}|<([^{}<>]*)>|([{}<>])|([^{}<>]+)")
@@ -81,7 +83,8 @@ def arguments_of(names: Collection[str]) -> Pieces:
 def parse(template: str, names: Collection[str]) -> Pieces:
     """Split a template into its pieces.
 
-    `{name}` and `<name>` insert an argument; `{{`, `}}`, `<<`, `>>` are the characters themselves.
+    `{name}` and `<name>` insert an argument, `<headers.name>` a header of the call's message;
+    `{{`, `}}`, `<<`, `>>` are the characters themselves.
 
     Raises:
         ConfigurationError: It is empty, has a broken bracket, holds anything but these names, or
@@ -111,7 +114,7 @@ def parse(template: str, names: Collection[str]) -> Pieces:
         name = angled if braced is None else braced
         if not name:
             raise refuse(f"{found[0]!r} inserts nothing; give the name of an argument: {known}")
-        if name not in names:
+        if name not in names and not ("headers" not in names and _HEADER.fullmatch(name)):
             if not name.isidentifier():
                 said = re.sub(r"<([^<>]*)>", r"{\1}", template)
                 raise refuse(

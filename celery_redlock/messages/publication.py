@@ -105,7 +105,9 @@ class _Publication:
     def publish(self) -> Any:
         args, kwargs = self.arguments
         try:
-            names = self.lock.resources(self.task, self.task.run, args or (), kwargs or {})
+            given = self.options.get("headers")
+            headers = given.get if isinstance(given, Mapping) else None
+            names = self.lock.resources(self.task, self.task.run, args or (), kwargs or {}, headers)
         except TypeError:
             # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
             return self._send(self.task_id, None)

@@ -28,7 +28,7 @@ from .conflict import Message
 from .consume import ReservedDelivery
 from .delivery import first_call
 from .errbacks import taken
-from .headers import MAX_RETRIES, count, short_id
+from .headers import MAX_RETRIES, count, said, short_id
 from .policy import parks
 
 __all__ = ["run"]
@@ -50,12 +50,14 @@ def run(
     Raises:
         NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
     """
-    resources = lock.resources(task, function, body.args, body.keywords)
+    delivered = first_call(request)
+    eager = request is not None and request.is_eager and not request.called_directly
+    headers = functools.partial(said, request) if delivered or eager else None
+    resources = lock.resources(task, function, body.args, body.keywords, headers)
     if not enabled(app.conf):
         with Unlocked(resources):
             return body()
     options = lock.options(app)
-    delivered = first_call(request)
     # Where this worker parks what must wait, no delivery waits in its pool slot, unless its task
     # declares a wait.
     parked = delivered and parks(options) and not lock.has_wait
@@ -71,7 +73,7 @@ def run(
                 f"{shown(resources)}: a shared lock is of one key; return one from the function"
                 " that makes it"
             )
-    limit = declared = lock.limit(options, task, function, body.args, body.keywords)
+    limit = declared = lock.limit(options, task, function, body.args, body.keywords, headers)
     if limit != 1:
         limit = limited(believed(redlock), resources, limit)
     asked = LockRequest(

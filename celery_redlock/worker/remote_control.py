@@ -11,6 +11,7 @@ inside functions.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -165,14 +166,16 @@ def _parking(consumer: Any) -> Parking | None:
 def _wanted(request: Any) -> Sequence[str]:
     """What a delivery in a slot is to hold; empty for nothing."""
     from ..config.task_lock import lock_of, resources_of
+    from ..messages.headers import said
 
+    headers = functools.partial(said, request.request_dict)
     try:
         lock = lock_of(request.task)
         options = lock.options(request.app) if lock is not None else None
         # What needs no lock while it runs is at work, for all that can be seen.
         if lock is None or options is None or options.rate or options.scope == "until_executing":
             return ()
-        return resources_of(request.task, request.args, request.kwargs)
+        return resources_of(request.task, request.args, request.kwargs, headers)
     except Exception:
         return ()  # arguments that do not fit: the body's process says so
 

@@ -177,6 +177,20 @@ def test_nested_key(server: LocalServer) -> None:
             shop.locked("order:<order.id>")(takes("order"))
 
 
+def test_tenants(server: LocalServer) -> None:
+    work = Work()
+    with running("tenants", server, pay=work) as shop:
+        shop.open_session = lambda: "session"
+        charges = [shop.charge_for(tenant, 7) for tenant in ("acme", "other")]
+        work.at(("session", 7), ("session", 7))
+        skipped = Skipped.of(value(shop.charge_for("acme", 7)))
+        assert skipped is not None and skipped["resource"] == "acme:7"
+        failed = value(shop.charge.delay(7))
+        assert isinstance(failed, ConfigurationError) and "the header 'tenant'" in str(failed)
+        work.go()
+        assert [value(charge) for charge in charges] == [None, None]
+
+
 def test_two_tasks(server: LocalServer) -> None:
     payments, refunds = Work(), Work()
     with running("two-tasks", server, pay=payments, refund=refunds) as shop:

@@ -32,4 +32,4 @@ def test_a_recipe_is_run_by_a_test(page: Path) -> None:
 
 def test_the_promise_of_the_index_is_kept() -> None:
     assert "Each is run by a test" in (PAGES / "index.md").read_text("utf-8")
-    assert len(RECIPES) == 15
+    assert len(RECIPES) == 16

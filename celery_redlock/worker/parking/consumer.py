@@ -164,7 +164,8 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            call = request.task, request.task.run, request.args, request.kwargs
+            headers = partial(said, request.request_dict)
+            call = request.task, request.task.run, request.args, request.kwargs, headers
             resources, limit = lock.resources(*call), lock.limit(options, *call)
         except Exception:
             return False  # the body's process says what is wrong
@@ -220,7 +221,8 @@ class Parking(bootsteps.StartStopStep):
         if lock_of(request.task) is None:
             return False
         try:
-            resources = resources_of(request.task, request.args, request.kwargs)
+            headers = partial(said, request.request_dict)
+            resources = resources_of(request.task, request.args, request.kwargs, headers)
         except Exception:
             return False  # the body's process says what is wrong
         pause, message = covering(self._pauses, resources), request.request_dict
