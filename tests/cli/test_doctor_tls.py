@@ -1,11 +1,10 @@
 """`doctor` on TLS: each thing that can be wrong is a finding of its own, with its own fix.
 
-The bundled server has no TLS: these run against Debian's redis-server.
+The bundled server has no TLS: these run against another, such as Debian's redis-server.
 """
 
 from __future__ import annotations
 
-import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,11 +15,12 @@ from celery_redlock.cli.context import Site
 from celery_redlock.doctor.tls import certificate_trouble
 from celery_redlock.server import LocalServer
 from tests.cli.clinic import examined
+from tests.support import wanting
 from tests.support.certificates import Authority
 
 pytestmark = pytest.mark.skipif(
-    shutil.which("openssl") is None or shutil.which("redis-server") is None,
-    reason="needs openssl and Debian's redis-server: the bundled server has no TLS",
+    wanting.tls_server() is None,
+    reason=wanting.NO_TLS,
 )
 
 PATIENT = ("--timeout", "10")
@@ -48,7 +48,7 @@ def ports(folder: Path) -> Iterator[dict[str, int]]:
             found[name] = free.getsockname()[1]
         config = ["--tls-port", str(found[name]), "--tls-auth-clients", clients, *files]
         config += ["--bind", "127.0.0.1", "127.0.0.2"]
-        servers.append(LocalServer(binary=shutil.which("redis-server"), config=config))
+        servers.append(LocalServer(binary=wanting.tls_server(), config=config))
         servers[-1].start()
     yield {**found, "plain": servers[0].port}
     for server in servers:

@@ -1,13 +1,12 @@
 """TLS with certificates on both sides: who may be a node, and who may ask one.
 
-The bundled server has no TLS: these run against Debian's redis-server.
+The bundled server has no TLS: these run against another, such as Debian's redis-server.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
-import shutil
 import socket
 import ssl
 import time
@@ -23,6 +22,7 @@ import redis
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, parse_nodes
+from tests.support import wanting
 from tests.support.certificates import Authority
 from tests.support.machine import in_time
 from tests.support.names import Locks, Log, Servers
@@ -33,8 +33,8 @@ TTL = 5.0
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Authority:
-    if shutil.which("openssl") is None or shutil.which("redis-server") is None:
-        pytest.skip("needs openssl and Debian's redis-server: the bundled server has no TLS")
+    if wanting.tls_server() is None:
+        pytest.skip(wanting.NO_TLS)
     return Authority(tmp_path_factory.mktemp("ours"), "ours")
 
 
@@ -58,7 +58,7 @@ def ports(ours: Authority) -> Iterator[list[int]]:
                 *("--tls-cert-file", str(cert), "--tls-key-file", str(key)),
                 *("--tls-ca-cert-file", str(ours.ca)),
             ]
-            stack.enter_context(LocalServer(binary=shutil.which("redis-server"), config=config))
+            stack.enter_context(LocalServer(binary=wanting.tls_server(), config=config))
             found.append(port)
         yield found
 

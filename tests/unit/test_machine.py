@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import time
@@ -74,6 +75,13 @@ def test_one_line_names_what_is_missing_and_how_to_get_it(monkeypatch: Patch) ->
     del there["spin"], there["gcc"]
     assert "spin, gcc" in wanting.advice()
     assert wanting.advice().endswith("spin gcc libc6-dev")
+
+
+def test_line_at_the_end_names_every_program_that_tests_look_for() -> None:
+    texts = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
+    for path, text in texts.items():
+        for name in re.findall(r"which\(\"([\w.-]+)\"\)", text):
+            assert name in wanting.PACKAGES, f"{path} looks for {name}"
 
 
 def test_continuous_integration_installs_all_of_it() -> None:

@@ -8,7 +8,7 @@ BASE_DIR = Path(__file__).parents[1]
 CELERY_BROKER_URL = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
 CELERY_RESULT_BACKEND = CELERY_BROKER_URL
 # Three or five independent masters; one, for a try.
-CELERY_REDLOCK_NODES = os.environ.get("REDLOCK_NODES", "redis://localhost:6379/1").split(",")
+CELERY_REDLOCK_NODES = os.environ.get("REDLOCK_NODES", "redis://localhost:6379/1")
 CELERY_REDLOCK_TTL = 10.0
 
 SECRET_KEY = "only for this example"
