@@ -13,7 +13,8 @@ from celery import Task
 from celery_redlock import ConfigurationError, SingletonTask, current_lease, locked
 from celery_redlock.config.task_lock import lock_of, resources_of
 from celery_redlock.messages.headers import said
-from tests.support.delivering import Box, deliver
+from celery_redlock.worker.remote_control import _wanted
+from tests.support.delivering import Box, Received, _parking, deliver
 from tests.support.fake_lock import FakeRedlock
 
 KEY = "order:<order>"
@@ -291,6 +292,18 @@ def test_key_with_a_header_is_read_from_the_call_and_from_its_message(
         headers = functools.partial(said, given)
         assert resources_of(task, args, kwargs, headers) == (f"{tenant}:7",)
         assert deliver_with(task, args, kwargs, message.headers)[0] == (7, f"{tenant}:7")
+
+
+def test_delivery_waits_in_a_worker_for_the_key_with_its_header(app: Any, tenants: Any) -> None:
+    task = tenants()
+    parking = _parking(app)
+    first, other, second = (Received(task, None) for _ in range(3))
+    for request, tenant in ((first, "acme"), (other, "other"), (second, "acme")):
+        request.args, request.kwargs = (7,), {}
+        request.request_dict["tenant"] = tenant
+    assert [parking._park(request) for request in (first, other, second)] == [False, False, True]
+    assert [one.resources for one in parking.admission.parked()] == [("acme:7",)]
+    assert _wanted(other) == ("other:7",)
 
 
 def test_key_with_a_header_of_an_eager_call(tenants: Any) -> None:
