@@ -107,6 +107,18 @@ def test_shared_task_called_in_a_thread_reads_the_settings_of_the_only_app_that_
     assert set(asked) == {app}
 
 
+def test_shared_task_whose_name_is_another_in_a_thread_says_that_no_app_is_current(
+    app: Any, asked: list[Any], in_thread: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a script, `__main__`: Celery names its tasks by the app. Its key would be another one."""
+    monkeypatch.setattr(body, "__module__", "__main__")
+    task = shared_task(base=SingletonTask)(body)
+    app.finalize()
+    assert "unit.body" in app.tasks
+    assert "this thread has no current Celery app" in str(in_thread(lambda: task()))
+    assert asked == []
+
+
 @pytest.mark.parametrize("how", ["helper", "shared task", "reservation"])
 def test_call_in_a_thread_that_may_belong_to_several_apps_says_that_none_is_current(
     app: Any, asked: list[Any], in_thread: Any, how: str

@@ -15,6 +15,7 @@ from celery_redlock.compat.once import QueueOnce
 from celery_redlock.config.task_lock import lock_of
 from tests.support.delivering import deliver
 from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log
 
 entered: list[str] = []
 
@@ -31,6 +32,7 @@ class TenantTask(SingletonTask):
     """A base of a project's own, which has a lock already."""
 
     abstract = True
+    lock_ttl = 20.0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         entered.append("tenant")
@@ -76,7 +78,7 @@ def test_task_with_our_base_keeps_the_task_class_of_its_app(
 
 @pytest.mark.parametrize("base", [None, SingletonTask, TenantTask])
 def test_app_with_our_class_as_its_task_class_locks_its_tasks_and_none_of_celery_s(
-    app: Any, redlock: FakeRedlock, set_class: Any, base: Any
+    app: Any, redlock: FakeRedlock, set_class: Any, caplog: Log, base: Any
 ) -> None:
     set_class(TenantTask)
     given = {"base": base} if base is not None else {}
@@ -87,6 +89,7 @@ def test_app_with_our_class_as_its_task_class_locks_its_tasks_and_none_of_celery
     assert deliver(task, 7)[0] == "charged 7"
     assert entered == ["tenant", "body"]
     assert "celery.chord_unlock" in app.tasks
+    assert caplog.records == []
     assert [name for name, task in app.tasks.items() if lock_of(task)] == ["shop.charge"]
     entered.clear()
     result, _ = deliver(app.tasks["celery.map"], "shop.charge", [1, 2])
