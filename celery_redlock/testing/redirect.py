@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from ..config import settings
+from ..config import default_node, settings
 from ..keepalive.registry import LeaseRegistry
 from ..locking import client as clients
 from ..locking import redlock as locks
@@ -60,7 +60,7 @@ def redirected(
         if wakeup is not None:
             stack.enter_context(patch.object(clients, "ReleaseSubscriber", wakeup))
         # An app whose broker is no Redis needs no setting to be tested.
-        stack.enter_context(patch.object(settings, "_broker", lambda _conf: "redis://127.0.0.1"))
+        stack.enter_context(patch.object(default_node, "_broker", lambda _app: "redis://127.0.0.1"))
         stack.enter_context(patch.object(LockClient, "start_afresh", start))
         for client in list(clients.instances):
             before[client] = dict(vars(client))
