@@ -9,10 +9,10 @@ import time
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery import Celery
 from celery.beat import ScheduleEntry
 from celery.schedules import schedule
 
@@ -431,7 +431,8 @@ def test_a_tick_of_a_beat_has_none_whatever_is_usual(monkeypatch: pytest.MonkeyP
     usual = FakeRedlock(monkeypatch)
     usual.client.fencing = True
     entry = ScheduleEntry("tick", schedule=schedule(60.0), last_run_at=datetime.now(timezone.utc))
-    decision = TickClaims(SimpleNamespace(main="app"), usual, "hold").decide(entry, 1.0)
+    app = Celery("app", set_as_current=False)
+    decision = TickClaims(app, usual, "hold").decide(entry, 1.0)
     assert decision.claim is not None and decision.claim.fencing_token is None
     decision.claim.release()
 
