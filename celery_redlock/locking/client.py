@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import atexit
 import logging
-import math
 import os
 import socket
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
@@ -24,14 +22,14 @@ from ..config.checks import MIN_TTL
 from ..config.options import check_option
 from ..events import emit, heard, heard_releases
 from ..keepalive.registry import LeaseRegistry
-from ..keepalive.watchdog import READ_AFTER_S, Watchdog
+from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, NotAcquired, ResourceHeld
 from ..protocol.names import Limit, Resources, base_of, checked_names, paired, slots_of
 from ..protocol.quorum import Released
 from ..protocol.restart_guard import RestartGuard
-from ..protocol.round import Round, Steps, Verb
+from ..protocol.round import Round, Steps
 from ..protocol.texts import shown
 from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
@@ -39,6 +37,7 @@ from ..runtime.greenlets import refuse_eventlet
 from ..stores.driver import Driver
 from ..stores.kinds import Address, refuse_readers
 from .acquisition import Acquisition
+from .prolonging import Prolonging
 from .pubsub import ReleaseSubscriber
 from .request import LockRequest
 from .wait_queue import Waiter
@@ -103,8 +102,7 @@ class LockClient:
         )
         self.wakeup = ReleaseSubscriber(self.addresses, self.prefix)
         self.watchdog = Watchdog(self._extend, monotonic, self._read)
-        self._short: deque[Claim] = deque()
-        self._prolonged = -math.inf
+        self.prolonging = Prolonging(self)
         self.claims: dict[str, Claim] = {}
         self.unread: set[str] = set()  # tokens whose release has not been answered yet
         self._called: dict[str, float] = {}
@@ -122,7 +120,7 @@ class LockClient:
 
     def close(self) -> None:
         """Close all connections; leases are left to their ttl."""
-        self.prolong_now()
+        self.prolonging.now()
         self.watchdog.close()
         self.wakeup.close()
         self.driver.close()
@@ -294,30 +292,11 @@ class LockClient:
             bearer.mark = claim.mark
             await self.ask(lambda now: quorum.release(bearer, now, 0.0))
 
-    def prolong_soon(self, claim: Claim) -> None:
-        """Let what was taken for a short time last for its ttl: one at once, many together."""
-        self._short.append(claim)
-        if monotonic() >= self._prolonged + READ_AFTER_S:
-            self.prolong_now()
-        else:
-            self.watchdog.chase_soon(READ_AFTER_S)
-
-    def prolong_now(self, patience: float = 0.0) -> None:
-        """Do what `prolong_soon` has put off; wait for the answers for some seconds at most."""
-        claims: list[Claim] = []
-        try:
-            while self._short:
-                claims.append(self._short.popleft())
-            if claims:
-                self._prolonged = monotonic()
-                self.driver.extend(claims, patience, Verb.RENEW)
-        except BaseException:
-            self._short.extend(claims)
-            raise
-
     def _read(self) -> bool:
-        self.prolong_now()
-        return self.driver.read()
+        self.prolonging.now()
+        patience = max(0.001, min(self.node_timeout, self.watchdog.next_due - monotonic()))
+        finished = self.prolonging.finish(patience)
+        return self.driver.read() and finished
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
         """Extend many, for the watchdog; return those that a quorum confirmed."""
@@ -391,7 +370,7 @@ def _after_fork() -> None:
 
 def _at_exit() -> None:
     for client in list(instances):
-        client.prolong_now(client.node_timeout)
+        client.prolonging.now(client.node_timeout)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -23,6 +23,7 @@ from ..config.checks import MIN_TTL
 from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
+from ..locking.prolonging import acknowledging
 from ..locking.redlock import Redlock
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
@@ -142,13 +143,12 @@ class _Publication:
             try:
                 refusal = reservation.take(redlock, claim)
                 if refusal is None:
+                    sure = acknowledging(claim)  # before anybody can free it
                     sent = self._send(task_id, replace(note, token=claim.token))
                     places.taken = True
                     if lasts > short:
                         # Unless its body has begun already, and extends it by another ttl.
-                        longer = claim_for(redlock, note.resources, lasts, token=claim.token)
-                        longer.below = short
-                        redlock.client.prolong_soon(longer)
+                        redlock.client.prolonging.soon(claim, lasts, sure, below=short)
                     return sent
             except BaseException:  # also one that strikes in between
                 reservation.give_up(redlock, claim)

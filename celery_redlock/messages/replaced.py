@@ -9,6 +9,7 @@ nodes. If the new one cannot be sent, the old one has its reservation again, unl
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 from ..locking.redlock import Redlock
@@ -17,7 +18,7 @@ from ..protocol.claim import Claim
 from ..protocol.texts import printable
 from ..protocol.values import Owner, Query
 from .headers import short_id
-from .reservation import BEGUN, HOUR, REPLACED, free, mark_of, prolong, take, unsent_ttl
+from .reservation import BEGUN, HOUR, REPLACED, free, mark_of, take, unsent_ttl
 
 __all__ = ["Places", "note_begun"]
 
@@ -93,8 +94,8 @@ class Places:
         if outcome.tokens(ballot):
             free(redlock, claim)
         elif freed.ttl > self._short and ballot.yes >= ballot.quorum:
-            longer = Claim(freed.resources, freed.token, freed.ttl, freed.nodes)
-            prolong(redlock, [longer], patience)
+            # It may be freed on any node by now.
+            redlock.client.prolonging.soon(claim, freed.ttl, (), below=math.inf)
 
 
 def note_begun(redlock: Redlock, claim: Claim) -> None:

@@ -297,7 +297,7 @@ def mark_of(claim: Claim, what: str) -> str:
 
 def free_in(redlock: Redlock, resource: str) -> float | None:
     """Seconds until a reservation ends by itself; None if too few nodes answered to tell."""
-    redlock.client.prolong_now()  # it may be one that this process took a moment ago
+    redlock.client.prolonging.now()  # it may be one that this process took a moment ago
     claim = claim_for(redlock, resource, MIN_TTL)
     ballot = redlock.client.driver.run(lambda now: quorum.peek([claim], now, redlock.node_timeout))
     return outcome.free_in(ballot) if ballot.yes >= ballot.quorum else None

@@ -180,7 +180,12 @@ def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[
 
 
 def extend(
-    claims: Sequence[Claim], now: float, patience: float, *, verb: Verb = Verb.EXTEND
+    claims: Sequence[Claim],
+    now: float,
+    patience: float,
+    *,
+    verb: Verb = Verb.EXTEND,
+    nodes: Iterable[int] | None = None,
 ) -> Steps[Round]:
     """Renew leases, many in one round ("Making the algorithm more reliable").
 
@@ -194,8 +199,9 @@ def extend(
         now: The time before anything is sent; seconds.
         patience: How long to wait for the answers; seconds.
         verb: RENEW for a supervisor, which extends what another process holds.
+        nodes: On which nodes; None for all.
     """
-    ballot = Round(verb, claims, now, patience)
+    ballot = Round(verb, claims, now, patience, nodes)
     yield ballot
     return ballot
 
@@ -241,12 +247,17 @@ def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
     return ballot
 
 
-def peek(queries: Sequence[Query | Claim], now: float, patience: float) -> Steps[Round]:
-    """Ask all nodes who holds some resources.
+def peek(
+    queries: Sequence[Query | Claim],
+    now: float,
+    patience: float,
+    nodes: Iterable[int] | None = None,
+) -> Steps[Round]:
+    """Ask `nodes` (None: all) who holds some resources.
 
     `details`: per node None or (token, seconds left); for more than one query a list of such.
     """
-    ballot = Round(Verb.PEEK, queries, now, patience)
+    ballot = Round(Verb.PEEK, queries, now, patience, nodes)
     yield ballot
     return ballot
 

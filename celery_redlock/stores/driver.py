@@ -31,7 +31,7 @@ from ..runtime.clock import monotonic
 from ..runtime.event import SafeEvent
 from .connections import Connections
 
-__all__ = ["UNWATCHED_POLL_S", "Driver", "decided"]
+__all__ = ["BATCH", "UNWATCHED_POLL_S", "Driver", "decided"]
 
 T = TypeVar("T")
 

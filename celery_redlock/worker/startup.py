@@ -237,7 +237,7 @@ def leave(sender: Any = None, **_signal: Any) -> None:
 
 
 def _left_behind(redlock: Redlock) -> list[Claim]:
-    redlock.client.prolong_now(redlock.node_timeout)
+    redlock.client.prolonging.now(redlock.node_timeout)
     redlock.client.driver.read(redlock.node_timeout)
     return redlock.client.driver.unfreed()
 

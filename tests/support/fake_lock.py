@@ -48,6 +48,9 @@ class FakeDriver:
 
     extend: Any = Driver.extend
 
+    def read(self) -> bool:
+        return True
+
     def connect(self, timeout: float = 0.0) -> None:
         pass
 
@@ -75,7 +78,7 @@ class FakeWatchdog:
         self.next_due = float("inf")
 
     def chase_soon(self, _after: float = 0.0) -> None:
-        self._redlock.client.prolong_now()
+        self._redlock.client._read()
 
     def watch(
         self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None = None
@@ -113,6 +116,7 @@ class FakeRedlock(Redlock):
             "locking.held",
             "locking.leases",
             "locking.client",
+            "locking.prolonging",
             "locking.acquisition",
             "locking.done_mark",
             "messages.reservation",

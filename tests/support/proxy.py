@@ -58,6 +58,7 @@ class Proxy(Front):
     - `mute`: swallows them. Requests still reach the server.
     - `deaf`: swallows requests.
     - `late`: passes them on after `delay` seconds.
+    - `slow`: passes requests on after `delay` seconds.
     - `slow to connect`: the same, but for status replies only: those to a handshake.
     - `cut`: passes on the first byte of a reply and closes. Status replies (`+OK`, so that a
       connection can be made) pass.
@@ -66,7 +67,7 @@ class Proxy(Front):
     Attributes:
         mode: See above.
         then: The mode it is meant for later; for who makes it.
-        delay: Seconds, for `late`.
+        delay: Seconds, for `late` and `slow`.
         connections: How many were ever made.
         requests: How many times bytes came from a client.
     """
@@ -109,6 +110,8 @@ class Proxy(Front):
         with contextlib.suppress(OSError):
             while data := client.recv(65536):
                 self.requests += 1
+                if self.mode == "slow":
+                    time.sleep(self.delay)
                 if self.mode != "deaf":
                     server.sendall(data)
         _close(server)

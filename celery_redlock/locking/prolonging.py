@@ -1,0 +1,161 @@
+"""Prolongs reservations that were taken for seconds, when their messages are out.
+
+A reservation is freed by another process, over connections of its own. On a node that is slow for
+this process the freeing may overtake the request that sets the token. So a token is prolonged at
+once only on nodes that had acknowledged it before its message was sent: nobody can have freed it
+before. On the others it is prolonged when they have acknowledged it, and a quorum still has it
+after that. Where it is freed by then, it is freed on them as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..keepalive.watchdog import READ_AFTER_S
+from ..protocol import outcome, quorum
+from ..protocol.claim import Claim
+from ..protocol.lease import NEVER
+from ..protocol.round import Round, Steps, Verb
+from ..runtime.clock import monotonic
+from ..stores.driver import BATCH
+
+if TYPE_CHECKING:
+    from .client import LockClient
+
+__all__ = ["Prolonging", "acknowledging"]
+
+MAX_LOOKS = 8
+"""How often to look for the answers of nodes that are late, which takes two seconds. On a node that
+takes longer a reservation ends early; a hung one would have thousands of them waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Short:
+    """A reservation that was taken for a short time: by which claim, and what it is to last for.
+
+    `sure` are the nodes that had acknowledged it before its message was sent, or on which it is
+    prolonged by now; `looks` is how often the others were waited for.
+    """
+
+    taken: Claim
+    longer: Claim
+    sure: tuple[int, ...]
+    looks: int = 0
+
+    def late(self) -> list[int]:
+        """Return the nodes that were asked for it and are not sure."""
+        nodes = range(self.taken.nodes)
+        return [n for n in nodes if self.taken.written >> n & 1 and n not in self.sure]
+
+
+class Prolonging:
+    """The reservations of one process that are yet to be prolonged."""
+
+    def __init__(self, client: LockClient) -> None:
+        self._client = client
+        self._short: deque[_Short] = deque()
+        self._late: deque[_Short] = deque()
+        self._written = -math.inf
+
+    def soon(self, taken: Claim, seconds: float, sure: Iterable[int], below: float) -> None:
+        """Let a claim last for `seconds` from now: one at once, many together.
+
+        Args:
+            taken: The claim, as it was granted.
+            seconds: For how long; seconds.
+            sure: The nodes that had acknowledged it before another process could free it.
+            below: Leave it alone where more than this is left of it; seconds.
+        """
+        longer = Claim(taken.resources, taken.token, seconds, taken.nodes)
+        longer.below = below
+        self._short.append(_Short(taken, longer, tuple(sure)))
+        if monotonic() >= self._written + READ_AFTER_S:
+            self.now()
+        else:
+            self._client.watchdog.chase_soon(READ_AFTER_S)
+
+    def now(self, patience: float = 0.0) -> None:
+        """Do what was put off; wait for the nodes' answers for `patience` seconds at most."""
+        entries: list[_Short] = []
+        try:
+            _move(self._short, entries)
+            if entries:
+                self._written = monotonic()
+                self._renew([(one.sure, one.longer) for one in entries], patience)
+        except BaseException:
+            self._short.extend(entries)
+            raise
+        late = [one for one in entries if one.late()]
+        self._late.extend(late)
+        if patience:
+            _ = self.finish(patience, everywhere=True) or self.finish(patience)
+        elif late:
+            self._client.watchdog.chase_soon(READ_AFTER_S)
+
+    def finish(self, patience: float, *, everywhere: bool = False) -> bool:
+        """Prolong on nodes that are late, or free; return whether that was all.
+
+        Args:
+            patience: How long to wait for each answer; seconds.
+            everywhere: Whether to wait for the late nodes as well.
+        """
+        entries: list[_Short] = []
+        _move(self._late, entries)
+        renewing: list[tuple[tuple[int, ...], Claim]] = []
+        for batch in (entries[i : i + BATCH] for i in range(0, len(entries), BATCH)):
+            # Noted before a quorum is asked: what it says then is newer.
+            there = [acknowledging(one.taken) for one in batch]
+            asked = [one.taken for one in batch]
+            targets = None if everywhere else {node for nodes in there for node in nodes}
+            look = partial(quorum.peek, asked, patience=patience, nodes=targets)
+            ballot = self._client.driver.run(look)
+            for number, (one, nodes) in enumerate(zip(batch, there, strict=True)):
+                count = outcome.tokens(ballot, number).count(one.taken.token)
+                late = [node for node in one.late() if node not in nodes]
+                if count >= ballot.quorum:
+                    renewing.append((tuple(set(nodes) - set(one.sure)), one.longer))
+                    one = replace(one, sure=nodes)
+                elif ballot.yes - count >= ballot.quorum:
+                    self._client.driver.run(partial(quorum.free, one.taken, patience=0.0))
+                    continue
+                if late and one.looks < MAX_LOOKS:
+                    self._late.append(replace(one, looks=one.looks + 1))
+        self._renew(renewing, 0.0)
+        return not self._late
+
+    def _renew(self, each: Sequence[tuple[tuple[int, ...], Claim]], patience: float) -> None:
+        """Prolong each claim on its own nodes: one request to each node for `BATCH` of them."""
+        rounds: list[Callable[[float], Steps[Round]]] = []
+        for batch in (each[i : i + BATCH] for i in range(0, len(each), BATCH)):
+            alike: dict[tuple[int, ...], list[int]] = defaultdict(list)  # nodes, by what they get
+            for node in range(len(self._client.addresses)):
+                alike[tuple(n for n, (nodes, _) in enumerate(batch) if node in nodes)].append(node)
+            for numbers, nodes in alike.items():
+                claims = [batch[number][1] for number in numbers]
+                if claims:
+                    rounds.append(
+                        partial(
+                            quorum.extend,
+                            claims,
+                            patience=patience,
+                            verb=Verb.RENEW,
+                            nodes=nodes,
+                        )
+                    )
+        if rounds:
+            self._client.driver.run_all(rounds)
+
+
+def acknowledging(claim: Claim) -> tuple[int, ...]:
+    """Return the nodes that have acknowledged a claim by now."""
+    return tuple(node for node, expiry in enumerate(claim.expiries) if expiry != NEVER)
+
+
+def _move(source: deque[_Short], to: list[_Short]) -> None:
+    while source:
+        to.append(source.popleft())
