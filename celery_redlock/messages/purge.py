@@ -1,28 +1,33 @@
-"""Purges a queue, and frees what its messages have reserved; for an operator's command.
+"""Purges a queue, and frees what its messages have reserved.
 
-A message at a time: it is fetched, its reservation is freed by compare-and-delete, and only then it
-is acknowledged. What is interrupted in between is delivered again, without its reservation: there
-may be a duplicate in the queue, and never a key that is reserved for a message that is gone.
+For our own command, and ahead of `app.control.purge()` and `celery purge`. A message at a time: it
+is fetched, its reservation is freed by compare-and-delete, and only then it is acknowledged. What
+is interrupted in between is delivered again, without its reservation: there may be a duplicate in
+the queue, and never a key that is reserved for a message that is gone.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from celery.states import SUCCESS
 from kombu import Queue
 
+from ..config.settings import enabled
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
 from ..protocol import outcome
+from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.texts import printable
 from .headers import RESERVATION, is_redelivered, said, short_id
 from .reservation import Reservation, claim_of, free, free_of
 from .results import stored_end
 
-__all__ = ["Purged", "count", "purge"]
+__all__ = ["Purged", "count", "purge", "purge_first", "wrap_command"]
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -85,6 +90,59 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
                 raise
             message.ack()
             yield gone
+
+
+def purge_first(app: Any, queue: str) -> int:
+    """Purge a queue before Celery does, so that nothing stays reserved; how many messages it had.
+
+    Celery deletes all messages by one request. Too few nodes do not keep it from that.
+    """
+    app.loader.import_default_modules()
+    if not enabled(app.conf) or all(lock_of(task) is None for task in app.tasks.values()):
+        return 0
+    gone = 0
+    try:
+        for _ in purge(app, queue, count(app, queue)):
+            gone += 1
+    except (QuorumUnavailable, ConfigurationError) as error:
+        line = "%s is purged, and what its messages have reserved may stay so until it ends: %s"
+        logger.warning(line, printable(queue), error)
+    return gone
+
+
+def wrap_command() -> None:
+    """Have `celery purge` free what the messages have reserved, if its command is loaded."""
+    command = getattr(sys.modules.get("celery.bin.purge"), "purge", None)
+    original = getattr(command, "callback", None)
+    if command is None or original is None or hasattr(original, "__redlock__"):
+        return
+
+    @wraps(original)
+    def callback(*args: Any, **options: Any) -> Any:
+        import click  # of no use to producers
+
+        app = click.get_current_context().obj.app
+        connect = app.connection_for_write
+
+        def connection_for_write(*args: Any, **options: Any) -> Any:
+            connection = connect(*args, **options)
+            channel = connection.default_channel
+            channel.queue_purge = partial(_purge_both, app, channel.queue_purge)
+            return connection
+
+        app.connection_for_write = connection_for_write
+        try:
+            return original(*args, **options)
+        finally:
+            app.connection_for_write = connect
+
+    callback.__redlock__ = True  # type: ignore[attr-defined]
+    command.callback = callback
+
+
+def _purge_both(app: Any, rest: Callable[[str], int | None], queue: str) -> int:
+    """Purge a queue message by message, and what is left then by `rest`; how many it had."""
+    return purge_first(app, queue) + (rest(queue) or 0)
 
 
 def _freed(app: Any, message: Any) -> Purged:

@@ -34,11 +34,17 @@ def was_terminated(task_id: str) -> bool:
 
 @functools.cache
 def note_revokes() -> None:
-    """Remember what `app.control.revoke` of this process revokes. Again is nothing.
+    """Remember what `app.control.revoke` of this process revokes, and free what it purges.
+
+    Idempotent.
 
     Celery loads its remote control when an app is first asked for it, which takes as long as half
     of what a producer loads of us. So what is not loaded yet is wrapped then.
     """
+    if "celery.bin.purge" in sys.modules:
+        from .purge import wrap_command  # a producer need not load it
+
+        wrap_command()
     if "celery.app.control" in sys.modules:
         _wrap_revoke()
         return
@@ -81,3 +87,14 @@ def _wrap_revoke() -> None:
 
     revoke.__redlock__ = True  # type: ignore[attr-defined]
     Control.revoke = revoke  # type: ignore[method-assign]
+    delete_all = Control.purge
+
+    @functools.wraps(delete_all)
+    def purge(self: Any, *args: Any, **options: Any) -> Any:
+        from .purge import purge_first  # a producer need not load it
+
+        queues = self.app.amqp.queues.consume_from
+        gone = sum(purge_first(self.app, queue) for queue in queues)
+        return gone + (delete_all(self, *args, **options) or 0)
+
+    Control.purge = Control.discard_all = purge  # type: ignore[method-assign]

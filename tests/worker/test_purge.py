@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import redis
 from celery import Celery
+from celery.bin import purge as celerys
+from celery.bin.base import CLIContext
 from click.testing import CliRunner, Result
 
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.messages import purge as purging
+from celery_redlock.messages.purge import wrap_command
 from celery_redlock.server import start_servers
 from tests.support.brokers import settings_of
 from tests.support.cluster import Cluster
@@ -80,6 +83,41 @@ def test_it_lists_and_asks_and_purges_and_frees(
     (again,) = publish(reservations, "a")
     assert reservations.of("a") == again
     call("--yes")
+
+
+def by_control(app: Celery, _queue: str) -> int:
+    return int(app.control.purge())
+
+
+def by_command(app: Celery, queue: str) -> int:
+    done = CliRunner().invoke(celerys.purge, ["-f", "-Q", queue], obj=CLIContext(app, False, None))
+    assert done.exit_code == 0, done.output
+    return int(done.output.split("Purged ")[1].split()[0])
+
+
+@pytest.mark.parametrize("purge_by", [by_control, by_command])
+def test_celerys_own_purge_frees_what_was_reserved(
+    broker: Cluster, reservations: Reservations, purge_by: Callable[[Celery, str], int]
+) -> None:
+    app = Celery("tests.worker.operator", set_as_current=False)
+    app.conf.update(broker.conf)
+    declare(app, lambda *_: None)
+    wrap_command()  # done as the app is loaded, where Celery's command is loaded before
+    publish(reservations, "a", "b", "c")
+    broker.send("work", "d")
+    assert purge_by(app, broker.queue) == 4
+    assert broker.queued() == 0 and not any(reservations.tokens(key) for key in "abc")
+    (again,) = publish(reservations, "a")
+    assert reservations.of("a") == again
+    for node in broker.nodes[:3]:
+        node.pause()
+    try:  # the messages go all the same
+        assert purge_by(app, broker.queue) == 1
+    finally:
+        for node in broker.nodes[:3]:
+            node.resume()
+    assert broker.queued() == 0
+    reservations.forget("a")
 
 
 def test_a_reservation_that_only_a_quorum_has_is_freed_and_said_to_be(
