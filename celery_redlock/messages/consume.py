@@ -199,8 +199,7 @@ class ReservedDelivery:
                 break
             self._drop(claim)
             self._claim = None
-            seen = reservation.look(self._redlock, claim)
-            token = seen.token
+            token = reservation.holding(self._redlock, claim)
             owner = Owner.of(token) if token else None
             if token is None or owner is None or not owner.task_id:
                 return None  # nobody has it, or another program
@@ -208,12 +207,6 @@ class ReservedDelivery:
                 return self._own(token)
             if reservation.is_anothers(owner, self._task):
                 return None  # the lock decides which of the two runs
-            short = reservation.unsent_ttl(self._options.ttl)
-            if seen.left <= short < self.note.ttl and not self._ended(owner):
-                # Its message is being sent, which may fail.
-                if reservation.pause(until):
-                    continue
-                return None
             step = meets_reservation(
                 self._ended(owner),
                 late=time.monotonic() > until,
