@@ -6,6 +6,7 @@ Once, for all tasks; of one whose scope reserves nothing it remains what it was.
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,9 +31,20 @@ def _publish() -> Any:
     return publish
 
 
+def _before_purge(app: Any) -> int:
+    """Purge the queues of an app, and free what is reserved; return how many messages they had."""
+    from .purge import purge_first  # producers do not purge
+
+    return sum(purge_first(app, queue) for queue in app.amqp.queues.consume_from)
+
+
 def wrap(task_class: Any = Task) -> None:
     """Wrap `apply_async` of all tasks, and note what is revoked here. Again is nothing."""
-    note_revokes()
+    note_revokes(_before_purge)
+    if "celery.bin.purge" in sys.modules:
+        from .purge import wrap_command
+
+        wrap_command()
     original = task_class.apply_async
     if getattr(original, "__redlock__", False):
         return

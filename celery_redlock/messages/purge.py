@@ -119,9 +119,7 @@ def wrap_command() -> None:
 
     @wraps(original)
     def callback(*args: Any, **options: Any) -> Any:
-        import click  # of no use to producers
-
-        app = click.get_current_context().obj.app
+        app = sys.modules["click"].get_current_context().obj.app
         connect = app.connection_for_write
 
         def connection_for_write(*args: Any, **options: Any) -> Any:

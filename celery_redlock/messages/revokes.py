@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from celery.app import base
@@ -33,26 +33,23 @@ def was_terminated(task_id: str) -> bool:
 
 
 @functools.cache
-def note_revokes() -> None:
-    """Remember what `app.control.revoke` of this process revokes, and free what it purges.
+def note_revokes(before_purge: Callable[[Any], int]) -> None:
+    """Remember what `app.control.revoke` of this process revokes. Idempotent.
 
-    Idempotent.
+    `before_purge` is called with the app before `app.control.purge` deletes all messages, and
+    returns how many it has deleted itself.
 
     Celery loads its remote control when an app is first asked for it, which takes as long as half
     of what a producer loads of us. So what is not loaded yet is wrapped then.
     """
-    if "celery.bin.purge" in sys.modules:
-        from .purge import wrap_command  # a producer need not load it
-
-        wrap_command()
     if "celery.app.control" in sys.modules:
-        _wrap_revoke()
+        _wrap_control(before_purge)
         return
     control = vars(_base.Celery)["control"]
 
     def first(app: Any) -> Any:
         found = control.__get__(app, type(app))
-        _wrap_revoke()
+        _wrap_control(before_purge)
         _base.Celery.control = control
         return found
 
@@ -60,7 +57,7 @@ def note_revokes() -> None:
     _base.Celery.control = property(first, control.__set__, control.__delete__)
 
 
-def _wrap_revoke() -> None:
+def _wrap_control(before_purge: Callable[[Any], int]) -> None:
     from celery.app.control import Control
 
     original = Control.revoke
@@ -91,10 +88,6 @@ def _wrap_revoke() -> None:
 
     @functools.wraps(delete_all)
     def purge(self: Any, *args: Any, **options: Any) -> Any:
-        from .purge import purge_first  # a producer need not load it
-
-        queues = self.app.amqp.queues.consume_from
-        gone = sum(purge_first(self.app, queue) for queue in queues)
-        return gone + (delete_all(self, *args, **options) or 0)
+        return before_purge(self.app) + (delete_all(self, *args, **options) or 0)
 
     Control.purge = Control.discard_all = purge  # type: ignore[method-assign]
