@@ -24,6 +24,7 @@ from tests.support.etcd_peer import MemoryEtcd
 
 KEYS = Keys("redlock:")
 NOW = 1000.0
+MAX_STEPS = 20
 
 
 class Cluster(MemoryEtcd):
@@ -39,7 +40,7 @@ class Cluster(MemoryEtcd):
         steps = conversation(round_, KEYS, self.lease)
         asked = next(steps)
         try:
-            while True:
+            for _ in range(MAX_STEPS):
                 answers = [self.ask(*one) for one in asked]
                 assert not [said for said in answers if "code" in said], answers
                 if after is not None:
@@ -47,6 +48,7 @@ class Cluster(MemoryEtcd):
                 asked = steps.send(answers)
         except StopIteration as stop:
             return stop.value
+        raise AssertionError("it asks without an end")
 
     def lease(self, ttl: float) -> str:
         self._granted += 1
@@ -66,7 +68,7 @@ class Cluster(MemoryEtcd):
 
 
 @pytest.fixture
-def cluster() -> Cluster:
+def memory() -> Cluster:
     return Cluster()
 
 
@@ -81,230 +83,230 @@ def entry(process: str, waiter: str, since: int, *names: str) -> QueueEntry:
 # -- Acquire
 
 
-def test_a_free_key_is_acquired_with_the_token(cluster: Cluster) -> None:
-    assert cluster.run(Verb.ACQUIRE, claim()) is None
-    assert cluster.token("r") == "mine"
+def test_a_free_key_is_acquired_with_the_token(memory: Cluster) -> None:
+    assert memory.run(Verb.ACQUIRE, claim()) is None
+    assert memory.token("r") == "mine"
 
 
-def test_a_held_key_is_not_acquired_and_its_holder_returned(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim("theirs"))
-    assert cluster.run(Verb.ACQUIRE, claim()) == b"theirs"
-    assert cluster.token("r") == "theirs"
+def test_a_held_key_is_not_acquired_and_its_holder_returned(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim("theirs"))
+    assert memory.run(Verb.ACQUIRE, claim()) == b"theirs"
+    assert memory.token("r") == "theirs"
 
 
-def test_of_several_keys_all_are_acquired_or_none(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim("theirs", "b"))
-    assert cluster.run(Verb.ACQUIRE, claim("mine", "a", "b", "c")) == [b"theirs", 1]
-    assert [cluster.token(name) for name in "abc"] == [None, "theirs", None]
-    cluster.run(Verb.RELEASE, claim("theirs", "b"))
-    assert cluster.run(Verb.ACQUIRE, claim("mine", "a", "b", "c")) is None
-    assert [cluster.token(name) for name in "abc"] == ["mine"] * 3
+def test_of_several_keys_all_are_acquired_or_none(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim("theirs", "b"))
+    assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b", "c")) == [b"theirs", 1]
+    assert [memory.token(name) for name in "abc"] == [None, "theirs", None]
+    memory.run(Verb.RELEASE, claim("theirs", "b"))
+    assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b", "c")) is None
+    assert [memory.token(name) for name in "abc"] == ["mine"] * 3
 
 
-def test_an_attempt_whose_answer_was_lost_is_granted_again(cluster: Cluster) -> None:
+def test_an_attempt_whose_answer_was_lost_is_granted_again(memory: Cluster) -> None:
     """With a new lease, which lasts for as long as the second answer is counted."""
     mine = claim("mine", "a", "b")
-    cluster.run(Verb.ACQUIRE, mine)
-    before = cluster.lease_of(b"redlock:lock/a")
-    assert cluster.run(Verb.ACQUIRE, mine) is None
-    assert cluster.lease_of(b"redlock:lock/a") != before
+    memory.run(Verb.ACQUIRE, mine)
+    before = memory.lease_of(b"redlock:lock/a")
+    assert memory.run(Verb.ACQUIRE, mine) is None
+    assert memory.lease_of(b"redlock:lock/a") != before
 
 
-def test_an_attempt_that_holds_only_some_of_its_keys_gets_the_others(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim("mine", "a"))
-    assert cluster.run(Verb.ACQUIRE, claim("mine", "a", "b")) is None
-    assert cluster.token("b") == "mine"
+def test_an_attempt_that_holds_only_some_of_its_keys_gets_the_others(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim("mine", "a"))
+    assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b")) is None
+    assert memory.token("b") == "mine"
 
 
 @pytest.mark.parametrize("how", ["ended", "closed"])
-def test_an_attempt_that_is_over_is_not_put_again(cluster: Cluster, how: str) -> None:
+def test_an_attempt_that_is_over_is_not_put_again(memory: Cluster, how: str) -> None:
     """It would be set behind its own undoing, and nobody would free it."""
     mine = claim()
-    cluster.run(Verb.ACQUIRE, mine)
+    memory.run(Verb.ACQUIRE, mine)
 
     def over(round_: Round) -> None:
         mine.ended = how == "ended"
         if how == "closed":
             round_.close()
-        cluster.run(Verb.UNDO, claim())
+        memory.run(Verb.UNDO, claim())
 
-    assert cluster.run(Verb.ACQUIRE, mine, after=over) == b""
-    assert cluster.token("r") is None
+    assert memory.run(Verb.ACQUIRE, mine, after=over) == b""
+    assert memory.token("r") is None
 
 
 def test_fencing_tokens_grow_with_each_grant_and_stay_for_a_repeated_attempt(
-    cluster: Cluster,
+    memory: Cluster,
 ) -> None:
     mine, other = claim(), claim("other")
     mine.proposal = other.proposal = 5
-    first = cluster.run(Verb.ACQUIRE, mine)
-    assert cluster.run(Verb.ACQUIRE, mine) == first
-    cluster.run(Verb.RELEASE, claim())
-    assert cluster.run(Verb.ACQUIRE, other) > first
+    first = memory.run(Verb.ACQUIRE, mine)
+    assert memory.run(Verb.ACQUIRE, mine) == first
+    memory.run(Verb.RELEASE, claim())
+    assert memory.run(Verb.ACQUIRE, other) > first
     assert mine.proposal <= first <= mine.ceiling
 
 
 # -- Extend
 
 
-def test_an_extension_renews_its_own_keys_and_no_other(cluster: Cluster) -> None:
+def test_an_extension_renews_its_own_keys_and_no_other(memory: Cluster) -> None:
     mine, lost = claim("mine", "a"), claim("mine", "b")
-    cluster.run(Verb.ACQUIRE, mine)
-    cluster.run(Verb.ACQUIRE, claim("theirs", "b"))
-    before = cluster.lease_of(b"redlock:lock/a")
-    assert cluster.run(Verb.EXTEND, mine, lost) == b"10"
-    assert cluster.lease_of(b"redlock:lock/a") != before
-    assert cluster.token("b") == "theirs"
+    memory.run(Verb.ACQUIRE, mine)
+    memory.run(Verb.ACQUIRE, claim("theirs", "b"))
+    before = memory.lease_of(b"redlock:lock/a")
+    assert memory.run(Verb.EXTEND, mine, lost) == b"10"
+    assert memory.lease_of(b"redlock:lock/a") != before
+    assert memory.token("b") == "theirs"
 
 
-def test_an_extension_sets_no_missing_key(cluster: Cluster) -> None:
-    assert cluster.run(Verb.EXTEND, claim()) == b"0"
-    assert cluster.token("r") is None
+def test_an_extension_sets_no_missing_key(memory: Cluster) -> None:
+    assert memory.run(Verb.EXTEND, claim()) == b"0"
+    assert memory.token("r") is None
 
 
-def test_an_extension_of_several_keys_needs_all_of_them(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim("mine", "a"))
-    assert cluster.run(Verb.EXTEND, claim("mine", "a", "b")) == b"0"
+def test_an_extension_of_several_keys_needs_all_of_them(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim("mine", "a"))
+    assert memory.run(Verb.EXTEND, claim("mine", "a", "b")) == b"0"
 
 
-def test_many_extensions_go_in_transactions_that_a_server_takes(cluster: Cluster) -> None:
+def test_many_extensions_go_in_transactions_that_a_server_takes(memory: Cluster) -> None:
     """The cluster in memory refuses larger ones, as a server does."""
     wide = [claim("mine", *(f"{n}:{m}" for m in range(100))) for n in range(3)]
     many = [claim("mine", str(n)) for n in range(MAX_OPS * 2)]
     for one in (*wide, *many):
-        cluster.run(Verb.ACQUIRE, one)
-    assert cluster.run(Verb.EXTEND, *wide, *many) == b"1" * (len(wide) + len(many))
+        memory.run(Verb.ACQUIRE, one)
+    assert memory.run(Verb.EXTEND, *wide, *many) == b"1" * (len(wide) + len(many))
 
 
-def test_two_claims_of_one_key_are_not_extended_in_one_transaction(cluster: Cluster) -> None:
+def test_two_claims_of_one_key_are_not_extended_in_one_transaction(memory: Cluster) -> None:
     """A transaction may not put a key twice."""
-    cluster.run(Verb.ACQUIRE, claim("mine"))
-    cluster.asked.clear()
-    assert cluster.run(Verb.EXTEND, claim("mine"), claim("other")) == b"10"
-    assert cluster.steps == ["kv/txn"] * 2
+    memory.run(Verb.ACQUIRE, claim("mine"))
+    memory.asked.clear()
+    assert memory.run(Verb.EXTEND, claim("mine"), claim("other")) == b"10"
+    assert memory.steps == ["kv/txn"] * 2
 
 
-def test_a_renewal_does_not_shorten_a_key_that_lasts_for_longer(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim(ttl=600.0))
-    before = cluster.lease_of(b"redlock:lock/r")
-    assert cluster.run(Verb.RENEW, claim(ttl=60.0)) == b"1"
-    assert cluster.lease_of(b"redlock:lock/r") == before
-    assert cluster.run(Verb.RENEW, claim("other")) == b"0"
+def test_a_renewal_does_not_shorten_a_key_that_lasts_for_longer(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim(ttl=600.0))
+    before = memory.lease_of(b"redlock:lock/r")
+    assert memory.run(Verb.RENEW, claim(ttl=60.0)) == b"1"
+    assert memory.lease_of(b"redlock:lock/r") == before
+    assert memory.run(Verb.RENEW, claim("other")) == b"0"
 
 
-def test_a_renewal_puts_a_key_of_the_same_ttl_again(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim(ttl=60.0))
-    before = cluster.lease_of(b"redlock:lock/r")
-    assert cluster.run(Verb.RENEW, claim(ttl=60.0)) == b"1"
-    assert cluster.lease_of(b"redlock:lock/r") != before
+def test_a_renewal_puts_a_key_of_the_same_ttl_again(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim(ttl=60.0))
+    before = memory.lease_of(b"redlock:lock/r")
+    assert memory.run(Verb.RENEW, claim(ttl=60.0)) == b"1"
+    assert memory.lease_of(b"redlock:lock/r") != before
 
 
-def test_a_renewal_leaves_a_key_alone_of_which_more_is_left_than_it_says(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim(ttl=60.0))
-    before, renewing = cluster.lease_of(b"redlock:lock/r"), claim(ttl=60.0)
+def test_a_renewal_leaves_a_key_alone_of_which_more_is_left_than_it_says(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim(ttl=60.0))
+    before, renewing = memory.lease_of(b"redlock:lock/r"), claim(ttl=60.0)
     renewing.below = 30.0
-    assert cluster.run(Verb.RENEW, renewing) == b"1"
-    assert cluster.lease_of(b"redlock:lock/r") == before
+    assert memory.run(Verb.RENEW, renewing) == b"1"
+    assert memory.lease_of(b"redlock:lock/r") == before
 
 
 # -- Release and wait queues
 
 
-def test_a_release_deletes_its_own_keys_and_no_other(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim("theirs"))
-    assert cluster.run(Verb.RELEASE, claim("mine")) == 0
-    assert cluster.token("r") == "theirs"
-    assert cluster.run(Verb.RELEASE, claim("theirs")) == 1
-    assert cluster.token("r") is None
+def test_a_release_deletes_its_own_keys_and_no_other(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim("theirs"))
+    assert memory.run(Verb.RELEASE, claim("mine")) == 0
+    assert memory.token("r") == "theirs"
+    assert memory.run(Verb.RELEASE, claim("theirs")) == 1
+    assert memory.token("r") is None
 
 
-def test_a_release_leaves_the_mark_that_its_claim_names(cluster: Cluster) -> None:
+def test_a_release_leaves_the_mark_that_its_claim_names(memory: Cluster) -> None:
     mine = claim()
-    cluster.run(Verb.ACQUIRE, mine)
+    memory.run(Verb.ACQUIRE, mine)
     mine.mark = ("delivery#done", 30.0)
-    assert cluster.run(Verb.RELEASE, mine) == 1
-    assert cluster.token("delivery#done") == "done"
+    assert memory.run(Verb.RELEASE, mine) == 1
+    assert memory.token("delivery#done") == "done"
 
 
-def test_a_release_wakes_the_waiter_who_has_waited_for_the_longest_time(cluster: Cluster) -> None:
+def test_a_release_wakes_the_waiter_who_has_waited_for_the_longest_time(memory: Cluster) -> None:
     for process in ("p1", "p2"):
-        cluster.put(process.encode(), b"")
-    cluster.run(Verb.ACQUIRE, claim())
-    cluster.run(Verb.ENQUEUE, entry("p1", "later", 2_000))
-    cluster.run(Verb.ENQUEUE, entry("p2", "first", 1_000))
-    assert cluster.run(Verb.RELEASE, claim()) == 1 + 2
-    assert (cluster.get(b"p1"), cluster.get(b"p2")) == (b"", b"first")
-    cluster.run(Verb.ACQUIRE, claim())
-    assert cluster.run(Verb.RELEASE, claim()) == 1 + 2
-    assert cluster.get(b"p1") == b"later"
+        memory.put(process.encode(), b"")
+    memory.run(Verb.ACQUIRE, claim())
+    memory.run(Verb.ENQUEUE, entry("p1", "later", 2_000))
+    memory.run(Verb.ENQUEUE, entry("p2", "first", 1_000))
+    assert memory.run(Verb.RELEASE, claim()) == 1 + 2
+    assert (memory.get(b"p1"), memory.get(b"p2")) == (b"", b"first")
+    memory.run(Verb.ACQUIRE, claim())
+    assert memory.run(Verb.RELEASE, claim()) == 1 + 2
+    assert memory.get(b"p1") == b"later"
 
 
-def test_a_release_passes_over_waiters_whose_process_does_not_listen(cluster: Cluster) -> None:
-    cluster.put(b"alive", b"")
-    cluster.run(Verb.ACQUIRE, claim())
+def test_a_release_passes_over_waiters_whose_process_does_not_listen(memory: Cluster) -> None:
+    memory.put(b"alive", b"")
+    memory.run(Verb.ACQUIRE, claim())
     for number, process in enumerate(["dead", "dead too", "alive"]):
-        cluster.run(Verb.ENQUEUE, entry(process, f"w{number}", number))
-    assert cluster.run(Verb.RELEASE, claim()) == 1 + 2
-    assert cluster.get(b"alive") == b"w2"
-    assert not [key for key in cluster.keys if b"line/" in key]
+        memory.run(Verb.ENQUEUE, entry(process, f"w{number}", number))
+    assert memory.run(Verb.RELEASE, claim()) == 1 + 2
+    assert memory.get(b"alive") == b"w2"
+    assert not [key for key in memory.keys if b"line/" in key]
 
 
-def test_an_undoing_wakes_nobody(cluster: Cluster) -> None:
-    cluster.put(b"p", b"")
-    cluster.run(Verb.ACQUIRE, claim())
-    cluster.run(Verb.ENQUEUE, entry("p", "w", 1))
-    assert cluster.run(Verb.UNDO, claim()) == 1
-    assert cluster.get(b"p") == b""
+def test_an_undoing_wakes_nobody(memory: Cluster) -> None:
+    memory.put(b"p", b"")
+    memory.run(Verb.ACQUIRE, claim())
+    memory.run(Verb.ENQUEUE, entry("p", "w", 1))
+    assert memory.run(Verb.UNDO, claim()) == 1
+    assert memory.get(b"p") == b""
 
 
-def test_a_queue_is_left_once(cluster: Cluster) -> None:
+def test_a_queue_is_left_once(memory: Cluster) -> None:
     waiting = entry("p", "w", 1, "a", "b")
-    assert cluster.run(Verb.ENQUEUE, waiting) == 1
-    assert cluster.run(Verb.DEQUEUE, waiting) == 1
-    assert cluster.run(Verb.DEQUEUE, waiting) == 0
+    assert memory.run(Verb.ENQUEUE, waiting) == 1
+    assert memory.run(Verb.DEQUEUE, waiting) == 1
+    assert memory.run(Verb.DEQUEUE, waiting) == 0
 
 
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("called", [True, False])
 def test_a_waiter_who_leaves_wakes_the_next_unless_the_key_is_held(
-    cluster: Cluster, held: bool, called: bool
+    memory: Cluster, held: bool, called: bool
 ) -> None:
     """One that was woken is in the queue no more: it wakes the next in any case."""
-    cluster.put(b"p", b"")
+    memory.put(b"p", b"")
     leaving = entry("p", "leaving", 1)
     if held:
-        cluster.run(Verb.ACQUIRE, claim())
+        memory.run(Verb.ACQUIRE, claim())
     if not called:
-        cluster.run(Verb.ENQUEUE, leaving)
-    cluster.run(Verb.ENQUEUE, entry("p", "next", 2))
-    assert cluster.run(Verb.HAND_ON, leaving) == int(not called)
-    assert cluster.get(b"p") == (b"" if held and not called else b"next")
+        memory.run(Verb.ENQUEUE, leaving)
+    memory.run(Verb.ENQUEUE, entry("p", "next", 2))
+    assert memory.run(Verb.HAND_ON, leaving) == int(not called)
+    assert memory.get(b"p") == (b"" if held and not called else b"next")
 
 
 # -- Peek
 
 
-def test_a_look_returns_each_holder_and_for_how_long(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim("mine", "a", ttl=60.0))
-    cluster.put(b"redlock:lock/for ever", b"another program's")
-    cluster.elapsed = 20
+def test_a_look_returns_each_holder_and_for_how_long(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim("mine", "a", ttl=60.0))
+    memory.put(b"redlock:lock/for ever", b"another program's")
+    memory.elapsed = 20
     queries = [Query((name,), 1) for name in ("a", "free", "for ever")]
-    seen = cluster.run(Verb.PEEK, *queries)
+    seen = memory.run(Verb.PEEK, *queries)
     assert seen[0] == b"mine"
     assert 39_000 <= seen[1] <= 41_000
     assert seen[2:] == [None, -2, b"another program's", -1]
 
 
-def test_a_key_whose_lease_is_over_is_free(cluster: Cluster) -> None:
-    cluster.run(Verb.ACQUIRE, claim(ttl=10.0))
-    cluster.elapsed = 11
-    assert cluster.run(Verb.PEEK, Query(("r",), 1)) == [None, -2]
+def test_a_key_whose_lease_is_over_is_free(memory: Cluster) -> None:
+    memory.run(Verb.ACQUIRE, claim(ttl=10.0))
+    memory.elapsed = 11
+    assert memory.run(Verb.PEEK, Query(("r",), 1)) == [None, -2]
 
 
-def test_a_look_at_many_keys_is_no_transaction_too_large(cluster: Cluster) -> None:
+def test_a_look_at_many_keys_is_no_transaction_too_large(memory: Cluster) -> None:
     names = tuple(str(n) for n in range(2 * MAX_OPS + 1))
-    cluster.put(b"redlock:lock/" + names[-1].encode(), b"theirs")
-    seen = cluster.run(Verb.PEEK, Query(names, 1))
+    memory.put(b"redlock:lock/" + names[-1].encode(), b"theirs")
+    seen = memory.run(Verb.PEEK, Query(names, 1))
     assert len(seen) == 2 * len(names)
     assert seen[-2:] == [b"theirs", -1]
 

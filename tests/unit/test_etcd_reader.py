@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ from celery_redlock.stores.reading import QUEUE, KeyValue
 from tests.support.etcd_peer import EtcdPeer, MemoryEtcd
 from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line
+from tests.support.wait import wait_until
 
 PREFIX = "redlock:"
 
@@ -69,8 +71,9 @@ def test_a_scan_finds_locks_their_tokens_and_queues_by_their_names(
 def test_a_scan_of_many_keys_reads_each_page(
     etcd: MemoryEtcd, reader: EtcdReader, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(reader_module, "PAGE", 3)
-    names = {str(n) for n in range(10)}
+    """One key a page; the next after "a" is "a!", which is less than "a0"."""
+    monkeypatch.setattr(reader_module, "PAGE", 1)
+    names = {"a", "a!", "a!!", "b"}
     for name in names:
         hold(etcd, name, "t")
     assert {name for name in reader.scan("") if "#" not in name} == names
@@ -195,6 +198,19 @@ def test_each_member_is_asked_for_its_cluster_by_itself(peer: EtcdPeer) -> None:
         *("", "", "it has no leader", "Connection refused"),
     ]
     assert clusters == {"77", "another"}
+
+
+def test_a_closed_reader_leaves_no_thread(peer: EtcdPeer) -> None:
+    before = set(threading.enumerate())
+    reader = EtcdReader(parse(peer.url, "nodes[0]"), PREFIX, DEADLINE)
+    reader.connect()
+    reader.close()
+    wait_until(
+        lambda: (
+            not [t for t in set(threading.enumerate()) - before if isinstance(t, threading.Timer)]
+        ),
+        *(5, "its timer has ended"),
+    )
 
 
 def test_a_reader_that_never_connected_can_be_closed(peer: EtcdPeer) -> None:
