@@ -187,8 +187,8 @@ async def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld
 
 
 async def test_a_release_before_the_first_connection_is_not_waited_for(world: PeerWorld) -> None:
-    world.peer(Line.gone)
-    driver = world.loop_driver(asyncio.get_running_loop())
+    url = f"{world.peer(Line.gone).url}?socket_connect_timeout={DEADLINE}"
+    driver = world.loop_driver(asyncio.get_running_loop(), url)
     claim = a_claim("r")
     begun = time.monotonic()
     released = await driver.ask(lambda now: quorum.release(claim, now, DEADLINE))
