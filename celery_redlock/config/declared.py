@@ -61,7 +61,7 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[s
     locked = _is_locked(task.run)
     based = isinstance(getattr(kind, "redlock", None), TaskLock)
     for base in kind.__mro__ if locked or based else ():
-        library = _OTHER_LIBRARIES.get(base.__module__.partition(".")[0])
+        library = _OTHER_LIBRARIES.get(str(base.__module__).partition(".")[0])
         if library is not None:
             raise ConfigurationError(
                 f"{name} has two locks: its class derives from {base.__qualname__} of {library},"
@@ -224,7 +224,9 @@ def keep_task_class(cls: Any) -> None:
     if "_decorated" in made:
         kept = made["app"].Task
         kept = kept.__base__ if "_app" in vars(kept) else kept  # made by Celery for this app
-    elif "_app" in made and any("django" in type(one).__module__ for one in made["_app"]._fixups):
+    elif "_app" in made and any(
+        "django" in str(type(one).__module__) for one in made["_app"]._fixups
+    ):
         from celery.contrib.django.task import DjangoTask as kept
     else:
         return

@@ -68,7 +68,7 @@ def signature_of(
         if given is not None and not ours:
             break  # what a decorator says itself
         made_by = getattr(function, "__globals__", {}).get("__name__", "")
-        if not made_by.startswith("celery."):  # Celery's own give no arguments
+        if not str(made_by).startswith("celery."):  # Celery's own give no arguments
             hidden = hidden or not ours or has_copy(function)
         function = inner
     signature = inspect.signature(function)

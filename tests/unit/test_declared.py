@@ -309,6 +309,15 @@ def test_task_with_the_base_of_another_library_alone_is_accepted(app: Any) -> No
     assert lock_of(app.tasks["shop.charge"]) is None
 
 
+@pytest.mark.parametrize("base", [None, SingletonTask])
+def test_function_without_a_module_can_be_a_task_with_a_lock(app: Any, base: Any) -> None:
+    names: dict[str, Any] = {}
+    exec("def body(order_id): ...", names)
+    function = names["body"] if base else locked("order:<order_id>")(names["body"])
+    task = app.task(name="shop.body", shared=False, lazy=False, **({"base": base} if base else {}))
+    assert lock_of(task(function)) is not None
+
+
 def pay(order_id: int, amount: int = 1, *, fast: bool = False) -> None: ...
 
 
