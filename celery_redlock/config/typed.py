@@ -58,10 +58,10 @@ class PublishOptions(TypedDict, total=False):
 class LockOptions(TypedDict, total=False):
     """The options of `@locked`, which `docs/settings.md` explains: to share them::
 
-    SLOW: LockOptions = {"ttl": 60.0, "on_conflict": "skip"}
+        SLOW: LockOptions = {"ttl": 60.0, "on_conflict": "skip"}
 
-    @locked("report:<day>", **SLOW)
-    def report(day: str) -> None: ...
+        @locked("report:<day>", **SLOW)
+        def report(day: str) -> None: ...
     """
 
     key: Key
