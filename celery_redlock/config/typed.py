@@ -56,7 +56,9 @@ class PublishOptions(TypedDict, total=False):
 
 
 class LockOptions(TypedDict, total=False):
-    """The options of `@locked`, which `docs/settings.md` explains: to share them::
+    """The options of `@locked`, which `docs/settings.md` explains.
+
+    Several tasks can share them::
 
         SLOW: LockOptions = {"ttl": 60.0, "on_conflict": "skip"}
 
