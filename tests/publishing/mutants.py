@@ -75,10 +75,26 @@ def _again_is_begun() -> None:
     ReservedDelivery._successor = none_if_again  # type: ignore[method-assign]
 
 
+def _guarded_if_asked() -> None:
+    """A beat claims its ticks only where nodes are named."""
+    from celery_redlock.beat import scheduler
+
+    guard = scheduler._guard
+
+    def if_asked(beat: Any) -> None:
+        if beat.app.conf.get("redlock_nodes") is not None:
+            guard(beat)
+
+    scheduler._guard = if_asked
+
+
 MUTANTS: dict[str, Mutant] = {
     "kept-claims-count": Mutant(
         "the claim on a rare tick is no ttl that nodes are waited for", _kept_claims_count,
         ("calm",), (TICKS["nodes"],), seconds=8.0),
+    "guarded-if-asked": Mutant(
+        "a beat claims its ticks without a setting", _guarded_if_asked, ("calm",),
+        (TICKS["unset"],), seconds=6.0),
     "guard-in-vain": Mutant(
         "the restart guard is waited for only if no quorum can come before", _guard_in_vain,
         ("guard",), (LATE,), seconds=10.0),
