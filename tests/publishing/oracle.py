@@ -120,18 +120,24 @@ def _excuse(call: Call, account: Account, faults: Sequence[Fault]) -> str:
         return PURGED
     ends = [fault for fault in faults if fault.kind in ENDS]
     last = moves[-1] if moves else None
-    who = None if last is None else last.process.main
-    with_worker = any(fault.pid == who for fault in ends)
-    if last is not None and last.kind == "got" and with_worker and call.task not in LATE_ACKS:
-        # Acknowledged, and then its process was ended: Celery's documented loss.
-        return "lost with its worker (early acknowledgement)"
+    got = next((move for move in reversed(moves) if move.kind == "got"), None)
+    if got is not None and last is not None and call.task not in LATE_ACKS:
+        # Celery calls a body that it breaks off done.
+        until = math.inf if last is got else last.at
+        if any(fault.pid == got.process.main and fault.touches(got.at, until) for fault in ends):
+            # Acknowledged, and then its process was ended: Celery's documented loss.
+            return "lost with its worker (early acknowledgement)"
     if call.reserved is False and any(
         run.what == call.what and run.enter >= call.begin for run in account.runs
     ):
         # Its producer had no quorum: it is a duplicate of what was reserved before.
         return OLDER
     # A worker that received it may have returned it to the queue as it ended.
-    returned = last is not None and last.kind == "received" and with_worker
+    returned = (
+        last is not None
+        and last.kind == "received"
+        and any(fault.pid == last.process.main for fault in ends)
+    )
     ended = any((fault.end or math.inf) > call.begin for fault in ends)
     return POPPED if ended and (last is None or returned) else ""
 

@@ -137,6 +137,7 @@ def test_what_a_worker_had_begun_is_lost_with_it_if_it_was_acknowledged() -> Non
     other = Fault("worker restart, cold", 2.0, 4.0, "two", 3)
     assert found([call("a", 1.98)], begun, other) == [LOST]
     assert found([call("a", 1.98)], [*begun, moved("done", "a", 1.99)], cold) == [LOST]
+    assert found([call("a", 1.98)], [*begun, moved("done", "a", 2.01)], cold) == []
     late = [call("a", 1.98, "surely:k")]
     assert found(late, [moved("got", "a", 1.9)], cold) == [LOST]
 
