@@ -75,6 +75,13 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
                     third.resume()
             yield 1.5 * TTL
 
+    def reset(self) -> Steps:
+        """In the middle of a reply, of now: none is left for a worker that starts later."""
+        yield from super().reset()
+        for worker in self.stage.workers:
+            for link in worker.links:
+                link.breaks = 0
+
     def cut_producer(self) -> Steps:
         """A producer does not reach a majority of nodes; its workers do."""
         producer = self.choose.choice(self.stage.producers)

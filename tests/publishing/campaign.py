@@ -120,7 +120,7 @@ def campaign(
     planted = MUTANTS.get(mutant)
     phases = phases or phases_of(store)
     if planted is not None:
-        phases = tuple(phase for phase in PHASES if phase.name in planted.phases)
+        phases = tuple(phase for phase in phases if phase.name in planted.phases)
         seconds = min(seconds, planted.seconds)
     with contextlib.ExitStack() as stack:
         stage = stack.enter_context(
@@ -149,7 +149,9 @@ def campaign(
         drained = drain(stage)
         left = at_rest(stage)
         account = account_of(stage.journal.read())
-        verdict = judge(account, faults, lambda *times: machine.HOPS * machine.stalled(*times))
+        verdict = judge(
+            account, faults, lambda *times: machine.HOPS * machine.stalled(*times), len(stage.nodes)
+        )
         if not drained:
             verdict.problem("messages are left", now(), str(stage.broker.messages()))
         judge_rest(verdict, left, now(), faults)
@@ -200,7 +202,7 @@ def main() -> int:
     if options.mutant == "list":
         print("\n".join(f"{name:<20} no longer so: {m.what}" for name, m in MUTANTS.items()))
         return 0
-    phases = tuple(phase for phase in PHASES if phase.name in options.phase)
+    phases = tuple(phase for phase in phases_of(options.store) if phase.name in options.phase)
     directory = options.keep or Path(tempfile.mkdtemp(prefix="redlock-publishing-"))
     watcher = machine.watch(str(directory / "stalls"))
     atexit.register(watcher.kill)

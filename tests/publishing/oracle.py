@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from tests.faults.chronicle import Fault
 from tests.faults.oracle import Verdict
+from tests.faults.stores import NODES
 from tests.publishing.account import ONCE, REPLACING, Account, Call, Move, Run
 from tests.publishing.acts import COLD, FREED, KILL, PAUSED, PURGE, WARM
 
@@ -46,6 +47,7 @@ def judge(
     account: Account,
     faults: Sequence[Fault],
     stalled: Callable[[float, float], float] = lambda _since, _until: 0.0,
+    nodes: int = NODES,
 ) -> Verdict:
     """Return what is wrong with all that was written, by the rules above.
 
@@ -53,8 +55,9 @@ def judge(
         account: What was written, when all is quiet again.
         faults: What was done.
         stalled: Seconds for which the machine kept a message waiting between two times.
+        nodes: How many nodes there are.
     """
-    verdict = Verdict()
+    verdict = Verdict(nodes=nodes)
     _judge_calls(verdict, account, faults)
     _judge_order(verdict, account, faults)
     _judge_waits(verdict, account, faults, stalled)
@@ -196,7 +199,7 @@ def _judge_order(verdict: Verdict, account: Account, faults: Sequence[Fault]) ->
             two = min(later, key=lambda call: call.end)
             if run.enter <= two.end + HAPPENS:
                 continue
-            why = _unordered(one, two, run, faults)
+            why = _unordered(one, two, run, faults, verdict)
             if why:
                 verdict.limit(why)
                 continue
@@ -206,13 +209,13 @@ def _judge_order(verdict: Verdict, account: Account, faults: Sequence[Fault]) ->
             verdict.problem(REPLACED, run.enter, text)
 
 
-def _unordered(one: Call, two: Call, run: Run, faults: Sequence[Fault]) -> str:
+def _unordered(one: Call, two: Call, run: Run, faults: Sequence[Fault], verdict: Verdict) -> str:
     """Return why a call may run although another was made after it; empty if it may not."""
     if not one.reserved or not two.reserved:
         # In doubt there is a duplicate in the queue: its producer had no quorum.
         return "published without a reservation"
     gone = {n for f in faults if f.touches(two.begin, run.enter) for n in f.nodes}
-    if len(gone) >= 2:
+    if len(gone) >= max(1, verdict.nodes // 2):
         # With a slow one that is a majority that may not know of a reservation, or not in time.
         return "a majority of nodes did not keep a reservation"
     return ""

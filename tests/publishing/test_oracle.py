@@ -57,10 +57,14 @@ def moved(kind: str, number: str, at: float) -> list[Line]:
 
 
 def judged(
-    calls: list[list[Line]], worker: list[list[Line]], *faults: Fault, stalled: float = 0.0
+    calls: list[list[Line]],
+    worker: list[list[Line]],
+    *faults: Fault,
+    stalled: float = 0.0,
+    nodes: int = 5,
 ) -> Verdict:
     lines = {P: list(chain(*calls)), W: list(chain(*worker))}
-    return judge(account_of(lines), faults, lambda *_times: stalled)
+    return judge(account_of(lines), faults, lambda *_times: stalled, nodes)
 
 
 def found(*args: Any, **more: Any) -> list[str]:
@@ -191,6 +195,8 @@ def test_a_reservation_that_a_majority_may_have_lost_replaces_nothing() -> None:
     assert found(calls, bodies, Fault("node stop", 2.0, 2.2, nodes=(1, 2))) == []
     assert found(calls, bodies, Fault("node stop", 2.0, 2.2, nodes=(1,))) == [REPLACED]
     assert found(calls, bodies, Fault("node stop", 0.0, 0.9, nodes=(1, 2))) == [REPLACED]
+    assert found(calls, bodies, nodes=1) == [REPLACED]
+    assert found(calls, bodies, Fault("cut", 2.0, 2.2, nodes=(0,)), nodes=1) == []
 
 
 def test_a_long_wait_for_a_free_key_is_found() -> None:
