@@ -23,6 +23,8 @@ TICKS = {"nodes": "a tick of beats over nodes", "unset": "a tick of beats over o
 AGED = 7200.0
 """Seconds ago: the last run of the rare entry. It is due at once, and not again for long."""
 BEATS = 2
+SLOW = 10.0
+"""Seconds until beats are judged that send nothing."""
 STALL = 0.2
 """Seconds for which the machine stood still that a beat may have missed a tick in."""
 
@@ -45,7 +47,10 @@ class Beats:
                 beat.started()
 
     def count(self) -> None:
-        """Judge what is sent from now on: every tick must be."""
+        """Judge what is sent from now on: every tick must be. A beat may be slow to start."""
+        for site in self.sites.values():
+            with contextlib.suppress(AssertionError):
+                site.sent("tick", 3, timeout=SLOW)
         self._begin = time.time()
 
     def judge(self, verdict: Verdict, faults: Sequence[chronicle.Fault]) -> None:
