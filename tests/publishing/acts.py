@@ -15,8 +15,6 @@ from tests.support.network import REQUESTS
 
 PURGE = "purge"
 PAUSED = "a node stops while two have no vote"
-FREED = 15.0
-"""Seconds after a purge within which the keys of what was purged are free."""
 WARM, COLD, KILL = "worker restart, warm", "worker restart, cold", "worker kill -9"
 
 
@@ -124,11 +122,16 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
                 yield from self._up(worker)
 
     def purge_idle(self) -> Steps:
-        """While no worker runs, somebody who has no locks purges the queue."""
+        """While no worker runs, somebody purges the queue."""
         yield from self._deploy(WARM, signal.SIGTERM, self._purge())
-        yield 2.0 * FREED
+        yield 2.0
 
     def _purge(self) -> Steps:
         yield 1.5
         with self.chronicle.fault(PURGE):
-            self.stage.app.control.purge()
+            purger = self.stage.purger(by_command=self.choose.random() < 0.5)
+            for _look in range(300):
+                if purger.poll() is not None:
+                    break
+                yield 0.1
+            assert purger.wait(1.0) == 0, "the purge failed: see purge.log"

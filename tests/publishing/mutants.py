@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.outcome import Doubt
 from celery_redlock.protocol.round import Round
 from tests.faults.mutants import Mutant
-from tests.publishing.oracle import ERRBACK, LATE, LOST, REPLACED
+from tests.publishing.oracle import ERRBACK, LATE, LEFT, LOST, REPLACED
 from tests.publishing.ticks import TICKS
 
 
@@ -88,6 +89,25 @@ def _guarded_if_asked() -> None:
     scheduler._guard = if_asked
 
 
+def _silent_purge() -> None:
+    """Whoever purges a queue leaves what its messages have reserved."""
+    from celery_redlock.messages import purge
+
+    purge.purge_first = lambda _app, _queue: 0
+
+
+def _prolonged_in_any_order() -> None:
+    """A reservation is prolonged on nodes that may have had it freed before they had it."""
+    from celery_redlock.locking.prolonging import Prolonging
+
+    soon = Prolonging.soon
+
+    def everywhere(self: Prolonging, taken: Claim, seconds: float, sure: Any, below: float) -> None:
+        soon(self, taken, seconds, range(taken.nodes), below)
+
+    Prolonging.soon = everywhere  # type: ignore[method-assign]
+
+
 MUTANTS: dict[str, Mutant] = {
     "kept-claims-count": Mutant(
         "the claim on a rare tick is no ttl that nodes are waited for", _kept_claims_count,
@@ -98,6 +118,12 @@ MUTANTS: dict[str, Mutant] = {
     "guard-in-vain": Mutant(
         "the restart guard is waited for only if no quorum can come before", _guard_in_vain,
         ("guard",), (LATE,), seconds=10.0),
+    "silent-purge": Mutant(
+        "a purge frees what the messages have reserved", _silent_purge, ("purge",), (LOST, LEFT),
+        seconds=25.0),
+    "prolonged-in-any-order": Mutant(
+        "a reservation that is freed stays freed", _prolonged_in_any_order, ("calm",), (LEFT,),
+        seconds=12.0),
     "revoked-in-vain": Mutant(
         "a queued call is revoked when the one that replaces it is out", _revoked_in_vain,
         ("calm",), (LOST,), seconds=20.0),

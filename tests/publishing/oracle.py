@@ -21,7 +21,7 @@ from tests.faults.chronicle import Fault
 from tests.faults.oracle import Verdict
 from tests.faults.stores import NODES
 from tests.publishing.account import ONCE, REPLACING, Account, Call, Move, Run
-from tests.publishing.acts import COLD, FREED, KILL, PAUSED, PURGE, WARM
+from tests.publishing.acts import COLD, KILL, PAUSED, PURGE, WARM
 
 LOST, REPLACED, LATE, ERRBACK, LEFT = (
     "an accepted call came to nothing",
@@ -110,7 +110,7 @@ def _serves(run: Run, call: Call, account: Account) -> bool:
     return newer and run.enter >= call.begin
 
 
-PURGED = "purged, or a duplicate of what was purged less than 15 s before"
+PURGED = "purged"
 OLDER = "an older call ran instead of one that was published without a reservation"
 POPPED = "lost in the broker's client: popped from the queue over a connection that ended"
 """See `tests.faults.messages`: one message at most of each worker that ends."""
@@ -146,17 +146,11 @@ def _excuse(call: Call, account: Account, faults: Sequence[Fault]) -> str:
 
 
 def _was_purged(call: Call, account: Account, purge: Fault) -> bool:
-    """Return whether what a call was given was purged: that is owed to nobody.
+    """Return whether the message of a call was in the queue when that was purged: it is not owed.
 
-    Nor is what was called as its duplicate before its key was free again.
+    Its key was free from then on, so a later call is no duplicate of it.
     """
-    sender = next(
-        (c for c in account.calls.values() if c.given == call.given and c.reserved is not None),
-        None,
-    )
-    if sender is None or sender.begin > purge.begin or call.begin > purge.begin + FREED:
-        return False
-    return not any(
+    return call.begin < (purge.end or math.inf) and not any(
         move.kind == "received" and move.at < purge.begin and _keeps(move, account, purge)
         for move in account.moves.get(call.given, ())
     )
@@ -285,10 +279,7 @@ def judge_rest(
         faults: What was done.
     """
     for node, key in left:
-        if any(fault.kind == PURGE for fault in faults):
-            # Nobody is notified of a purge: its ttl ends it, or the next call.
-            verdict.limit("a reservation is left of what was purged")
-        elif any(node in fault.nodes for fault in faults) and any(f.kind in ENDS for f in faults):
+        if any(node in fault.nodes for fault in faults) and any(f.kind in ENDS for f in faults):
             # Its node was away when it was freed, and the worker has ended that would have
             # freed it later.
             verdict.limit("a reservation is left on a node that was away")

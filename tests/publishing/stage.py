@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from typing import Any
 
@@ -39,6 +40,20 @@ class Stage(stage.Stage):
         self._pen.write("call", "", number, what)
         sent = self.app.send_task(f"{self.project}.{task}", args=(key, number, 0.05))
         self._pen.write("gave", sent.id, number, what)
+
+    def purger(self, *, by_command: bool) -> subprocess.Popen[bytes]:
+        """Start a program that purges the queue, by Celery's command or by a call."""
+        program = f"from {self.project} import app; app.control.purge()"
+        by_call = [sys.executable, "-c", program]
+        command = [sys.executable, "-m", "celery", "-A", self.project, "purge", "-f"]
+        conf = {**self.conf, "redlock_nodes": [node.url for node in self.nodes]}
+        with open(self.path / "purge.log", "ab") as output:
+            return forked.start_anew(
+                command if by_command else by_call,
+                cwd=stage.ROOT,
+                env=self.environment("purger", conf),
+                output=output,
+            )
 
     def environment(self, name: str, conf: dict[str, Any]) -> dict[str, str]:
         """Return that of a process that runs the project."""
