@@ -31,11 +31,12 @@ def _publish() -> Any:
     return publish
 
 
-def _before_purge(app: Any) -> int:
-    """Purge the queues of an app, and free what is reserved; return how many messages they had."""
+def _before_purge(app: Any) -> tuple[int, bool]:
+    """Purge the queues of an app, and free what is reserved; see `purge_first`."""
     from .purge import purge_first  # producers do not purge
 
-    return sum(purge_first(app, queue) for queue in app.amqp.queues.consume_from)
+    purged = [purge_first(app, queue) for queue in app.amqp.queues.consume_from]
+    return sum(gone for gone, _ in purged), any(more for _, more in purged)
 
 
 def wrap(task_class: Any = Task) -> None:

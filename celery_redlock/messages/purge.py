@@ -24,6 +24,7 @@ from ..protocol import outcome
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.texts import printable
 from .headers import RESERVATION, is_redelivered, said, short_id
+from .replaced import note_begun
 from .reservation import Reservation, claim_of, free, free_of
 from .results import stored_end
 
@@ -92,14 +93,18 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
             yield gone
 
 
-def purge_first(app: Any, queue: str) -> int:
-    """Purge a queue before Celery does, so that nothing stays reserved; how many messages it had.
+def purge_first(app: Any, queue: str) -> tuple[int, bool]:
+    """Purge a queue in place of Celery, so that nothing stays reserved.
 
-    Celery deletes all messages by one request. Too few nodes do not keep it from that.
+    Celery deletes all messages by one request, also those that came meanwhile. It does so only
+    where no task has a lock, or too few nodes answer.
+
+    Returns:
+        How many messages it had, and whether Celery must delete what is left.
     """
     app.loader.import_default_modules()
     if not enabled(app.conf) or all(lock_of(task) is None for task in app.tasks.values()):
-        return 0
+        return 0, True
     gone = 0
     try:
         for _ in purge(app, queue, count(app, queue)):
@@ -107,7 +112,8 @@ def purge_first(app: Any, queue: str) -> int:
     except (QuorumUnavailable, ConfigurationError) as error:
         line = "%s is purged, and what its messages have reserved may stay so until it ends: %s"
         logger.warning(line, printable(queue), error)
-    return gone
+        return gone, True
+    return gone, False
 
 
 def wrap_command() -> None:
@@ -139,8 +145,9 @@ def wrap_command() -> None:
 
 
 def _purge_both(app: Any, rest: Callable[[str], int | None], queue: str) -> int:
-    """Purge a queue message by message, and what is left then by `rest`; how many it had."""
-    return purge_first(app, queue) + (rest(queue) or 0)
+    """Purge a queue message by message, or what is left by `rest`; how many it had."""
+    gone, more = purge_first(app, queue)
+    return gone + ((rest(queue) or 0) if more else 0)
 
 
 def _freed(app: Any, message: Any) -> Purged:
@@ -161,7 +168,12 @@ def _freed(app: Any, message: Any) -> Purged:
         limit = 1 if lock is None else lock.options(app).limit
         done = free_of(redlock, note.resources, short_id(task_id), limit)
         return Purged(task, str(task_id), note.resource, bool(done))
-    ballot = free(redlock, claim_of(redlock, note), redlock.node_timeout)
+    claim = claim_of(redlock, note)
+    ballot = free(redlock, claim, redlock.node_timeout)
     if not ballot.quorum_answered:
         raise outcome.unavailable(note.resource, ballot, redlock.nodes)
+    if ballot.denied:
+        # A call that was about to replace it may fail, and restore it; see `Places`.
+        note_begun(redlock, claim)
+        free(redlock, claim, redlock.node_timeout)
     return Purged(task, str(task_id), note.resource, not ballot.denied)

@@ -33,11 +33,11 @@ def was_terminated(task_id: str) -> bool:
 
 
 @functools.cache
-def note_revokes(before_purge: Callable[[Any], int]) -> None:
+def note_revokes(before_purge: Callable[[Any], tuple[int, bool]]) -> None:
     """Remember what `app.control.revoke` of this process revokes. Idempotent.
 
     `before_purge` is called with the app before `app.control.purge` deletes all messages, and
-    returns how many it has deleted itself.
+    returns how many it has deleted itself, and whether any may be left.
 
     Celery loads its remote control when an app is first asked for it, which takes as long as half
     of what a producer loads of us. So what is not loaded yet is wrapped then.
@@ -57,7 +57,7 @@ def note_revokes(before_purge: Callable[[Any], int]) -> None:
     _base.Celery.control = property(first, control.__set__, control.__delete__)
 
 
-def _wrap_control(before_purge: Callable[[Any], int]) -> None:
+def _wrap_control(before_purge: Callable[[Any], tuple[int, bool]]) -> None:
     from celery.app.control import Control
 
     original = Control.revoke
@@ -88,6 +88,7 @@ def _wrap_control(before_purge: Callable[[Any], int]) -> None:
 
     @functools.wraps(delete_all)
     def purge(self: Any, *args: Any, **options: Any) -> Any:
-        return before_purge(self.app) + (delete_all(self, *args, **options) or 0)
+        gone, more = before_purge(self.app)
+        return gone + ((delete_all(self, *args, **options) or 0) if more else 0)
 
     Control.purge = Control.discard_all = purge  # type: ignore[method-assign]

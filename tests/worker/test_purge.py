@@ -11,7 +11,9 @@ import redis
 from celery import Celery
 from celery.bin import purge as celerys
 from celery.bin.base import CLIContext
+from celery.signals import before_task_publish
 from click.testing import CliRunner, Result
+from kombu.exceptions import EncodeError
 
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
@@ -246,3 +248,50 @@ def test_what_cannot_be_read_goes_and_is_no_hindrance(
 def test_what_makes_no_sense_is_refused(call: Call, arguments: list[str], said: str) -> None:
     result = call(*arguments)
     assert result.exit_code == 2 and said in result.output
+
+
+@pytest.mark.parametrize("purge_by", [by_control, by_command])
+def test_a_message_sent_during_a_purge_stays_with_its_reservation(
+    broker: Cluster,
+    reservations: Reservations,
+    purge_by: Callable[[Celery, str], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = Celery("tests.worker.operator", set_as_current=False)
+    app.conf.update(broker.conf)
+    declare(app, lambda *_: None)
+    wrap_command()
+    publish(reservations, "a")
+    later: list[str] = []
+    freed = purging._freed
+
+    def while_others_publish(*args: Any) -> Any:
+        later[:] = later or publish(reservations, "later")
+        return freed(*args)
+
+    monkeypatch.setattr(purging, "_freed", while_others_publish)
+    assert purge_by(app, broker.queue) == 1
+    assert broker.queued() == 1 and reservations.of("later") == later[0]
+    assert purge_by(app, broker.queue) == 1
+    assert broker.queued() == 0 and not reservations.tokens("later")
+
+
+def test_a_purge_during_a_call_that_fails_leaves_nothing_reserved(
+    broker: Cluster, reservations: Reservations
+) -> None:
+    """The call had freed the place of the queued one, and restores it although that is gone."""
+    app = Celery("tests.worker.operator", set_as_current=False)
+    app.conf.update(broker.conf)
+    task = declare(app, lambda *_: None)["until_executing"]
+    task.apply_async(("a",), lock={"on_duplicate": "replace"})
+
+    def purge(**_signal: Any) -> None:
+        assert app.control.purge() == 1
+
+    before_task_publish.connect(purge)
+    try:
+        with pytest.raises(EncodeError):
+            task.apply_async(("a", object()), lock={"on_duplicate": "replace"})
+    finally:
+        before_task_publish.disconnect(purge)
+    assert not reservations.tokens("a")
