@@ -134,7 +134,7 @@ def campaign(
             lambda: all(worker.ready for worker in stage.workers), START, "workers are ready"
         )
         clocks.started()
-        wait_until(lambda: time.monotonic() > asked + TTL + 3.0, START, "all nodes have a vote")
+        wait_until(lambda: time.monotonic() > asked + TTL + 2.0, START, "all nodes have a vote")
         clocks.count()
         begin = now()
         nemesis = Nemesis(stage, None, seed, seconds, phases, PublishingActs)  # type: ignore[arg-type]

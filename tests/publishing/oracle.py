@@ -40,6 +40,7 @@ HAPPENS = 1.0
 """Seconds from the moment at which a call cannot be replaced any more until its body writes."""
 SOON = 3.0
 """Seconds within which a key that is free and wanted is taken; a node has no vote for longer."""
+SLOW = "delay and jitter"
 ENDS = (WARM, COLD, KILL)
 
 
@@ -279,7 +280,8 @@ def judge_rest(
         faults: What was done.
     """
     for node, key in left:
-        if any(node in fault.nodes for fault in faults) and any(f.kind in ENDS for f in faults):
+        away = any(node in fault.nodes and fault.kind != SLOW for fault in faults)
+        if away and any(fault.kind in ENDS for fault in faults):
             # Its node was away when it was freed, and the worker has ended that would have
             # freed it later.
             verdict.limit("a reservation is left on a node that was away")
