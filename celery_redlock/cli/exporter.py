@@ -62,7 +62,7 @@ def command(
         cache=cache,
         timeout=timeout,
         parked=(lambda: waiting(site.app, WORKERS_TIMEOUT_S)[1]) if site.app is not None else None,
-        votes_in=lambda: votes_in(ask(redlock, timeout), site.app, redlock.client.moves),
+        votes_in=lambda: votes_in(ask(redlock, timeout), redlock.client.addresses, site.app),
     )
     if site.as_json:
         site.say(figures(registry), "")

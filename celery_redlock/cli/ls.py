@@ -58,7 +58,7 @@ def command(
     told, (seen, unasked) = at_once(
         lambda: ask(site.redlock, timeout), lambda: site.with_parked(look)
     )
-    left = votes_in(told, site.app, site.redlock.client.moves)
+    left = votes_in(told, site.redlock.client.addresses, site.app)
     seen = replace(seen, entries=tuple(sorted(seen.entries, key=ORDERS[sort])))
     say_away(seen)
     text = ""

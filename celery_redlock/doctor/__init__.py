@@ -60,7 +60,7 @@ def examine(
         probes = probe(redlock.client.addresses, redlock.prefix, timeout)
         looks.extend(one.look for one in probes)
         ttls = ttls_of(app) if app is not None else ()
-        guard = guard_of(app, len(probes), redlock.client.moves)
+        guard = guard_of(app, redlock.client.addresses)
         return examine_nodes(probes, redlock.prefix, ttls, guard)
 
     jobs: list[Callable[[], list[Finding]]] = []

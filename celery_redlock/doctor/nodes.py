@@ -68,7 +68,8 @@ def _quorum(site: _Site) -> Iterator[Finding]:
     seconds = [second for _, second in twins]
     fit = [p for p in answering if not p.told.facts.misfit and not any(p in pair for pair in twins)]
     votes = [p.told.facts if p in answering and p not in seconds else None for p in site.probes]
-    left = votes_left(votes, site.ttls, site.guard)
+    addresses = [probe.address for probe in site.probes]
+    left = votes_left(votes, addresses, site.ttls, site.guard)
     if len(answering) < needed:
         yield wrong(
             f"no quorum: {of_nodes(len(answering), count)} answer, {are_needed(needed)}:"
@@ -277,7 +278,7 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         )
     elif facts.uptime is None:
         yield unchecked("its INFO does not tell when it was started", "look at its configuration")
-    elif left := voteless(facts, site.ttls, site.guard):
+    elif left := voteless(facts, probe.address, site.ttls, site.guard):
         since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
         if not probe.is_redis:
             since = f"was promoted, set back or started anew {facts.uptime:.0f} s ago at most"

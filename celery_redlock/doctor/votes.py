@@ -25,33 +25,33 @@ def ask(redlock: Redlock, timeout: float) -> list[NodeInfo | None]:
     return told
 
 
-def guard_of(app: Any, nodes: int, moves: bool = False) -> str | None:
-    """Return what `redlock_restart_guard` means for so many nodes; None: it protects nothing.
-
-    `moves`: see `checks.guarded`.
-    """
+def guard_of(app: Any, addresses: Sequence[Any]) -> str | None:
+    """Return what `redlock_restart_guard` means for these nodes; None: it protects nothing."""
     default = GLOBAL["restart_guard"].default
     guard: str = default if app is None else app.conf.get("redlock_restart_guard", default)
-    if guarded(guard, nodes, moves):
+    if guarded(guard, len(addresses), any(address.moves for address in addresses)):
         return "uptime"
-    if guard == "auto" and (app is None or nodes == 2):
+    if guard == "auto" and (app is None or len(addresses) == 2):
         return None  # not known; or of two that forget one at a time, the other still says no
     return "off"
 
 
-def voteless(facts: NodeInfo, ttls: Sequence[float], guard: str | None) -> float:
+def voteless(facts: NodeInfo, address: Any, ttls: Sequence[float], guard: str | None) -> float:
     """Return for how many seconds a worker that meets the node now gives it no vote.
 
-    Where no ttl is known, as there is no app, it is the default.
+    Where no ttl is known, because there is no app, it is the default.
     """
     longest = max(ttls, default=GLOBAL["ttl"].default)
     rules = RestartGuard(guard == "uptime", longest, lambda _warning: None)
-    doubt = rules.doubt(rules.meet(0, facts, 0.0, 0.0), 0.0)
+    doubt = rules.doubt(rules.meet(0, facts, 0.0, 0.0, address.moves), 0.0)
     return doubt.left if doubt is not None else 0.0
 
 
 def votes_left(
-    told: Iterable[NodeInfo | None], ttls: Sequence[float], guard: str | None
+    told: Iterable[NodeInfo | None],
+    addresses: Iterable[Any],
+    ttls: Sequence[float],
+    guard: str | None,
 ) -> list[float | None]:
     """Return the seconds until each node has a vote, 0.0 if it has; None if it will have none.
 
@@ -59,11 +59,11 @@ def votes_left(
     """
     met: set[str] = set()
     found: list[float | None] = []
-    for facts in told:
+    for facts, address in zip(told, addresses, strict=True):
         if facts is None or facts.misfit or facts.run_id in met:
             found.append(None)
         else:
-            found.append(voteless(facts, ttls, guard))
+            found.append(voteless(facts, address, ttls, guard))
             met |= {facts.run_id} - {""}
     return found
 
@@ -74,18 +74,18 @@ def quorum_in(left: Sequence[float | None]) -> float | None:
     return seconds[needed - 1] if len(seconds) >= needed else None
 
 
-def votes_in(told: Sequence[NodeInfo | None], app: Any, moves: bool = False) -> float | None:
+def votes_in(told: Sequence[NodeInfo | None], addresses: Sequence[Any], app: Any) -> float | None:
     """Return the seconds until a quorum has a vote; None if it has, or if time is not the matter.
 
     Args:
         told: What each node says of itself.
-        app: Whose ttls are in use; None for the default.
-        moves: See `checks.guarded`.
+        addresses: The nodes' addresses, in the same order.
+        app: The app whose ttls are in use; None for the default.
     """
-    guard = guard_of(app, len(told), moves)
+    guard = guard_of(app, addresses)
 
     def left(ttls: Sequence[float]) -> float | None:
-        return quorum_in(votes_left(told, ttls, guard)) or None
+        return quorum_in(votes_left(told, addresses, ttls, guard)) or None
 
     if app is None:
         return left(())

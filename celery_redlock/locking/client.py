@@ -130,11 +130,6 @@ class LockClient:
         """The nodes' addresses, without credentials."""
         return tuple(address.name for address in self.addresses)
 
-    @property
-    def moves(self) -> bool:
-        """Whether another server may take the place of a node by itself."""
-        return any(address.moves for address in self.addresses)
-
     def patience(self, ttl: float) -> float:
         return min(self.node_timeout, ttl / 10)
 

@@ -62,7 +62,7 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
     """
     probes = observe(redlock.client.addresses, redlock.prefix, timeout)
     if app is not None:
-        guard = guard_of(app, len(probes), redlock.client.moves)
+        guard = guard_of(app, redlock.client.addresses)
     else:
         guard = "uptime" if redlock.client.guard.on else None
     ttls = _ttls(redlock, app, probes, guard)
@@ -72,7 +72,7 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         if one.check not in (*NOT_CHECKED, *SAID_ELSEWHERE)
     ]
     told = [probe.told.facts if probe.look.reachable else None for probe in probes]
-    votes_in = votes_left(told, ttls, guard)
+    votes_in = votes_left(told, [probe.address for probe in probes], ttls, guard)
     return Health(
         tuple(probe.look for probe in probes),
         [_node(probe, left, found) for probe, left in zip(probes, votes_in, strict=True)],
@@ -87,7 +87,8 @@ def _ttls(
     """Return the ttls in use. Tasks are only loaded where they decide who votes."""
     if app is None:
         return [redlock.ttl]
-    if any(voteless(probe.told.facts, [DAY], guard) for probe in probes if probe.look.reachable):
+    answering = [probe for probe in probes if probe.look.reachable]
+    if any(voteless(one.told.facts, one.address, [DAY], guard) for one in answering):
         with contextlib.suppress(Exception):  # `celery redlock doctor` says what is broken there
             app.loader.import_default_modules()
     return ttls_of(app) or [redlock.ttl]

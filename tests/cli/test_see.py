@@ -31,6 +31,7 @@ from celery_redlock.protocol.names import mark_of
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import start_servers
+from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.survey.durations import span
 from celery_redlock.survey.snapshot import survey
 from tests.cli.clinic import OWNER, TOKENS, put, shop
@@ -40,6 +41,8 @@ from tests.support.nodes import TOKEN, told_all
 from tests.support.wait import wait_until
 
 OTHER = Owner("web-2", 17, "4567-ef01", task="shop.refund").token("0" * 32, 1.6e9)
+
+ADDRESSES = parse_nodes([f"redis://127.0.0.1:{n}/0" for n in (1, 2, 3)])
 
 Cli = Callable[..., Any]
 Nodes = list[redis.Redis]
@@ -136,19 +139,21 @@ def test_a_quorum_has_a_vote_when_enough_of_its_nodes_have(
     app = shop([f"redis://127.0.0.1:{n}/0" for n in (1, 2, 3)], redlock_restart_guard="uptime")
     facts = [NodeInfo(uptime=uptime) for uptime in uptimes]
     others = 3 - len(facts)
-    found = votes_in([*[None] * others, *facts], app)
+    found = votes_in([*[None] * others, *facts], ADDRESSES, app)
     assert found == (None if seconds is None else pytest.approx(seconds, abs=0.1))
-    assert votes_in([*[NodeInfo(role="slave", uptime=90.0)] * others, *facts], app) == found
+    assert (
+        votes_in([*[NodeInfo(role="slave", uptime=90.0)] * others, *facts], ADDRESSES, app) == found
+    )
     app.conf.redlock_restart_guard = "off"
-    assert votes_in([*[None] * others, *facts], app) is None
+    assert votes_in([*[None] * others, *facts], ADDRESSES, app) is None
 
 
 def test_one_server_under_two_addresses_has_one_vote() -> None:
     app = shop([f"redis://127.0.0.1:{n}/0" for n in (1, 2, 3)], redlock_restart_guard="uptime")
     twins = [NodeInfo(run_id=run, uptime=90.0) for run in ("one", "one", "two")]
     young = [NodeInfo(run_id="one", uptime=90.0), *twins[:1], NodeInfo(run_id="two", uptime=5.0)]
-    assert votes_in(twins, app) is None
-    assert votes_in(young, app) == pytest.approx(26.3, abs=0.1)
+    assert votes_in(twins, ADDRESSES, app) is None
+    assert votes_in(young, ADDRESSES, app) == pytest.approx(26.3, abs=0.1)
 
 
 def test_ls_shows_what_is_asked_for(cli: Cli, admins: Nodes) -> None:
