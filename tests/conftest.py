@@ -132,9 +132,10 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Iterator[None]:
     """With a failure come the last lines of its workers: it may not happen again."""
     report: Any = yield
-    cluster = getattr(item, "funcargs", {}).get("cluster")
-    if report.failed and cluster is not None:
-        for log in cluster.path.glob("worker-*.log"):
+    # Not every `cluster` is one with workers.
+    path = getattr(getattr(item, "funcargs", {}).get("cluster"), "path", None)
+    if report.failed and isinstance(path, Path):
+        for log in path.glob("worker-*.log"):
             if log.stat().st_mtime < call.start:
                 continue
             lines = log.read_text(errors="replace").splitlines()[-WORKER_LINES:]

@@ -6,9 +6,12 @@ import os
 import tempfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tests import conftest
 from tests.support import lanes
 
 ROOT = Path(__file__).parents[2]
@@ -76,3 +79,13 @@ def test_temporary_files_are_made_where_they_go_in_the_end() -> None:
     """By us, and by all that is started here."""
     assert os.environ["TMPDIR"] == tempfile.gettempdir()
     assert Path(tempfile.gettempdir()).name.startswith("redlock-tests-")
+
+
+def test_a_failure_of_a_test_whose_cluster_has_no_workers_is_reported() -> None:
+    item: Any = SimpleNamespace(funcargs={"cluster": "the id of one"})
+    report = SimpleNamespace(failed=True, sections=[])
+    steps = conftest.pytest_runtest_makereport(item, None)
+    next(steps)
+    with pytest.raises(StopIteration) as end:
+        steps.send(report)
+    assert end.value.value is report and report.sections == []
