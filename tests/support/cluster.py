@@ -203,10 +203,13 @@ class Cluster:
             declared = connection.default_channel.queue_declare(self.queue, passive=True)
             return int(declared.message_count)
 
-    def unpark(self) -> None:
-        """Give the workers what was sent to the queue "parked", which none of them takes from."""
-        while self.client.rpoplpush("parked", "celery"):
-            pass
+    def unpark(self, count: int = 0) -> None:
+        """Give the workers what was sent to the queue "parked", which none of them takes from.
+
+        The `count` oldest messages; 0: all.
+        """
+        while self.client.rpoplpush("parked", "celery") and count != 1:
+            count -= 1
 
     # -- bodies --------------------------------------------------------------------------------
 

@@ -70,13 +70,15 @@ def test_one_whose_reservation_is_anothers_is_skipped(
 ) -> None:
     """It was replaced, and its worker did not hear of it."""
     task = reservations.tasks[scope]
-    first = task.apply_async((key,), countdown=2.0)
+    first = task.apply_async((key,), queue="parked")
     reservations.forget(key)
-    second = task.apply_async((key,), countdown=4.0)
+    second = task.apply_async((key,), queue="parked")
     assert second.id != first.id
+    cluster.unpark(1)
     skipped = Skipped.of(cluster.result(first))
     assert skipped is not None and second.id in skipped["holder"]
     reservations.kept(key, second)
+    cluster.unpark()
     assert Skipped.of(cluster.result(second)) is None
     assert [run.task for run in cluster.runs(key)] == [second.id]
 
@@ -103,8 +105,9 @@ def test_a_lost_reservation_endangers_nothing(
     task = reservations.tasks[scope]
     sent = []
     for _ in range(6):
-        sent.append(task.apply_async((key, 0.1), countdown=0.5))
+        sent.append(task.apply_async((key, 0.1), queue="parked"))
         reservations.forget(key)
+    cluster.unpark()
     for one in sent:
         cluster.state(one, 20.0)
     assert len({one.id for one in sent}) == len(sent)
