@@ -91,7 +91,7 @@ class Places:
         asked = Query((mark_of(claim, BEGUN),), claim.nodes)
         patience = redlock.node_timeout
         ballot = redlock.client.driver.run(lambda now: quorum.peek([asked], now, patience))
-        if outcome.tokens(ballot):
+        if outcome.tokens(ballot):  # one node is enough: a forged mark can only cost a duplicate
             free(redlock, claim)
         elif freed.ttl > self._short and ballot.yes >= ballot.quorum:
             # It may be freed on any node by now.
@@ -104,7 +104,7 @@ def note_begun(redlock: Redlock, claim: Claim) -> None:
 
 
 def _leave(redlock: Redlock, claim: Claim, what: str, life: float) -> None:
-    """Leave a mark on the nodes, for `life` seconds; one node that has it is enough (`look`)."""
+    """Leave a mark on the nodes, for `life` seconds."""
     bearer = Claim(claim.resources, claim.token, claim.ttl, claim.nodes)
     bearer.mark = mark_of(claim, what), life
     free(redlock, bearer, redlock.node_timeout)

@@ -29,6 +29,7 @@ from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, NotAcquired, QuorumUnavailable
 from ..protocol.names import MARK_SUFFIX, MAX_SLOTS, RESERVED_SUFFIX, Resources, checked_names
+from ..protocol.replies import DONE
 from ..protocol.round import RENEWED, Round, Verb
 from ..protocol.texts import names_of, printable, shown
 from ..protocol.values import Owner, Query, token_digest
@@ -259,8 +260,9 @@ class Look(NamedTuple):
 
     Attributes:
         token: The token that a quorum of nodes holds; None if there is none, or none can be told.
-        left: Seconds until it ends there; 0.0 if there is none.
-        replaced: Whether a later call has taken the place of the message that was asked about.
+        left: Seconds for which a quorum of nodes will hold it; 0.0 if there is none.
+        replaced: True if a quorum of nodes has the mark that a later call took the place of the
+            message that was asked about.
     """
 
     token: str | None
@@ -274,10 +276,11 @@ def look(redlock: Redlock, claim: Claim) -> Look:
     ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, redlock.node_timeout))
     tokens = outcome.tokens(ballot)
     token = next((one for one in tokens if tokens.count(one) >= ballot.quorum), None)
-    left = max(
-        [held[1] for held in outcome.seen(ballot, 0) if held and held[0] == token], default=0.0
-    )
-    return Look(token, left, bool(outcome.tokens(ballot, 1)))
+    lasts = sorted(held[1] for held in outcome.seen(ballot, 0) if held and held[0] == token)
+    left = lasts[-ballot.quorum] if token is not None else 0.0
+    # No single node may keep a message from being run.
+    replaced = outcome.tokens(ballot, 1).count(DONE) >= ballot.quorum
+    return Look(token, left, replaced)
 
 
 def holding(redlock: Redlock, claim: Claim) -> str | None:

@@ -10,7 +10,8 @@ from celery import Celery
 
 from celery_redlock import SingletonTask, Skipped
 from celery_redlock.messages.headers import RESERVATION
-from celery_redlock.messages.reservation import HOUR, Reservation
+from celery_redlock.messages.reservation import HOUR, REPLACED, Reservation, claim_of, mark_of
+from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner
 from tests.support.delivering import RESERVED, Box, deliver
 from tests.support.fake_lock import FakeRedlock
@@ -224,6 +225,46 @@ def test_call_that_has_begun_runs_again_though_another_is_queued(stage: Stage) -
     stage.run(task, first, again=True)
     stage.run(task, second)
     assert stage.ran == ["first", "first", "second"]
+
+
+def marked(redlock: FakeRedlock, message: Any, mark: str, nodes: int) -> None:
+    """Write a mark of a message on some nodes, as anybody can who may write to these nodes."""
+    note = Reservation.of(message.headers[RESERVATION], message.headers["id"])
+    assert note is not None
+    name, now = mark_of(claim_of(redlock, note), mark), redlock.clock()
+    for node in redlock.fakes[:nodes]:
+        node.held[name] = DONE, now + HOUR
+
+
+@pytest.mark.parametrize(("nodes", "runs"), [(1, True), (2, True), (3, False)])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_mark_of_a_replaced_call_counts_only_on_a_quorum_of_nodes(
+    stage: Stage, redlock: FakeRedlock, scope: str, nodes: int, runs: bool
+) -> None:
+    task = stage.declare(scope)
+    message = stage.call(task, "only")
+    redlock.clock.advance(2 * HOUR)  # it has waited for longer than its reservation lasts
+    marked(redlock, message, REPLACED, nodes)
+    stage.run(task, message)
+    assert stage.ran == ["only"] * runs
+
+
+def test_node_that_lies_about_a_ttl_does_not_make_an_unsent_replacement_count(
+    stage: Stage, redlock: FakeRedlock
+) -> None:
+    task = stage.declare("until_and_while_executing")
+    first = stage.call(task, "first")
+
+    def begin() -> None:
+        node = redlock.fakes[0]
+        node.held[RESERVED] = node.held[RESERVED][0], redlock.clock() + HOUR
+        stage.run(task, first)
+        raise ConnectionError("the broker is away")
+
+    stage.sending = begin
+    with pytest.raises(ConnectionError):
+        stage.call(task, "second")
+    assert stage.ran == ["first"]
 
 
 def test_id_that_is_used_again_is_not_taken_for_the_call_that_was_replaced(stage: Stage) -> None:
