@@ -205,8 +205,8 @@ class ReservedDelivery:
                 return None  # nobody has it, or another program
             if owner.task_id == short_id(self.task_id):
                 return self._own(token)
-            if reservation.is_anothers(owner, self._task):
-                return None  # the lock decides which of the two runs
+            if self.note.unreserved or reservation.is_anothers(owner, self._task):
+                return None  # both run, and the lock decides which is first
             step = meets_reservation(
                 self._ended(owner),
                 late=time.monotonic() > until,

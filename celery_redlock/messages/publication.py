@@ -116,7 +116,10 @@ class _Publication:
         if kept is not None:
             return self._send_kept(kept)
         ttl, lasts = self._times()
-        note = Reservation(names, self.wish.scope, self.wish.on_duplicate, ttl)
+        arrival = self._arrival
+        unreserved = arrival is not None and arrival.note.unreserved
+        policy = self.wish.on_duplicate
+        note = Reservation(names, self.wish.scope, policy, ttl, unreserved=unreserved)
         if note.scope not in RESERVING:  # for this call
             return self._send(self.task_id, note)
         return self._reserve(note, lasts)
@@ -194,7 +197,8 @@ class _Publication:
         again = ATTEMPTS in (self.options.get("headers") or ())
         level = logging.DEBUG if again else logging.WARNING
         logger.log(level, "%s is published without a reservation: %s", called, why)
-        sent = self._send(task_id, note)
+        unreserved = note.unreserved or (note.on_duplicate == "replace" and not self._frozen)
+        sent = self._send(task_id, replace(note, unreserved=unreserved))
         places.taken = True
         return sent
 

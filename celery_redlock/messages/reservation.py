@@ -107,6 +107,8 @@ class Reservation:
         ttl: How long it lasts from when its message may start; seconds.
         token: Proof that it is this message's; empty if the message has none.
         begun: Whether its body had begun before: then there is nothing left to reserve.
+        unreserved: True if its call replaces queued ones, and had to be sent without a reservation.
+            It may be newer than the message that has one, so it runs in any case.
     """
 
     resources: tuple[str, ...]
@@ -115,6 +117,7 @@ class Reservation:
     ttl: float
     token: str = field(default="", repr=False)
     begun: bool = False
+    unreserved: bool = False
 
     @property
     def resource(self) -> str:
@@ -175,7 +178,8 @@ class Reservation:
             if not confirmed and _RESERVES[scope] > _RESERVES[options.scope]:
                 scope = options.scope
         ttl = float(min(max(ttl, MIN_TTL), longest))
-        return cls(names, scope, policy, ttl, token, begun)
+        unreserved = given.get("unreserved") is True and policy == "replace" and not token
+        return cls(names, scope, policy, ttl, token, begun, unreserved)
 
 
 def claim_for(

@@ -64,6 +64,10 @@ class Stage:
     def call(self, task: Any, text: str, **options: Any) -> Any:
         """Publish a call, and return its message."""
         task.apply_async((1, text), countdown=10, **options)
+        return self.message()
+
+    def message(self) -> Any:
+        """Return what was published since."""
         return self._box.message()
 
     def run(self, task: Any, message: Any, *, again: bool = False) -> Any:
@@ -286,3 +290,82 @@ def test_call_is_published_while_the_body_before_it_has_its_lock(
     redlock.acquire("order:1", owner=Owner("there", 7, first.headers["id"]))
     second = stage.call(task, "second")
     assert second.headers["id"] != first.headers["id"]
+
+
+# -- A call that is published without a reservation ----------------------------------------------
+
+
+def unreserved(stage: Stage, redlock: FakeRedlock, task: Any, text: str, **options: Any) -> Any:
+    """Publish a call while too few nodes answer, and return its message."""
+    redlock.driver.dead = {0, 1, 2}
+    message = stage.call(task, text, **options)
+    redlock.driver.dead = set()
+    assert "token" not in message.headers[RESERVATION]
+    return message
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_call_without_a_quorum_runs_though_an_older_one_has_the_reservation(
+    stage: Stage, redlock: FakeRedlock, scope: str
+) -> None:
+    task = stage.declare(scope)
+    old = stage.call(task, "old")
+    new = unreserved(stage, redlock, task, "new")
+    assert stage.run(task, new) == "new"
+    assert stage.holder() == old.headers["id"]
+    assert stage.run(task, old) == "old"
+    assert stage.holder() == ""
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_call_without_a_quorum_that_retries_runs_again_though_another_has_the_reservation(
+    stage: Stage, redlock: FakeRedlock, scope: str
+) -> None:
+    task = stage.declare(scope)
+    old = stage.call(task, "old")
+    new = unreserved(stage, redlock, task, "new")
+
+    def retry() -> None:
+        raise task.retry(countdown=10)
+
+    stage.working = retry
+    stage.run(task, new)
+    stage.working = lambda: None
+    again = stage.message()
+    assert again.headers["id"] == new.headers["id"]
+    assert stage.run(task, again) == "new"
+    assert stage.run(task, old) == "old"
+
+
+def test_call_without_a_quorum_that_finds_its_lock_held_runs_when_it_comes_again(
+    stage: Stage, redlock: FakeRedlock
+) -> None:
+    task = stage.declare("until_and_while_executing")
+    stage.call(task, "old")
+    new = unreserved(stage, redlock, task, "new")
+    redlock.acquire("order:1")
+    stage.run(task, new)
+    again = stage.message()
+    for node in redlock.fakes:
+        del node.held["order:1"]
+    assert stage.run(task, again) == "new"
+
+
+def test_member_of_a_group_without_a_quorum_is_skipped_if_another_has_the_reservation(
+    stage: Stage, redlock: FakeRedlock
+) -> None:
+    task = stage.declare("until_and_while_executing")
+    stage.call(task, "old")
+    new = unreserved(stage, redlock, task, "new", task_id="member", group_id="group")
+    assert Skipped.of(stage.run(task, new)) is not None
+
+
+@pytest.mark.parametrize("policy", ["existing", "skip", "raise"])
+def test_call_without_a_quorum_that_replaces_nothing_is_skipped_if_another_has_the_reservation(
+    stage: Stage, redlock: FakeRedlock, policy: str
+) -> None:
+    task = stage.declare("until_and_while_executing")
+    stage.call(task, "old")
+    new = unreserved(stage, redlock, task, "new", lock={"on_duplicate": policy})
+    stage.run(task, new)
+    assert stage.ran == []
