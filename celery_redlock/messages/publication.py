@@ -17,6 +17,7 @@ from typing import Any
 
 from celery import _state, states
 from celery.result import EagerResult
+from celery.utils.time import maybe_iso8601
 from kombu.utils.uuid import uuid
 
 from ..config.checks import MIN_TTL
@@ -280,8 +281,9 @@ class _Publication:
         """How long it is reserved from when it may start, and from now; seconds.
 
         Raises:
-            ConfigurationError: The call asks for too long.
+            ConfigurationError: The call asks for too long, or names a time that is none.
         """
+        self._check_times()
         reserve_ttl, longest = self.wish.reserve_ttl, self._longest
         if reserve_ttl is not None and reserve_ttl > longest:
             error = (
@@ -299,6 +301,18 @@ class _Publication:
         ttl = expires if expires is not None else reserve_ttl or HOUR
         lasts = ttl if expires is not None else ttl + self._delay()
         return min(max(ttl, MIN_TTL), longest), min(max(lasts, MIN_TTL), longest)
+
+    def _check_times(self) -> None:
+        """Refuse a text that is no time: Celery sends it, and the worker drops the message."""
+        for name in ("eta", "expires"):
+            when = self.options.get(name)
+            try:
+                maybe_iso8601(when if isinstance(when, str) else None)
+            except ValueError:
+                raise ConfigurationError(
+                    f"{printable(self.task.name)}: {name} is {printable(repr(when))}, which is no"
+                    " time: give a datetime, or a text such as '2030-01-31T12:00:00+00:00'"
+                ) from None
 
     def _delay(self) -> float:
         """Seconds until it may start."""

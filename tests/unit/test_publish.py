@@ -150,12 +150,25 @@ def test_one_that_a_body_has_taken_over_is_not_made_to_last(
 def test_a_time_that_is_over_or_none_is_celerys_to_refuse(
     redlock: FakeRedlock, charge: Any, box: Box
 ) -> None:
-    for when in ("soon", object()):
-        with pytest.raises((TypeError, ValueError, AttributeError)):
-            charge.apply_async((1,), expires=when)
-        assert redlock.free(RESERVED)
-        assert box.messages() == []
+    with pytest.raises((TypeError, ValueError, AttributeError)):
+        charge.apply_async((1,), expires=object())
+    assert redlock.free(RESERVED)
+    assert box.messages() == []
     charge.apply_async((1,), expires=-5)
+    assert box.header()["token"]
+
+
+@pytest.mark.parametrize("more", [{}, {"task_id": "member", "group_id": "group"}])
+@pytest.mark.parametrize("name", ["eta", "expires"])
+def test_call_with_a_text_that_is_no_time_is_refused_and_reserves_nothing(
+    redlock: FakeRedlock, charge: Any, box: Box, name: str, more: dict[str, Any]
+) -> None:
+    """A worker would drop such a message as invalid."""
+    with pytest.raises(ConfigurationError, match=f"{name} is 'tomorrow', which is no time"):
+        charge.apply_async((1,), **{name: "tomorrow"}, **more)
+    assert redlock.free(RESERVED)
+    assert box.messages() == []
+    charge.apply_async((1,), **{name: "2999-01-31T12:00:00+00:00"}, **more)
     assert box.header()["token"]
 
 
