@@ -20,15 +20,17 @@ from kombu import Queue
 from ..config.settings import enabled
 from ..config.task_lock import lock_of
 from ..locking.redlock import Redlock
-from ..protocol import outcome
+from ..protocol import outcome, quorum
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
+from ..protocol.restart_guard import Doubt
 from ..protocol.texts import printable
+from ..protocol.values import Query, Vote
 from .headers import RESERVATION, is_redelivered, said, short_id
 from .replaced import note_begun
 from .reservation import Reservation, claim_of, free, free_of
 from .results import stored_end
 
-__all__ = ["Purged", "count", "purge", "purge_first", "wrap_command"]
+__all__ = ["Purged", "count", "left_on_nodes", "purge", "purge_first", "wrap_command"]
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -93,6 +95,30 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
             yield gone
 
 
+def left_on_nodes(redlock: Redlock) -> str:
+    """Return where keys stay that were freed on a quorum just now; empty if nowhere.
+
+    A node answers in order: one that answers this has done all that was written to it before.
+    """
+    asked = Query(("celery_redlock",), len(redlock.nodes))
+    patience = redlock.node_timeout
+    ballot = redlock.client.driver.run(lambda now: quorum.peek([asked], now, patience))
+    answers = zip(redlock.nodes, ballot.votes, ballot.details, strict=True)
+    away = [
+        node
+        for node, vote, detail in answers
+        if vote is not Vote.YES and not isinstance(detail, Doubt)
+    ]
+    if not away:
+        return ""
+    return (
+        f"{', '.join(away)} did not answer: the keys stay there until their ttl is over, which is"
+        " an hour if nothing else is said. That costs nothing while the other nodes work. When it"
+        " is back, celery redlock ls shows them, and celery redlock release KEY --reservation frees"
+        " one"
+    )
+
+
 def purge_first(app: Any, queue: str) -> tuple[int, bool]:
     """Purge a queue in place of Celery, so that nothing stays reserved.
 
@@ -107,8 +133,12 @@ def purge_first(app: Any, queue: str) -> tuple[int, bool]:
         return 0, True
     gone = 0
     try:
-        for _ in purge(app, queue, count(app, queue)):
+        freed = 0
+        for message in purge(app, queue, count(app, queue)):
             gone += 1
+            freed += message.freed
+        if freed and (left := left_on_nodes(Redlock.from_app(app))):
+            logger.warning("%s is purged; %s", printable(queue), left)
     except (QuorumUnavailable, ConfigurationError) as error:
         line = "%s is purged, and what its messages have reserved may stay so until it ends: %s"
         logger.warning(line, printable(queue), error)

@@ -78,7 +78,7 @@ def test_it_lists_and_asks_and_purges_and_frees(
     result = call("--yes")
     assert result.exit_code == 0, result.output
     assert f"[{ids[0]}] is purged: its key k:a is free" in result.stdout
-    assert "4 messages purged, 3 reservations freed" in result.stdout
+    assert "4 messages purged, 3 reservations freed\n" in result.stdout
     assert broker.queued() == 0 and not any(reservations.tokens(key) for key in "abc")
     result = call("--yes", "--json")
     assert result.exit_code == 1 and json.loads(result.stdout)["outcome"] == "gone"
@@ -136,6 +136,22 @@ def test_a_reservation_that_only_a_quorum_has_is_freed_and_said_to_be(
     finally:
         broker.nodes[4].resume()
     assert "its key k:a is free" in result.stdout
+    reservations.freed("a")
+
+
+def test_purge_with_a_hung_node_says_that_the_keys_stay_there(
+    broker: Cluster, reservations: Reservations, call: Call
+) -> None:
+    publish(reservations, "a")
+    broker.nodes[4].pause()
+    try:
+        result = call("--yes")
+    finally:
+        broker.nodes[4].resume()
+    assert result.exit_code == 0
+    assert "1 reservation freed; " in result.stdout
+    assert f"{broker.redlock.nodes[4]} did not answer: the keys stay there" in result.stdout
+    assert "celery redlock release KEY --reservation" in result.stdout
     reservations.freed("a")
 
 
