@@ -26,6 +26,7 @@ from .report import (
     broken,
     merged,
 )
+from .reservations import examine_reservations
 from .tasks import examine_tasks, ttls_of
 from .votes import guard_of
 from .workers import examine_workers
@@ -73,6 +74,8 @@ def examine(
         store = lock.client.addresses[0].store
         checks = {"PostgreSQL": OF_POSTGRESQL, "etcd": OF_ETCD}.get(store, CHECKS)
         jobs += [lambda: list(nodes(lock)), lambda: list(examine_keys(lock, timeout))]
+        if app is not None:
+            jobs.append(lambda: list(examine_reservations(lock, app, timeout)))
     if app is not None:
         jobs += [lambda: list(examine_tasks(app)), lambda: list(examine_workers(app, timeout))]
     for found in at_once(*jobs):

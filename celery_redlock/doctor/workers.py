@@ -11,13 +11,25 @@ from ..survey.waiting import Parked, waits_told
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, some, unchecked, warning, wrong
 
-__all__ = ["ask", "examine_workers", "waiting"]
+__all__ = ["ask", "connection_of", "examine_workers", "waiting"]
 
 VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
 NO_APP = "tasks that wait parked in workers are not seen without their app: -A APP"
 MAX_ERROR_CHARS = 200
 """Of what a worker says instead of its settings: whoever reaches the broker can answer."""
+
+
+def connection_of(app: Any, timeout: float) -> Any:
+    """Return a connection to the broker that does not hang; `timeout` is in seconds."""
+    return app.connection_for_write(
+        connect_timeout=timeout,
+        transport_options={
+            **(app.conf.broker_transport_options or {}),
+            "socket_timeout": 2 * timeout + 1,
+            "socket_connect_timeout": timeout,
+        },
+    )
 
 
 def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
@@ -30,14 +42,7 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
     """
     connection = None
     try:
-        connection = app.connection_for_write(
-            connect_timeout=timeout,
-            transport_options={
-                **(app.conf.broker_transport_options or {}),
-                "socket_timeout": 2 * timeout + 1,
-                "socket_connect_timeout": timeout,
-            },
-        )
+        connection = connection_of(app, timeout)
         with connection:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=timeout)
             inspect = app.control.inspect(timeout=timeout, connection=connection)
