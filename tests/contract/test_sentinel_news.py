@@ -22,12 +22,14 @@ from tests.support.sentinels import SERVICE, Puppet
 from tests.support.wait import wait_until
 
 TTL = 1.0
+WATCH = "celery_redlock.stores.redis.master_watch"
 
 
 @pytest.fixture(scope="module")
 def masters() -> Iterator[tuple[int, int]]:
     """The ports of a master, and of its replica that has been promoted; both answer."""
-    with start_servers(2) as (old, new), redis.Redis(port=new.port) as client:
+    config = ("--repl-diskless-sync-delay", "0")
+    with start_servers(2, config=config) as (old, new), redis.Redis(port=new.port) as client:
         client.replicaof("127.0.0.1", old.port)
         wait_until(lambda: client.info("replication")["master_link_status"] == "up", 20, "a copy")
         client.replicaof("NO", "ONE")
@@ -45,7 +47,7 @@ def sentinels(masters: tuple[int, int]) -> Iterator[list[Puppet]]:
 def ours(sentinels: list[Puppet]) -> Iterator[Redlock]:
     """A client that has been granted locks by the old master, and has the Sentinels' ear."""
     hosts = ",".join(f"127.0.0.1:{sentinel.port}" for sentinel in sentinels)
-    url = f"sentinel://{hosts}/{SERVICE}"
+    url = f"sentinel://{hosts}/{SERVICE}?socket_connect_timeout=10"
     with contextlib.closing(Redlock([url], ttl=TTL, restart_guard="auto")) as redlock:
         wait_until(lambda: granted(redlock), 20, "the old master has a vote")
         for sentinel in sentinels:
@@ -70,11 +72,13 @@ def asks(redlock: Redlock) -> int:
 def test_an_idle_client_leaves_the_old_master_before_it_asks_it_again(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr("celery_redlock.stores.redis.master_watch.SEEK_S", 0.0)  # as if idle long
+    monkeypatch.setattr(f"{WATCH}.SEEK_S", 0.0)  # as if idle long
+    monkeypatch.setattr(f"{WATCH}.REST_S", 10.0)  # the machine may be busy
     with redis.Redis(port=masters[0]) as old:
         sentinels[1].switch(masters[1])
         sentinels[1].announce()
         time.sleep(0.2)  # idle; the announcement has arrived
+        sentinels[1].delay = 0.2  # the other one's older word comes first
         old.config_resetstat()
         assert not granted(ours), "the new master has no vote yet"
         assert "cmdstat_set" not in old.info("commandstats")

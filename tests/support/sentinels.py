@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,7 @@ class Puppet:
         master: The port of the master that it names.
         epoch: The version of its configuration.
         allows: Whether clients may subscribe.
+        delay: Seconds that it takes for each answer.
         greeted: How many times it was asked who is the master.
         subscribers: The connections that are subscribed.
     """
@@ -120,6 +122,7 @@ class Puppet:
     def __init__(self, master: int, epoch: int = 1) -> None:
         self.master, self.epoch = master, epoch
         self.allows = True
+        self.delay = 0.0
         self.greeted = 0
         self.subscribers: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -162,6 +165,7 @@ class Puppet:
     def _serve(self, client: socket.socket) -> None:
         with client, contextlib.suppress(OSError):
             while data := client.recv(65536):
+                time.sleep(self.delay)
                 client.sendall(b"".join(map(self._answer, data.split(b"\r\n"))))
                 if b"SUBSCRIBE" in data and self.allows:
                     self.subscribers.append(client)
