@@ -112,7 +112,6 @@ def _serves(run: Run, call: Call, account: Account) -> bool:
 
 
 PURGED = "purged"
-OLDER = "an older call ran instead of one that was published without a reservation"
 POPPED = "lost in the broker's client: popped from the queue over a connection that ended"
 """See `tests.faults.messages`: one message at most of each worker that ends."""
 
@@ -131,11 +130,6 @@ def _excuse(call: Call, account: Account, faults: Sequence[Fault]) -> str:
         if any(fault.pid == got.process.main and fault.touches(got.at, until) for fault in ends):
             # Acknowledged, and then its process was ended: Celery's documented loss.
             return "lost with its worker (early acknowledgement)"
-    if call.reserved is False and any(
-        run.what == call.what and run.enter >= call.begin for run in account.runs
-    ):
-        # Its producer had no quorum: it is a duplicate of what was reserved before.
-        return OLDER
     # A worker that received it may have returned it to the queue as it ended.
     returned = (
         last is not None
