@@ -173,11 +173,11 @@ def swapped_long_ago() -> list[Any]:
     meet = RestartGuard.meet
 
     def since_opened(
-        self: RestartGuard, index: int, facts: NodeInfo, asked: float, now: float
+        self: RestartGuard, index: int, facts: NodeInfo, asked: float, now: float, moves: bool
     ) -> Memory:
         opened = self.__dict__.setdefault("opened", {})
         before = self._met.get(index)
-        met = meet(self, index, facts, asked, now)
+        met = meet(self, index, facts, asked, now, moves)
         if met is not before:
             if not facts.history and met.started >= opened.get(index, ALWAYS):
                 met.began = met.started
@@ -190,8 +190,10 @@ def swapped_long_ago() -> list[Any]:
 def trusted_as_before() -> list[Any]:
     meet = RestartGuard.meet
 
-    def by_run(self: RestartGuard, index: int, facts: NodeInfo, asked: float, now: float) -> Memory:
-        met = meet(self, index, facts, asked, now)
+    def by_run(
+        self: RestartGuard, index: int, facts: NodeInfo, asked: float, now: float, moves: bool
+    ) -> Memory:
+        met = meet(self, index, facts, asked, now, moves)
         known = self.__dict__.setdefault("runs", {})
         met.began = known[facts.run_id] = min(met.began, known.get(facts.run_id, met.began))
         return met

@@ -419,6 +419,7 @@ def test_fencing_is_true_or_false(redlock: Redlock, value: Any) -> None:
         Redlock(["redis://127.0.0.1:1"], fencing=value)
 
 
+@pytest.mark.filterwarnings("ignore:the lock of r was made and never acquired")
 def test_the_instance_says_what_is_usual() -> None:
     usual = Redlock(["redis://127.0.0.1:1"], fencing=True)
     assert usual.lock("r").request.fencing
