@@ -29,7 +29,7 @@ from ..locking.redlock import Redlock
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from ..protocol.texts import printable
-from ..protocol.values import Holder
+from ..protocol.values import Holder, Owner
 from . import reservation
 from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
@@ -189,6 +189,13 @@ class _Publication:
                 replaced += 1
                 if self._frees_place_of(redlock, note, other, places, revoke=revoke):
                     continue
+            if places.freed and not self._is_queued(redlock, note, other, places):
+                if reservation.pause(until):
+                    continue
+                why = f"{holder} has it, and may not be published yet"
+                return self._send_without(task_id, note, why, places)
+            # Another call has taken the places that this one has freed.
+            places.taken = bool(places.freed)
             return self._duplicate(task_id, note.resource, holder)
 
     def _send_without(self, task_id: Any, note: Reservation, why: object, places: Places) -> Any:
@@ -274,6 +281,15 @@ class _Publication:
         if revoke and isinstance(freed, Claim):
             places.freed.append(freed)
         return freed is not False
+
+    def _is_queued(self, redlock: Redlock, note: Reservation, other: str, places: Places) -> bool:
+        """Return True if `other` has the reservation, and its message is out or its body runs."""
+        seen = reservation.look(redlock, claim_for(redlock, note.resources, MIN_TTL))
+        owner = Owner.of(seen.token) if seen.token else None
+        if owner is None or owner.task_id != other:
+            return False
+        freed = {claim.token for claim in places.freed}
+        return seen.token not in freed and seen.left > reservation.unsent_ttl(self.wish.ttl)
 
     # -- Times -----------------------------------------------------------------------------------
 

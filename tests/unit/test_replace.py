@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_redlock import SingletonTask, Skipped
+from celery_redlock.messages import reservation
 from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.reservation import HOUR, REPLACED, Reservation, claim_of, mark_of
 from celery_redlock.protocol.replies import DONE
@@ -69,6 +70,10 @@ class Stage:
     def message(self) -> Any:
         """Return what was published since."""
         return self._box.message()
+
+    def messages(self) -> list[Any]:
+        """Return all that was published since."""
+        return self._box.messages()
 
     def run(self, task: Any, message: Any, *, again: bool = False) -> Any:
         """Deliver a message as a worker does that knows of no revoke; return its result."""
@@ -201,6 +206,36 @@ def test_of_two_concurrent_replacements_one_runs(stage: Stage, fails: bool) -> N
 
 
 # -- A call that was replaced --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("left", "published"), [(HOUR, False), (5.0, True)])
+@pytest.mark.parametrize("scope", SCOPES)
+def test_call_that_cannot_take_the_place_it_has_freed_does_not_bring_the_replaced_call_back(
+    stage: Stage, redlock: FakeRedlock, monkeypatch: Patch, scope: str, left: float, published: bool
+) -> None:
+    """Other calls take the place first, again and again: `left` says whether their messages are
+    out. If they are not, this call is sent, as they may never be."""
+    notify = stage.declare(scope)
+    first = stage.call(notify, "first").headers["id"]
+    free_of = reservation.free_of
+    others: list[str] = []
+
+    def outrun(*args: Any) -> Any:
+        freed = free_of(*args)
+        others.append(f"other{len(others)}")
+        token = Owner("host", 1, others[-1], task=notify.name).token("a" * 32, redlock.clock())
+        for node in redlock.fakes:
+            node.held[RESERVED] = (token, redlock.clock() + left)
+        return freed
+
+    monkeypatch.setattr(reservation, "free_of", outrun)
+    result = notify.apply_async((1, "last"), countdown=10)
+    assert stage.holder() == others[-1]
+    assert set(stage.revoked) == {first, *others[:-1]}
+    if published:
+        assert stage.message().payload[0][1] == "last"
+    else:
+        assert result.id == others[-1] and not stage.messages()
 
 
 @pytest.mark.parametrize(("again", "late"), [(False, False), (True, False), (True, True)])
