@@ -25,6 +25,7 @@ from .config.declared import (
     given_to_all,
     is_of_celery,
     keep_task_class,
+    refuse_other_base,
     refuse_second_lock,
     refuse_unread,
 )
@@ -154,6 +155,7 @@ class SingletonTask(BaseTask):
             cls.redlock = None  # type: ignore[assignment]
             return
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
+        refuse_other_base(task, cls)
         for name, value in vars(cls).items():
             misspelt = name in _NEEDS_PREFIX or name.startswith("redlock_")
             if misspelt and not (inspect.isroutine(value) or isinstance(value, property)):

@@ -31,7 +31,19 @@ MIN_LIKENESS, MIN_LIKENESS_SAME_LENGTH = 0.8, 0.66
 """How like an option's name one must be to be that name misspelt (difflib's ratio, 0 to 1): `tll`
 is 0.67 like `ttl`, and as long. Others are the user's own."""
 
-_OTHER_LIBRARIES = {"celery_once": "celery-once", "celery_singleton": "celery-singleton"}
+_DROPS = (
+    "which would drop the message that a waiting task is sent again in. Take that base away, or the"
+    " lock of celery_redlock (docs/migrating.md)"
+)
+_OTHER_BASES = {
+    "celery_once": f"celery-once, {_DROPS}",
+    "celery_singleton": f"celery-singleton, {_DROPS}",
+    "celery_batches": (
+        "celery-batches, which calls its body for many messages at once: no message could wait for"
+        " its key. Take the lock away, and use `Redlock.from_app(app).lock(...)` in the body"
+    ),
+}
+"""Why a task with a lock of ours cannot have a base of these packages."""
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -60,14 +72,8 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[s
     name = getattr(task, "name", None) or f"{task.__module__}.{task.__qualname__}"
     locked = _is_locked(task.run)
     based = isinstance(getattr(kind, "redlock", None), TaskLock)
-    for base in kind.__mro__ if locked or based else ():
-        library = _OTHER_LIBRARIES.get(str(base.__module__).partition(".")[0])
-        if library is not None:
-            raise ConfigurationError(
-                f"{name} has two locks: its class derives from {base.__qualname__} of {library},"
-                " which would drop the message that a waiting task is sent again in. Take that"
-                " base away, or the lock of celery_redlock (docs/migrating.md)"
-            )
+    if locked or based:
+        refuse_other_base(name, kind)
     if based:
         if locked:
             raise ConfigurationError(
@@ -96,6 +102,25 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[s
                     " of your own reads it, ignore this line"
                 )
     return warnings
+
+
+def refuse_other_base(name: str, kind: type) -> None:
+    """Refuse a base of another library for a task with a lock of ours.
+
+    Args:
+        name: The task's, for the error.
+        kind: Its class.
+
+    Raises:
+        ConfigurationError: There is one; says why the two do not work together.
+    """
+    for base in kind.__mro__:
+        why = _OTHER_BASES.get(str(base.__module__).partition(".")[0])
+        if why is not None:
+            raise ConfigurationError(
+                f"{name} has a lock of celery_redlock, and its class derives from"
+                f" {base.__qualname__} of {why}"
+            )
 
 
 def check_bound(task: Any) -> None:

@@ -286,20 +286,24 @@ def test_one_lock_over_a_shared_task_is_put_on_it_in_every_app(app: Any) -> None
 
 
 @pytest.mark.parametrize("how", ["locked", "over", "base of both"])
-@pytest.mark.parametrize("module", ["celery_once.tasks", "celery_singleton.singleton"])
+@pytest.mark.parametrize(
+    "module", ["celery_once.tasks", "celery_singleton.singleton", "celery_batches"]
+)
 def test_task_with_the_base_of_another_library_and_our_lock_is_refused(
     app: Any, module: str, how: str
 ) -> None:
-    theirs = type("Theirs", (Task,), {"abstract": True, "__module__": module})
-    lock = locked("order:<order_id>")
+    options = {"lock_expiry": None, "unique_on": None}  # celery-singleton's
+    theirs = type("Theirs", (Task,), {"abstract": True, "__module__": module, **options})
+    lock, library = locked("order:<order_id>"), module.partition(".")[0].replace("_", "-")
     if how == "locked":
         declare(app, lock(charge), base=theirs)
     elif how == "over":
         lock(declare(app, base=theirs))
     else:
-        declare(app, base=type("Both", (SingletonTask, theirs), {"abstract": True}))
-    library = module.partition(".")[0].replace("_", "-")
-    refused(app, "shop.charge has two locks", f"Theirs of {library}", "Take that base away")
+        with pytest.raises(ConfigurationError, match=f"Theirs of {library}"):
+            type("Both", (SingletonTask, theirs), {"abstract": True})
+        return
+    refused(app, "shop.charge has a lock of celery_redlock", f"Theirs of {library}")
 
 
 def test_task_with_the_base_of_another_library_alone_is_accepted(app: Any) -> None:
