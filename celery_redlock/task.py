@@ -21,7 +21,6 @@ from celery.local import PromiseProxy, Proxy
 
 from .config.checks import OnDuplicate, Scope
 from .config.declared import (
-    app_of,
     given_to_all,
     is_of_celery,
     keep_task_class,
@@ -211,7 +210,7 @@ class SingletonTask(BaseTask):
         if is_of_celery(type(self)):
             return call(*args, **kwargs)
         body = functools.partial(call, *args, **kwargs)
-        result = loaded.run(self.redlock, app_of(self.redlock, self), self, request, self.run, body)
+        result = loaded.run(self.redlock, self, request, self.run, body)
         if type(result) is CoroutineType:
             raise never_awaited(self.name, result)
         return result
@@ -325,10 +324,9 @@ def _put_lock_around(lock: TaskLock, function: Callable[..., Any]) -> Callable[.
         task = _celery_state._task_stack.top
         if task is None or getattr(task.run, "__redlock__", None) is not lock:
             task = None  # called as a function, perhaps by another task
-        app = app_of(lock, task)
         request = task.request_stack.top if task is not None else None
         body = functools.partial(function, *args, **kwargs)
-        result = load().run(lock, app, task, request, function, body)
+        result = load().run(lock, task, request, function, body)
         if type(result) is CoroutineType:
             raise never_awaited(function.__qualname__, result)
         return result

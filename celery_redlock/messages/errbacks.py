@@ -19,7 +19,7 @@ from celery.app.task import Context
 from celery.canvas import Signature
 
 from ..config.failure import pack
-from ..config.task_lock import lock_of
+from ..config.task_lock import TaskLock, lock_of
 
 __all__ = ["ErrorCallback", "taken", "wrap"]
 
@@ -35,11 +35,15 @@ class ErrorCallback:
     exc: BaseException
     traceback: object
 
-    def send(self, task: Any, why: BaseException) -> None:
+    @property
+    def task(self) -> Any:
+        """Return the task that it calls."""
+        return self.signature.type
+
+    def send(self, why: BaseException) -> None:
         """Send it as a task of its own, because its lock is not free. Log an error if it is lost.
 
         Args:
-            task: The task that it calls.
             why: The refusal.
         """
         from celery.exceptions import SoftTimeLimitExceeded  # programs that publish need none
@@ -48,7 +52,7 @@ class ErrorCallback:
         from ..protocol.texts import printable
         from .conflict import send_patiently
 
-        signature, failed = self.signature, self.request
+        task, signature, failed = self.task, self.signature, self.request
         name = printable(f"{task.name}, the error callback of {failed.task}[{failed.id}],")
         # An id is one task's, and several tasks may have failed with this callback.
         options = {key: value for key, value in signature.options.items() if key != "task_id"}
@@ -80,10 +84,14 @@ class ErrorCallback:
 _called: ContextVar[ErrorCallback | None] = ContextVar("redlock_errback", default=None)
 
 
-def taken(task: Any) -> ErrorCallback | None:
-    """Return the error callback that this plain call of a task is, once; None if it is none."""
+def taken(lock: TaskLock) -> ErrorCallback | None:
+    """Return the error callback that takes this lock, once; None if none is called.
+
+    Celery's stack of tasks does not show it: a task class whose `__call__` calls `run` alone leaves
+    the failed task on top.
+    """
     callback = _called.get()
-    if callback is None or task is None or callback.signature.task != task.name:
+    if callback is None or lock_of(callback.task) is not lock:
         return None
     _called.set(None)  # what its body calls is none
     return callback

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery.exceptions import Retry
 
+from ..config.declared import app_of
 from ..config.failure import unpack
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
@@ -36,7 +37,6 @@ __all__ = ["run"]
 
 def run(
     lock: TaskLock,
-    app: Any,
     task: Any,
     request: Any,
     function: Callable[..., Any],
@@ -50,6 +50,10 @@ def run(
     Raises:
         NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
     """
+    callback = taken(lock)
+    if callback is not None:
+        task, request = callback.task, None
+    app = app_of(lock, task)
     delivered = first_call(request)
     eager = request is not None and request.is_eager and not request.called_directly
     headers = functools.partial(said, request) if delivered or eager else None
@@ -61,8 +65,6 @@ def run(
     # Where this worker parks what must wait, no delivery waits in its pool slot, unless its task
     # declares a wait.
     parked = delivered and parks(options) and not lock.has_wait
-    # Nor does an error callback, which Celery calls where its task failed: it is sent as a task.
-    callback = None if delivered else taken(task)
     if delivered:
         body = functools.partial(body.func, *unpack(task, body.args), **body.keywords)
     redlock = Redlock.from_app(app)
@@ -79,6 +81,7 @@ def run(
     asked = LockRequest(
         names=resources,
         ttl=options.ttl,
+        # Nor does an error callback, which is called where its task failed: it is sent as a task.
         wait=0.0 if parked or callback else options.wait,
         owner=_owner(redlock.client.owner, task, request if delivered else None),
         fencing=options.fencing,
@@ -114,7 +117,7 @@ def run(
                 raise again.with_traceback(None) from again.exc
             raise
     if callback is not None and (pause := paused(redlock, resources)) is not None:
-        callback.send(task, ResourceHeld(str(pause), resource=held.resource))
+        callback.send(ResourceHeld(str(pause), resource=held.resource))
         return None
     if options.scope == "until_executing":  # it keeps out no other body
         with Unlocked(resources, redlock):
@@ -128,7 +131,7 @@ def run(
             # less than its own asks for.
             if callback is None:
                 raise
-            callback.send(task, refusal)
+            callback.send(refusal)
             return None
         return body()
     finally:

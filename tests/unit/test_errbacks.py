@@ -5,12 +5,13 @@ Over fake nodes: failing tasks by Celery's own tracer, messages over a broker in
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from celery import states
+from celery import Task, states
 from celery.app.task import Context
 from celery.exceptions import Reject, Retry
 from kombu.exceptions import OperationalError
@@ -25,7 +26,16 @@ from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log, Patch
 
 KEY = "ledger:1"
-WAYS = ("under", "over", "class")
+WAYS = ("under", "over", "class", "under, own base", "over, own base", "under, app's class")
+
+
+class Running(Task):  # type: ignore[type-arg]
+    """A task class as Flask's documentation makes one: its `__call__` calls `run` alone."""
+
+    abstract = True
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.run(*args, **kwargs)
 
 
 class Books:
@@ -51,6 +61,11 @@ class Books:
             return "compensated"
 
         given = {name: options.pop(name) for name in ("acks_late",) if name in options}
+        way, _comma, how = way.partition(", ")
+        if how == "app's class":
+            self.app.Task = Running
+        elif how:
+            given["base"] = Running
         task = self.app.task(name="compensate", shared=False, **given)
         if way == "under":
             return task(locked(key, **options)(body))
@@ -254,6 +269,23 @@ def test_error_callback_with_the_key_of_the_failed_task_runs_under_its_lock(
     assert books.redlock.free(KEY)
 
 
+@pytest.mark.parametrize("base", [Task, Running])
+@pytest.mark.parametrize("args", [(None, None, None, 1), ()], ids=["refused", "without a key"])
+def test_error_callback_made_of_the_failed_task_s_function_is_no_delivery_of_that(
+    books: Books, box: Box, base: Any, args: Any
+) -> None:
+    """That delivery has failed before its body, so nothing else says that it is over."""
+
+    @locked("ledger:<order>", on_conflict="raise")
+    def body(request: Any, exc: Any, traceback: Any, order: Any) -> None: ...
+
+    declare: Any = functools.partial(books.app.task, shared=False, base=base)
+    pay, callback = declare(name="pay")(body), declare(name="compensate")(body)
+    books.redlock.acquire(KEY)
+    deliver(pay, *args, errbacks=[callback.s(1)])
+    assert box.message().headers["task"] == "compensate"
+
+
 def test_error_callback_of_a_task_that_has_lost_their_common_lock_is_sent(
     books: Books, box: Box
 ) -> None:
@@ -319,7 +351,7 @@ def test_other_arguments_are_left_as_they_are(books: Books, first: Any) -> None:
     assert unpack(books.charge, args) is args
 
 
-@pytest.mark.parametrize("way", ["under", "class"])
+@pytest.mark.parametrize("way", ["under", "under, own base", "class"])
 def test_error_callback_with_a_key_of_all_arguments_is_locked_by_the_failed_tasks_id(
     books: Books, box: Box, way: str
 ) -> None:
@@ -328,8 +360,9 @@ def test_error_callback_with_a_key_of_all_arguments_is_locked_by_the_failed_task
     def body(request: Any, exc: Any, traceback: Any, order: Any) -> None:
         ran.append(order)
 
-    if way == "under":
-        callback = books.app.task(name="all", shared=False)(locked()(body))
+    if way != "class":
+        given = {"base": Running} if way == "under, own base" else {}
+        callback = books.app.task(name="all", shared=False, **given)(locked()(body))
     else:
         callback = books.app.task(name="all", shared=False, base=SingletonTask)(body)
     books.fail(callback.s(1))
