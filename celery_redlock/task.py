@@ -349,6 +349,7 @@ def _lock_task(lock: TaskLock, task: Any) -> None:
         _check(lock, task.run)
         task.run = _put_lock_around(lock, task.run)
         lock.apps.add(task.app)
+        lock.names.add(task.name)
         refuse_unread(task)
 
 

@@ -190,6 +190,7 @@ def wrap(task_class: Any = Task) -> None:
             lock = lock_of(cls)
             if lock is not None:
                 lock.apps.add(app)
+                lock.names.add(cls.name)
             if lock is not None and (said := too_long(lock.own.get("ttl", 0.0))):
                 warnings.append(f"{cls.name}: {said}")
             if lock is not None and lock.misfit:

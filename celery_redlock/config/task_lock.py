@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CoroutineType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from celery.app.task import Context
+from celery.app.task import Context, Task
 
 from ..keys.resolver import Headers, Keys, is_failure, is_plain, keys_of
 from ..protocol.errors import ConfigurationError
@@ -42,6 +42,7 @@ class TaskLock:
     Attributes:
         misfit: A warning about calls for which the key function fails; "" if there are none.
         apps: Those that have a task with this lock.
+        names: Those of the tasks with this lock.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class TaskLock:
         self._several = False
         self.misfit = ""
         self.apps: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.names: set[str] = set()
         self._keys: dict[tuple[str, bool, bool, Callable[..., Any]], Keys] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
 
@@ -172,9 +174,17 @@ class TaskLock:
         self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
     ) -> tuple[str, Keys, Sequence[Any], Any]:
         """Return a task's name, its keys, and the arguments of a call without the task itself."""
-        bound = task is not None and bool(args) and args[0] is task
+        first = args[0] if args else None
+        if task is None and isinstance(first, Task) and lock_of(first) is self:
+            task = first  # its class calls `run` alone, so Celery does not show it
+        bound = task is not None and first is task
         args = unpack(task, args[1:] if bound else args)
-        name = task.name if task is not None else f"{function.__module__}.{function.__qualname__}"
+        if task is not None:
+            name = task.name
+        elif len(self.names) == 1:
+            (name,) = self.names
+        else:
+            name = f"{function.__module__}.{function.__qualname__}"
         keys = self._keys_of(name, function, bound)
         more = kwargs.keys() - keys.signature.parameters.keys()
         if more and task is not None and _has_own_call(type(task)):

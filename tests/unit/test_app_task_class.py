@@ -10,9 +10,9 @@ import pytest
 from celery import Celery, Task, shared_task
 from celery.app.builtins import add_map_task, add_unlock_chord_task
 
-from celery_redlock import ConfigurationError, SingletonTask
+from celery_redlock import ConfigurationError, ResourceHeld, SingletonTask, locked
 from celery_redlock.compat.once import QueueOnce
-from celery_redlock.config.task_lock import lock_of
+from celery_redlock.config.task_lock import lock_of, resources_of
 from tests.support.delivering import deliver
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log
@@ -95,6 +95,31 @@ def test_app_with_our_class_as_its_task_class_locks_its_tasks_and_none_of_celery
     result, _ = deliver(app.tasks["celery.map"], "shop.charge", [1, 2])
     assert result == ["charged 1", "charged 2"]
     assert entered == ["tenant", "tenant", "body", "tenant", "body"]
+
+
+@pytest.mark.parametrize("bind", [False, True], ids=["", "bound"])
+@pytest.mark.parametrize("over", [False, True], ids=["under", "over"])
+def test_call_of_a_locked_task_whose_class_calls_run_has_the_key_of_its_message(
+    app: Any, redlock: FakeRedlock, set_class: Any, over: bool, bind: bool
+) -> None:
+    """Celery's stack of tasks does not show the task then."""
+    set_class(FlaskTask)
+    declare = app.task(name="shop.charge", bind=bind, shared=False)
+
+    def body(*args: Any) -> None: ...
+
+    task: Any = locked()(declare(body)) if over else declare(locked()(body))
+    (name,) = resources_of(task, (7,), {})
+    redlock.acquire(name)
+    task(8)
+    with pytest.raises(ResourceHeld):
+        task(7)
+
+    @app.task(name="outer", shared=False)
+    def outer() -> None:
+        task(7)
+
+    assert isinstance(deliver(outer)[0], ResourceHeld)
 
 
 def test_base_that_derives_from_the_app_s_class_is_left_as_it_is(app: Any, set_class: Any) -> None:
