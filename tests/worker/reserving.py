@@ -11,6 +11,7 @@ from celery import Celery
 
 from celery_redlock import SingletonTask
 from celery_redlock.config.checks import SCOPES
+from celery_redlock.messages.reservation import UNSENT_TTL_S
 from celery_redlock.protocol.values import Owner
 from tests.support.wait import wait_until
 
@@ -124,6 +125,15 @@ class Reservations:
         """It is still that task's."""
         tokens = self.tokens(key)
         assert self._owner(tokens) == task.id, f"{task.id} has it on these nodes: {tokens}"
+
+    def lasts(self, key: str) -> None:
+        """Wait until a majority of nodes keeps it for longer than for a message that is not out."""
+
+        def lasting() -> bool:
+            left = [node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes]
+            return sum(one > 1000 * UNSENT_TTL_S for one in left) > len(left) // 2
+
+        wait_until(lasting, 3.0, f"the reservation of {key} lasts")
 
     def freed(self, key: str, within: float = 3.0) -> None:
         def seen() -> object:
