@@ -65,14 +65,15 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
                 node.kill()
                 node.start()
             yield 0.3
-            with self.chronicle.fault(PAUSED, nodes=self._numbers([*two, third])):
-                try:
-                    third.pause()
+            third.pause()
+            try:
+                # Ends before the node goes on, which then answers what a beat has asked it.
+                with self.chronicle.fault(PAUSED, nodes=self._numbers([*two, third])):
                     for number in range(4):
                         self.stage.call("plain", f"n{number}")
                     yield 0.6
-                finally:
-                    third.resume()
+            finally:
+                third.resume()
             yield 1.5 * TTL
 
     def reset(self) -> Steps:
