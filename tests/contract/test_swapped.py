@@ -269,10 +269,10 @@ def test_a_slow_node_beside_a_young_one_does_not_put_the_next_try_off(
         redlock = all_connected(lock([young, old[1], slow], ttl=ttl))
         slow.mode = "mute"
         with pytest.raises(QuorumUnavailable, match="it may have forgotten locks") as refusal:
-            redlock.acquire("r")
+            redlock.acquire("slow")
         assert refusal.value.retry_after is None
         slow.mode = "pass"
-        redlock.release(redlock.acquire("r", wait=1.0))
+        redlock.release(redlock.acquire("slow", wait=1.0))
 
 
 def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Locks) -> None:
@@ -294,9 +294,9 @@ def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_star
         redlock = lock(three)
         (warning,) = redlock.check()
         assert "is not usable and has no vote: it is a replica (READONLY) of" in warning
-        redlock.release(redlock.acquire("r"))
+        redlock.release(redlock.acquire("minority"))
         unchecked = lock(three)
-        unchecked.release(unchecked.acquire("r", wait=5.0))
+        unchecked.release(unchecked.acquire("minority", wait=5.0))
         errors = [r.getMessage() for r in caplog.records if r.levelno == logging.ERROR]
         assert any(f":{replicas[0].port} is not usable: it is a replica" in e for e in errors)
         for ask in ("check", "connect"):

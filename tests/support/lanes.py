@@ -64,7 +64,9 @@ MORE = (
     "tests/canvas/test_cells_stores.py", "tests/canvas/test_cells.py::test_its_rabbitmq",
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
     "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
-    "tests/contract/test_amnesia.py", "tests/contract/test_sentinel_planned.py",
+    "tests/contract/test_amnesia.py", "tests/contract/test_sentinel",
+    "tests/contract/test_sidecar.py", "tests/worker/test_sidecar.py",
+    "tests/unit/test_docs.py::test_code_runs_as_far_as_it_goes_without_servers",
     "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",
     "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
     "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",
@@ -74,7 +76,8 @@ MORE = (
 """How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
 
 What locks promise is tested by both: here over Redis. There follow the other stores and brokers,
-the commands and what else operators see, the code in docs/ and examples/, other libraries.
+Sentinels, a keeper in a process of its own, the commands and what else operators see, the code in
+docs/ and examples/, other libraries.
 """
 ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd")
 """What is in the names of tests that bear it as well."""

@@ -36,6 +36,7 @@ class Watch:
             redlock.client.registry, "patience", lambda _claim, until: self.patience.append(until)
         )
         self.held: HeldLease = redlock.lock("r")
+        self.held.unused = False  # not each test runs a body
         self.progress = Progress(self.held, TIMEOUT, on_lost)
 
     def _keep(self, _claim: Any, look: Callable[[], float]) -> None:
