@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..protocol.errors import ConfigurationError
@@ -140,6 +141,8 @@ def lock_key(address: Address, prefix: str, name: str) -> str:
 
 def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:
     """Return the node at an address; for the arguments see `RedisNode`."""
+    # Nothing may be left to import while a lock is held, when a time limit could strike.
+    import_module(f".{address.store.lower()}.subscription", __package__)
     if address.store == "Redis":
         from .redis.node import RedisNode
 
