@@ -17,7 +17,6 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from shlex import quote
 from typing import Any
 
@@ -25,6 +24,7 @@ import click
 
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
+from ..protocol.names import matching
 from ..protocol.texts import printable
 from ..stores.kinds import listed, parse_nodes
 from ..survey.models import KINDS, Survey
@@ -260,9 +260,9 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
             found = survey(redlock, match, kinds=kinds, timeout=timeout)
             if task is None:
                 return found
-            owned = ((entry, entry.owner.task) for entry in found.entries if entry.owner)
-            fits = tuple(entry for entry, name in owned if fnmatchcase(name, task))
-            return replace(found, entries=fits)
+            fits = matching(task)
+            owned = (one for one in found.entries if one.owner and fits(one.owner.task))
+            return replace(found, entries=tuple(owned))
 
         return command(site, look=look, timeout=timeout, **given)
 

@@ -30,6 +30,7 @@ from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
 from ..protocol.names import (
+    MAX_NAME_CHARS,
     MAX_SLOTS,
     PAUSE_NAMES,
     Limit,
@@ -97,9 +98,11 @@ class Pause:
 
     @classmethod
     def of(cls, name: str, token: str, left: float) -> Pause | None:
-        """Return what a token says; None if it is no pause's."""
+        """Return what a token says; None if it is no pause's, or longer than one can be."""
         owner = Owner.of(token)
-        if owner is None or not owner.task_id:
+        if owner is None or not 0 < len(owner.task_id) <= MAX_NAME_CHARS:
+            return None
+        if len(owner.stamp) > MAX_TEXT_CHARS or len(owner.task) > MAX_TEXT_CHARS:
             return None
         left = min(left, MAX_PAUSE_S)  # without a ttl it was not made here
         limit = min(owner.retries, MAX_SLOTS)

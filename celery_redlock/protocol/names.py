@@ -6,10 +6,9 @@ end so.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
@@ -87,6 +86,8 @@ MAX_NAMES_BYTES = 30_000
 MAX_SLOTS = 100
 """Bodies at a time per key. Each has its own name on the nodes, and whoever finds one slot taken
 looks at all of them."""
+
+ANY = frozenset(range(256))
 
 T = TypeVar("T")
 Resources = str | Sequence[str]
@@ -202,11 +203,11 @@ def checked_glob(pattern: str) -> str:
     Raises:
         ConfigurationError: It is empty, too long, or does not mean what it looks like.
     """
-    if not pattern or len(pattern) > MAX_NAME_CHARS:
-        wrong = f"has 1 to {MAX_NAME_CHARS} characters; it has {len(pattern)}"
+    if not pattern:
+        wrong = f"has 1 to {MAX_NAME_CHARS} characters; it has 0"
     elif re.search(r"(?<!\\)(\\\\)*\\\Z", pattern):
         wrong = f"does not end in a backslash; {pattern!r} does: write two for one"
-    elif "[" in re.sub(r"\\.|\[[^\]]+\]", "", pattern, flags=re.S):
+    elif not all(closed for _allowed, closed in _steps(pattern)):
         wrong = f"closes each '['; it is {pattern!r}: write '\\[' for one that means itself"
     else:
         return pattern
@@ -219,13 +220,74 @@ def escaped(name: str) -> str:
 
 
 def matching(pattern: str) -> Callable[[str], object]:
-    """Return what tells whether a whole name fits a glob.
+    """Return what tells whether a whole name fits a glob, byte by byte as in Redis.
 
-    It is one of Redis: `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash before a character that means
-    itself. Python's knows no backslash, and has ! for ^.
+    That is `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash before a character that means itself.
+
+    Raises:
+        ConfigurationError: It is too long.
     """
-    pattern = re.sub(r"\\(.)", lambda found: f"[{found[1]}]", pattern, flags=re.S)
-    return re.compile(fnmatch.translate(pattern.replace("[^", "[!"))).match
+    runs = [b""]
+    for allowed, _closed in _steps(pattern):
+        if allowed is None:
+            runs.append(b"")
+        else:
+            runs[-1] += _one_of(allowed)
+    first, *others = runs
+    last = b".*" + others.pop() if others else b""
+    # Each run between two stars stands where it first fits, and stays there: its length is fixed,
+    # so the rest has the most room then. Trying the other places would take exponential time.
+    between = b"".join(b"(?=(?P<g%d>.*?%b))(?P=g%d)" % (n, run, n) for n, run in enumerate(others))
+    fits = re.compile(first + between + last, re.S).fullmatch
+    return lambda name: fits(name.encode("utf-8", "surrogatepass"))
+
+
+def _one_of(allowed: Set[int]) -> bytes:
+    """Return a regular expression that fits one byte of a set."""
+    if len(allowed) > 128:
+        return b"[^%b]" % _listed(ANY - allowed) if allowed != ANY else b"."
+    return b"[%b]" % _listed(allowed) if allowed else b"(?!)"
+
+
+def _listed(some: Set[int]) -> bytes:
+    return b"".join(b"\\x%02x" % byte for byte in sorted(some))
+
+
+def _steps(pattern: str) -> Iterator[tuple[Set[int] | None, bool]]:
+    """Yield which bytes each step of a glob takes, None for any number of any; and if it is closed.
+
+    It is read as `stringmatchlen` in the servers' util.c reads it.
+    """
+    if len(pattern) > MAX_NAME_CHARS:
+        raise ConfigurationError(
+            f"a pattern of keys has 1 to {MAX_NAME_CHARS} characters; it has {len(pattern)}"
+        )
+    text, at = pattern.encode("utf-8", "surrogatepass"), 0
+    while at < len(text):
+        char, at = text[at : at + 1], at + 1
+        if char == b"[":
+            inverse = text[at : at + 1] == b"^"
+            at += inverse
+            allowed: set[int] = set()
+            while at < len(text) and text[at : at + 1] != b"]":
+                if text[at : at + 1] == b"\\" and at + 1 < len(text):
+                    first = last = text[at + 1]
+                    at += 2
+                elif text[at + 1 : at + 2] == b"-" and at + 2 < len(text):
+                    first, last = sorted((text[at], text[at + 2]))
+                    at += 3
+                else:
+                    first = last = text[at]
+                    at += 1
+                allowed.update(range(first, last + 1))
+            at += 1
+            yield (ANY - allowed if inverse else allowed), at <= len(text)
+        elif char in b"*?":
+            yield (None if char == b"*" else ANY), True
+        else:
+            if char == b"\\" and at < len(text):
+                char, at = text[at : at + 1], at + 1
+            yield frozenset(char), True
 
 
 def mark_of(owner: Owner, resources: Sequence[str]) -> str:

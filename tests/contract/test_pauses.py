@@ -14,6 +14,7 @@ from celery_redlock import Redlock
 from celery_redlock.locking import pauses
 from celery_redlock.protocol.errors import ConfigurationError, QuorumUnavailable, RedlockError
 from celery_redlock.protocol.names import Limits
+from celery_redlock.protocol.values import Owner
 from celery_redlock.worker.parking.consumer import Parking
 from celery_redlock.worker.startup import watch_pauses
 from tests.support.names import Locks, Patch, Request, Servers
@@ -209,3 +210,9 @@ def test_the_watch_sees_a_pause_and_ends_with_its_worker(over: Redlock, monkeypa
     assert len(watching()) == 1
     signals.worker_shutdown.send(sender=None)
     wait_until(lambda: not watching(), 10.0, "it has ended")
+
+
+def test_a_pause_longer_than_one_can_be_is_passed_over() -> None:
+    for texts in (("a" * 60_000, WHO, ""), ("a", "w" * 60_000, ""), ("a", WHO, "r" * 60_000)):
+        token = Owner("web-1", 1, texts[0], stamp=texts[1], task=texts[2]).token("0" * 32, 1.7e9)
+        assert Owner.of(token) is not None and pauses.Pause.of("1#pause", token, 60.0) is None

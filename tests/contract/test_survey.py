@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import pytest
 import redis
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
-from celery_redlock.protocol.names import mark_of
+from celery_redlock.protocol.names import mark_of, matching
 from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner, token_digest
 from celery_redlock.stores.redis.reader import RedisReader as Reader
@@ -189,8 +190,9 @@ def test_names_that_are_no_text_or_dangerous_are_found_as_they_are(
         ("*", {"a", "ab", "ä", "b", "a*", "[a]"}),
         ("a", {"a"}),
         ("a*", {"a", "ab", "a*"}),
-        ("?", {"a", "b", "ä"}),
-        ("[^a]", {"b", "ä"}),
+        ("?", {"a", "b"}),
+        ("??", {"ab", "ä", "a*"}),  # as in Redis, a byte each
+        ("[^a]", {"b"}),
         ("[ab]", {"a", "b"}),
         (r"a\*", {"a*"}),
         (r"\[a\]", {"[a]"}),
@@ -316,3 +318,31 @@ def test_a_node_that_goes_on_answering_is_waited_for_but_not_forever(
     looks, _ = read_nodes(nodes, "redlock:", lambda reader: query(reader, 10**6, 0.02), 0.3)
     assert {node.error for node in looks} == {"has not told all within 0.6 s"}
     wait_until(lambda: not reading(), 20, "they have ended")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_patterns_fit_the_names_that_a_server_says_they_fit(
+    admins: list[redis.Redis], seed: int
+) -> None:
+    dice, letters = random.Random(seed), "ab^-![]\\*?"
+    pieces = [*letters, "[a-b]", "[^a", "[b-]", "[\\]", "\\^", "**", "[]", "[^]", "[-b]", "a*"]
+    names = {"".join(dice.choices(letters + "é", k=dice.randint(1, 4))) for _ in range(150)}
+    patterns = ["".join(dice.choices(pieces, k=dice.randint(1, 5))) for _ in range(1500)]
+    patterns += ["a\\^b", "*a*a*b*", "[^", "é*", "[é]?*", "[", "a[", "\\"]
+    admins[0].mset(dict.fromkeys([*names, "a^b"], ""))
+    with admins[0].pipeline(transaction=False) as pipeline:
+        for pattern in patterns:
+            pipeline.keys(pattern)
+        answers = pipeline.execute()
+    for pattern, keys in zip(patterns, answers, strict=True):
+        fits = matching(pattern)
+        assert {name for name in (*names, "a^b") if fits(name)} == set(keys), pattern
+
+
+def test_patterns_of_many_stars_take_no_time(redlock: Redlock) -> None:
+    name, begun = "a" * 512, time.monotonic()
+    for pattern in ("*a" * 255 + "b", "?*" * 256, "[^a]*" * 100 + "b", "*" * 511 + "b"):
+        assert not matching(pattern)(name) or pattern[0] == "?"
+    assert time.monotonic() < begun + 2
+    with pytest.raises(ConfigurationError, match="1 to 512 characters; it has 60000"):
+        survey(redlock, "a" * 60_000)
