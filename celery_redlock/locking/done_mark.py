@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Collection
+
 from ..protocol import outcome, quorum
-from ..protocol.lease import NEVER
 from ..protocol.names import MAX_SLOTS, slots_of
 from ..protocol.replies import DONE
-from ..protocol.values import Owner, Query, Vote
+from ..protocol.round import Round
+from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from .held import HeldLease
 
-__all__ = ["look_up", "mark_done"]
+__all__ = ["judge", "look_up", "mark_done"]
 
 
 def mark_done(held: HeldLease) -> None:
@@ -19,37 +22,56 @@ def mark_done(held: HeldLease) -> None:
         held.claim.mark = held.mark
 
 
-def look_up(held: HeldLease) -> tuple[bool, list[Owner]]:
-    """Ask whether an earlier holder has left the lock's mark, and who else holds the lock.
-
-    One node that knows the mark is enough, and if there is a mark, one of those that granted our
-    claim knows it. The earlier holder had a quorum of nodes, and so has our claim: they share a
-    node, and that one was free for us only after it had been marked, in one step with the release.
-    So if all nodes that granted our claim say no, there was no earlier holder; or its work was not
-    done, or it did not release the lock itself.
+def look_up(held: HeldLease) -> tuple[bool, bool]:
+    """Ask whether an earlier delivery of the message is done, and whether one is at work.
 
     Raises:
-        QuorumUnavailable: None knows it, and one that granted our claim does not answer.
+        QuorumUnavailable: Neither is certain, and the body would begin now.
     """
     if held.mark is None:
-        return False, []
+        return False, False
     client, claim, limit = held.redlock.client, held.claim, held.request.limit
-    mark, nodes = held.mark[0], len(client.addresses)
-    granted = [NEVER] * nodes
+    mark, rated = held.mark[0], held.request.rate is not None
     # All slots: its limit may have been larger when the first delivery took one.
     every = slots_of(held.resources, 1 if limit == 1 else MAX_SLOTS)
-    names = [slot for slots in every for slot in slots]
-    if held.request.rate is not None:  # starts outlast their bodies, and keep no other out
-        names = []
-    if claim is not None and claim.held(monotonic()):
-        granted = claim.expiries
-        names = [name for name in names if name not in claim.resources]
-    asked = [Query((name,), nodes) for name in (mark, *names)]
+    # Not of a rate: starts outlast their bodies, and keep no other out.
+    names = [] if rated else [slot for slots in every for slot in slots]
+    ours = claim.resources if claim is not None and claim.held(monotonic()) else ()
+    asked = [Query((name,), len(client.addresses)) for name in (mark, *names)]
     ballot = client.driver.run(lambda now: quorum.peek(asked, now, client.node_timeout))
-    marked = DONE in outcome.tokens(ballot, 0)
-    for vote, expiry in zip(ballot.votes, granted, strict=True):
-        if not marked and expiry != NEVER and vote is not Vote.YES:
-            told = "a node that granted the lock does not tell whether the task is done"
-            raise client.refused(outcome.unavailable(mark, ballot, client.nodes, told))
-    others = {token for number in range(len(names)) for token in outcome.tokens(ballot, number + 1)}
-    return marked, [owner for token in others if (owner := Owner.of(token)) is not None]
+    done, at_work = judge(ballot, held.request.owner or client.owner, ours)
+    if done is None and not at_work and (ours or rated):
+        told = "too few nodes tell whether the task is done"
+        raise client.refused(outcome.unavailable(mark, ballot, client.nodes, told))
+    return bool(done), at_work
+
+
+def judge(ballot: Round, owner: Owner, ours: Collection[str] = ()) -> tuple[bool | None, bool]:
+    """Return whether an earlier delivery is done, None if that is uncertain; and if one is at work.
+
+    A quorum of nodes must have the mark: no single node may keep a message from being run. A node
+    has it from the moment on in which it is free, so one that is not free yet may be about to get
+    it, like one that does not answer. Pure.
+
+    Args:
+        ballot: A PEEK of the mark, and of the slots in which others count.
+        owner: The delivery that asks.
+        ours: The slots that it holds itself.
+    """
+    columns = [outcome.seen(ballot, number) for number in range(len(ballot.claims))]
+    names = [query.resources[0] for query in ballot.claims[1:]]
+    tokens = {held[0] for column in columns[1:] for held in column if held is not None}
+    earlier = {token for token in tokens if owner.is_copy_of(Owner.of(token))}
+    marked = unmarked = 0
+    working: Counter[str] = Counter()
+    for mark, *slots in zip(*columns, strict=True):
+        there = {name: held[0] for name, held in zip(names, slots, strict=True) if held is not None}
+        theirs = {name: token for name, token in there.items() if token in earlier}
+        if mark is not None and mark[0] == DONE:
+            marked += 1
+        elif not theirs:
+            unmarked += 1
+        working.update({token for name, token in theirs.items() if name not in ours})
+    others, silent = len(ballot.votes) - ballot.quorum, len(ballot.votes) - ballot.yes
+    at_work = any(count + silent >= ballot.quorum for count in working.values())
+    return True if marked >= ballot.quorum else False if unmarked > others else None, at_work

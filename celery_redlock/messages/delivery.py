@@ -198,7 +198,7 @@ class Delivery:
             elif redelivered:
                 # The holder may be an earlier delivery of this message that is still at work: after
                 # a lost connection to the broker, or a `visibility_timeout`.
-                self._copy = holder is not None and self._same(holder)
+                self._copy = self._owner.is_copy_of(holder)
                 self._held.acquire(wait=min(wait, patience) if self._copy else wait)
             else:
                 raise
@@ -228,28 +228,18 @@ class Delivery:
         if not self._again:
             return False
         try:
-            done, others = look_up(self._held)
+            done, at_work = look_up(self._held)
         except QuorumUnavailable as error:
             if self._message.options.on_unavailable == "retry":
                 raise
             logger.warning("%s: cannot tell whether it is done: %s", self._message.called, error)
-            done, others = False, []  # better twice than never
+            done = at_work = False  # better twice than never
         if done or (self._copy and not self._held.lost and self._succeeded()):
             raise _Done
-        if refusal is not None and (holder := _other_task(refusal)) is not None:
-            others.append(holder)  # one of many readers
-        at_work = any(self._same(other) for other in others)
+        if refusal is not None:  # by one of many readers
+            at_work = at_work or self._owner.is_copy_of(_other_task(refusal))
         self._copy = self._copy or at_work
         return at_work
-
-    def _same(self, owner: Owner) -> bool:
-        """Whether a lock is held for this very message, by another delivery of it.
-
-        A message of another task is another message, even with the same id.
-        """
-        mine = self._owner
-        same = (owner.task_id, owner.retries, owner.task) == (mine.task_id, mine.retries, mine.task)
-        return same and owner.stamp != mine.stamp
 
     def _succeeded(self) -> bool:
         """Whether the result backend knows that the first delivery has come to its end."""

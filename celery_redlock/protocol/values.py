@@ -124,6 +124,16 @@ class Owner:
             shared=is_shared(nonce),
         )
 
+    def is_copy_of(self, other: Owner | None) -> bool:
+        """Return True if both are deliveries of one message, and not the same delivery.
+
+        A message of another task is another message, even with the same id.
+        """
+        if other is None or other.stamp == self.stamp:
+            return False
+        mine = self.task_id, self.retries, self.task
+        return mine == (other.task_id, other.retries, other.task)
+
     def __str__(self) -> str:
         named = f"{self.task}[{self.task_id}]" if self.task else f"task {self.task_id}"
         task = f"{named} of " if self.task_id else ""

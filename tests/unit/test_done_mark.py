@@ -69,7 +69,7 @@ def ran(found: tuple[Any, Any]) -> bool:
 
 
 def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any) -> None:
-    """On each node in the same step: what a copy's quorum shares with the first's, is marked."""
+    """On each node in the same step: one that is free has the mark, or never had the lock."""
     freed: list[bool] = []
     for node in redlock.fakes:
 
@@ -84,18 +84,50 @@ def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any)
     assert redlock.driver.rounds == ["acquire", "release"]  # and it costs no round
 
 
-def test_a_copy_ends_quietly_where_one_node_knows(redlock: FakeRedlock, declare: Any) -> None:
-    """The first's release has reached a quorum; the copy's quorum shares but one node with it."""
+def test_copy_ends_quietly_where_a_quorum_has_the_mark(redlock: FakeRedlock, declare: Any) -> None:
+    """The first's release has reached a bare quorum, and the copy's reaches another one."""
     task = declare()
     redlock.driver.dead.update({3, 4})
     assert ran(deliver(task))
     assert marks(redlock) == 3
     redlock.driver.dead.clear()
-    for node in redlock.fakes[:2]:
-        del node.held[MARK]
-    redlock.driver.dead.update({0, 1})
     assert not ran(deliver(task, **AGAIN))
     assert redlock.free("k")
+
+
+def test_copy_waits_while_the_mark_of_a_bare_quorum_is_uncertain(
+    redlock: FakeRedlock, declare: Any, sent: list[Any]
+) -> None:
+    """A node that has it is away; if that one comes back without it, the body runs again."""
+    task = declare()
+    redlock.driver.dead.update({3, 4})
+    assert ran(deliver(task))
+    redlock.driver.dead = {0}
+    assert isinstance(deliver(task, **AGAIN)[0], Retry)
+    assert sent.pop().options["headers"][ATTEMPTS]["again"] is True
+    assert redlock.free("k")
+    redlock.driver.dead.clear()
+    redlock.fakes[0].forget()
+    assert ran(deliver(task, **AGAIN))
+
+
+def test_copy_waits_while_a_release_is_under_way(
+    redlock: FakeRedlock, declare: Any, sent: list[Any]
+) -> None:
+    """The first had nodes 0 to 3, and only two of these are free yet: too few have the mark."""
+    task = declare()
+    first = Owner("there", 1, task_id="the-id", task="t").token("0" * 32)
+    until = redlock.clock() + 60
+    for node in redlock.fakes[:2]:
+        node.held["k"] = (first, until)
+    for node in redlock.fakes[2:4]:
+        node.held[MARK] = (DONE, until)
+    assert isinstance(deliver(task, **AGAIN)[0], Retry)
+    assert len(sent) == 1
+    for node in redlock.fakes[:2]:
+        del node.held["k"]
+        node.held[MARK] = (DONE, until)
+    assert not ran(deliver(task, **AGAIN))
 
 
 @pytest.mark.parametrize(
@@ -210,13 +242,13 @@ def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: An
 def test_who_cannot_tell_asks_again_later(
     redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: Patch
 ) -> None:
-    """The node that granted it might be the one that knows."""
-    task = declare()
+    """A quorum that has the mark may be among those that do not answer."""
+    task, away = declare(), {2, 3, 4}
     peek = redlock.driver._carry
 
     def carry(round_: Any) -> None:
         if round_.verb.word == "peek":
-            redlock.driver.dead.add(4)
+            redlock.driver.dead.update(away)
         peek(round_)
         redlock.driver.dead.clear()
 
@@ -225,11 +257,10 @@ def test_who_cannot_tell_asks_again_later(
     (again,) = sent
     assert again.options["headers"][ATTEMPTS]["again"] is True
     assert redlock.free("k")
-    # One that did not is not asked for.
-    redlock.fakes[4].held["k"] = (Owner("there", 1).token("0" * 32), redlock.clock() + 60)
+    away.remove(4)  # three have told
     assert ran(deliver(task, **AGAIN))
+    away.add(4)
     for policy in ("run", "raise"):  # better twice than never
-        redlock.fakes[4].held.clear()
         for node in redlock.fakes:
             node.held.pop(MARK, None)
         assert ran(deliver(declare(lock_on_unavailable=policy), **AGAIN))
@@ -294,32 +325,35 @@ def test_nobody_may_give_such_a_name(redlock: FakeRedlock) -> None:
         redlock.acquire("x#done")
 
 
-def test_look_up_needs_only_those_that_granted(redlock: FakeRedlock) -> None:
-    lease = redlock.lock("k")
+def test_look_up_is_certain_once_no_quorum_can_have_the_mark(redlock: FakeRedlock) -> None:
+    lease = redlock.lock("k", owner=Owner("here", 1, task_id="the-id", task="t"))
     redlock.driver.dead.update({0, 1})
     lease.acquire()
     lease.mark = (MARK, 60.0)
-    assert look_up(lease) == (False, [])
+    assert look_up(lease) == (False, False)
     redlock.driver.dead.update({2})
-    with pytest.raises(QuorumUnavailable, match="does not tell whether the task is done"):
+    with pytest.raises(QuorumUnavailable, match="too few nodes tell whether the task is done"):
         look_up(lease)
-    redlock.fakes[3].held[MARK] = (DONE, redlock.clock() + 1)
-    assert look_up(lease) == (True, [])
+    redlock.driver.dead.clear()
+    for node in redlock.fakes[:2]:
+        node.held[MARK] = (DONE, redlock.clock() + 1)
+    assert look_up(lease) == (False, False)
+    redlock.fakes[2].held[MARK] = (DONE, redlock.clock() + 1)
+    assert look_up(lease) == (True, False)
     lease.release()
 
 
 def test_look_up_sees_who_took_a_slot_under_a_larger_limit(redlock: FakeRedlock) -> None:
     """A function, or an operator, may have lowered it since the first delivery began."""
-    first = Owner("there", 1, task_id="the-id", task="t")
+    first = Owner("there", 1, task_id="the-id", stamp="first", task="t")
     theirs = [redlock.acquire("k", limit=5, owner=first) for _ in range(5)]
     for lease in theirs:
         if lease.resources != ("k#slot5",):
             redlock.release(lease)
-    held = redlock.lock("k", limit=3)
+    held = redlock.lock("k", limit=3, owner=replace(first, stamp="second"))
     held.acquire()
     held.mark = (MARK, 60.0)
-    done, others = look_up(held)
-    assert not done and [one.task_id for one in others] == ["the-id"]
+    assert look_up(held) == (False, True)
     held.release()
 
 
