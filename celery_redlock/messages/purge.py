@@ -35,6 +35,10 @@ __all__ = ["Purged", "count", "left_on_nodes", "purge", "purge_first", "wrap_com
 logger = logging.getLogger("celery_redlock.task")
 
 
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What kombu raises for JSON that is no message: no mapping, or without what it looks for."""
+
+
 class Purged(NamedTuple):
     """A message that is gone.
 
@@ -80,8 +84,9 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
         for _ in range(most):
             try:
                 message = fetching.get(no_ack=False)
-            except ValueError as error:  # of kombu's Redis, which has popped it
-                logger.warning("%s: a message that is no JSON is gone: %s", printable(queue), error)
+            except UNREADABLE as error:  # of kombu's Redis, which has popped it
+                line = "%s: a message that is none of Celery's is gone: %s"
+                logger.warning(line, printable(queue), printable(repr(error)))
                 yield Purged("", "", "", False)
                 continue
             if message is None:
@@ -183,21 +188,22 @@ def _purge_both(app: Any, rest: Callable[[str], int | None], queue: str) -> int:
 def _freed(app: Any, message: Any) -> Purged:
     """Free what a message has reserved."""
     headers = message.headers if isinstance(message.headers, Mapping) else {}
-    task, task_id = str(headers.get("task") or ""), headers.get("id")
-    note = Reservation.of(said(dict(headers), RESERVATION), task_id)
+    name, task_id = headers.get("task") or "", short_id(headers.get("id") or "")
+    task = name if isinstance(name, str) else short_id(name)
+    note = Reservation.of(said(dict(headers), RESERVATION), headers.get("id"))
     if note is None or not note.token:
-        return Purged(task, str(task_id or ""), "", False)
+        return Purged(task, task_id, "", False)
     redlock, again = Redlock.from_app(app), is_redelivered(message.delivery_info)
     kept = note.scope == "until_succeeded"
-    if kept and (again or stored_end(app.tasks.get(task), str(task_id)) == SUCCESS):
+    if kept and (again or stored_end(app.tasks.get(task), task_id) == SUCCESS):
         # An earlier delivery may have succeeded, and keeps the key for that.
-        return Purged(task, str(task_id), note.resource, False)
+        return Purged(task, task_id, note.resource, False)
     if again:
         # An earlier delivery of it may be at work, and have the reservation.
         lock = lock_of(app.tasks.get(task))
         limit = 1 if lock is None else lock.options(app).limit
-        done = free_of(redlock, note.resources, short_id(task_id), limit)
-        return Purged(task, str(task_id), note.resource, bool(done))
+        done = free_of(redlock, note.resources, task_id, limit)
+        return Purged(task, task_id, note.resource, bool(done))
     claim = claim_of(redlock, note)
     ballot = free(redlock, claim, redlock.node_timeout)
     if not ballot.quorum_answered:
@@ -206,4 +212,4 @@ def _freed(app: Any, message: Any) -> Purged:
         # A call that was about to replace it may fail, and restore it; see `Places`.
         note_begun(redlock, claim)
         free(redlock, claim, redlock.node_timeout)
-    return Purged(task, str(task_id), note.resource, not ballot.denied)
+    return Purged(task, task_id, note.resource, not ballot.denied)

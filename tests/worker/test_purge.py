@@ -248,9 +248,13 @@ def test_what_cannot_be_read_goes_and_is_no_hindrance(
     if broker.conf["broker_url"] != broker.broker.url:
         pytest.skip("RabbitMQ's messages need not be JSON")
     publish(reservations, "a")
-    broker.client.lpush(broker.queue, b"{no json")
+    whole = json.loads(broker.client.lindex(broker.queue, 0))
+    odd = [{**whole, "headers": headers} for headers in ([1], "text", 5, None, {"task": [[]]})]
+    odd += [{**whole, "properties": properties} for properties in (None, [1], {"delivery_tag": []})]
+    odd += [5, "text", [], None, {**whole, "body": 5}]
+    broker.client.lpush(broker.queue, b"{no json", b"[" * 100_000, *map(json.dumps, odd))
     result = call("--yes")
-    assert result.exit_code == 0 and "2 messages purged" in result.stdout, result.output
+    assert result.exit_code == 0 and "16 messages purged, 1 res" in result.stdout, result.output
     assert broker.queued() == 0 and not reservations.tokens("a")
 
 
