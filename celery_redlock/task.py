@@ -124,7 +124,7 @@ class SingletonTask(BaseTask):
     __module__ = "celery_redlock"
 
     abstract = True
-    redlock: TaskLock = TaskLock({})
+    redlock: TaskLock | None = TaskLock({})
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         keep_task_class(cls)
@@ -151,7 +151,7 @@ class SingletonTask(BaseTask):
             for_all: What `task_annotations` gives to all tasks.
         """
         if is_of_celery(cls):
-            cls.redlock = None  # type: ignore[assignment]
+            cls.redlock = None
             return
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"
         refuse_other_base(task, cls)
@@ -207,7 +207,7 @@ class SingletonTask(BaseTask):
             call = self.run
         if own is not None:
             own.next, call = call, own.call
-        if is_of_celery(type(self)):
+        if self.redlock is None:  # one of Celery's own
             return call(*args, **kwargs)
         body = functools.partial(call, *args, **kwargs)
         result = loaded.run(self.redlock, self, request, self.run, body)

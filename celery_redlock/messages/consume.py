@@ -121,7 +121,7 @@ class ReservedDelivery:
         asked = self._said(confirmed=True)
         if asked is not None and asked.token and asked.scope != self.note.scope:
             claim = claim_for(self._redlock, asked.resources, asked.ttl, token=asked.token)
-            if reservation.holding(self._redlock, claim) == asked.token:
+            if reservation.look(self._redlock, claim).token == asked.token:
                 self.note = asked
 
     # -- Before the body -------------------------------------------------------------------------
@@ -159,7 +159,7 @@ class ReservedDelivery:
             raise _Replaced
         if seen.token == claim.token:
             return None
-        other = self._other(seen.token)
+        other = self._other(seen.owner)
         if other is not None and seen.left > reservation.unsent_ttl(self._options.ttl):
             return other
         note_begun(self._redlock, claim)
@@ -178,9 +178,8 @@ class ReservedDelivery:
             token=self.note.token,
         )
 
-    def _other(self, token: str | None) -> Owner | None:
+    def _other(self, owner: Owner | None) -> Owner | None:
         """Return who has it, if that is another message of this task."""
-        owner = Owner.of(token) if token else None
         if owner is None or owner.task_id in ("", short_id(self.task_id)):
             return None
         return None if reservation.is_anothers(owner, self._task) else owner
@@ -199,12 +198,12 @@ class ReservedDelivery:
                 break
             self._drop(claim)
             self._claim = None
-            token = reservation.holding(self._redlock, claim)
-            owner = Owner.of(token) if token else None
-            if token is None or owner is None or not owner.task_id:
+            seen = reservation.look(self._redlock, claim)
+            owner = seen.owner
+            if seen.token is None or owner is None or not owner.task_id:
                 return None  # nobody has it, or another program
             if owner.task_id == short_id(self.task_id):
-                return self._own(token)
+                return self._own(seen.token)
             if self.note.unreserved or reservation.is_anothers(owner, self._task):
                 return None  # both run, and the lock decides which is first
             step = meets_reservation(

@@ -29,7 +29,7 @@ from ..locking.redlock import Redlock
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from ..protocol.texts import printable
-from ..protocol.values import Holder, Owner
+from ..protocol.values import Holder
 from . import reservation
 from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
@@ -285,8 +285,7 @@ class _Publication:
     def _is_queued(self, redlock: Redlock, note: Reservation, other: str, places: Places) -> bool:
         """Return True if `other` has the reservation, and its message is out or its body runs."""
         seen = reservation.look(redlock, claim_for(redlock, note.resources, MIN_TTL))
-        owner = Owner.of(seen.token) if seen.token else None
-        if owner is None or owner.task_id != other:
+        if seen.owner is None or seen.owner.task_id != other:
             return False
         freed = {claim.token for claim in places.freed}
         return seen.token not in freed and seen.left > reservation.unsent_ttl(self.wish.ttl)

@@ -273,6 +273,11 @@ class Look(NamedTuple):
     left: float
     replaced: bool
 
+    @property
+    def owner(self) -> Owner | None:
+        """Return who made the token; None if there is none, or another program did."""
+        return Owner.of(self.token) if self.token else None
+
 
 def look(redlock: Redlock, claim: Claim) -> Look:
     """Ask the nodes who has a reservation, and whether the message of `claim` was replaced."""
@@ -285,11 +290,6 @@ def look(redlock: Redlock, claim: Claim) -> Look:
     # No single node may keep a message from being run.
     replaced = outcome.tokens(ballot, 1).count(DONE) >= ballot.quorum
     return Look(token, left, replaced)
-
-
-def holding(redlock: Redlock, claim: Claim) -> str | None:
-    """The token that a quorum of nodes holds; None if there is none, or none can be told."""
-    return look(redlock, claim).token
 
 
 def mark_of(claim: Claim, what: str) -> str:
@@ -352,8 +352,7 @@ def free_of(
     except QuorumUnavailable:
         return False
     seen = look(redlock, claim_for(redlock, names, MIN_TTL))
-    owner = Owner.of(seen.token) if seen.token else None
-    if seen.token and owner is not None and owner.task_id == task_id:
+    if seen.token and seen.owner is not None and seen.owner.task_id == task_id:
         freed = claim_for(redlock, names, max(MIN_TTL, seen.left), token=seen.token)
         # Else its body has begun meanwhile.
         return None if free(redlock, freed, redlock.node_timeout).denied else freed
