@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 
 from ..protocol import outcome, quorum
@@ -58,20 +57,19 @@ def judge(ballot: Round, owner: Owner, ours: Collection[str] = ()) -> tuple[bool
         owner: The delivery that asks.
         ours: The slots that it holds itself.
     """
-    columns = [outcome.seen(ballot, number) for number in range(len(ballot.claims))]
-    names = [query.resources[0] for query in ballot.claims[1:]]
-    tokens = {held[0] for column in columns[1:] for held in column if held is not None}
-    earlier = {token for token in tokens if owner.is_copy_of(Owner.of(token))}
+
+    def is_earlier(token: str) -> bool:
+        return owner.is_copy_of(Owner.of(token))
+
+    numbers = range(len(ballot.claims))
     marked = unmarked = 0
-    working: Counter[str] = Counter()
-    for mark, *slots in zip(*columns, strict=True):
-        there = {name: held[0] for name, held in zip(names, slots, strict=True) if held is not None}
-        theirs = {name: token for name, token in there.items() if token in earlier}
+    for mark, *slots in zip(*[outcome.seen(ballot, number) for number in numbers], strict=True):
         if mark is not None and mark[0] == DONE:
             marked += 1
-        elif not theirs:
+        elif not any(held is not None and is_earlier(held[0]) for held in slots):
             unmarked += 1
-        working.update({token for name, token in theirs.items() if name not in ours})
-    others, silent = len(ballot.votes) - ballot.quorum, len(ballot.votes) - ballot.yes
-    at_work = any(count + silent >= ballot.quorum for count in working.values())
-    return True if marked >= ballot.quorum else False if unmarked > others else None, at_work
+    others = len(ballot.votes) - ballot.quorum
+    done = True if marked >= ballot.quorum else False if unmarked > others else None
+    slots_of_others = [n for n in numbers[1:] if ballot.claims[n].resources[0] not in ours]
+    found = [token for number in slots_of_others for token in outcome.may_hold(ballot, number)]
+    return done, any(map(is_earlier, found))

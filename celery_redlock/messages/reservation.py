@@ -33,6 +33,7 @@ from ..protocol.replies import DONE
 from ..protocol.round import RENEWED, Round, Verb
 from ..protocol.texts import names_of, printable, shown
 from ..protocol.values import Owner, Query, token_digest
+from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
 from .headers import short_id
 
@@ -345,10 +346,8 @@ def free_of(
         has it no more; False if its body is at work, or nobody can tell.
     """
     try:
-        for name in () if running else names:
-            holders = redlock.holders(name, limit=MAX_SLOTS if lets_several(limit) else 1)
-            if any(one.owner and one.owner.task_id == task_id for one in holders):
-                return False
+        if not running and _is_at_work(redlock, names, task_id, limit):
+            return False
     except QuorumUnavailable:
         return False
     seen = look(redlock, claim_for(redlock, names, MIN_TTL))
@@ -357,6 +356,18 @@ def free_of(
         # Else its body has begun meanwhile.
         return None if free(redlock, freed, redlock.node_timeout).denied else freed
     return None
+
+
+def _is_at_work(redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any) -> bool:
+    """Return True if a body of a task may hold one of some names. No node alone can say so.
+
+    Raises:
+        QuorumUnavailable: Too few nodes answered to tell.
+    """
+    slots = MAX_SLOTS if lets_several(limit) else 1
+    ballot = blocking(redlock.client.peek(names, slots))
+    found = [t for number in range(len(ballot.claims)) for t in outcome.may_hold(ballot, number)]
+    return task_id in [owner.task_id for owner in map(Owner.of, found) if owner is not None]
 
 
 def give_up(redlock: Redlock, claim: Claim) -> None:

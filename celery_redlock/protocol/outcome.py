@@ -31,6 +31,7 @@ __all__ = [
     "holder",
     "if_permanent",
     "last_votes",
+    "may_hold",
     "refusal",
     "room_in",
     "seen",
@@ -124,6 +125,16 @@ def seen(ballot: Round, query: int = 0) -> list[tuple[str, float] | None]:
 def tokens(ballot: Round, query: int = 0) -> list[str]:
     """Return the tokens that these nodes hold for a query, one per node that holds any."""
     return [held[0] for held in seen(ballot, query) if held is not None]
+
+
+def may_hold(ballot: Round, query: int = 0) -> list[str]:
+    """Return the tokens that a quorum of nodes may hold for a query of a PEEK.
+
+    Each node that has not answered counts as one that holds it; one node alone is none of them.
+    """
+    silent = len(ballot.votes) - ballot.yes
+    counts = Counter(tokens(ballot, query)).items()
+    return [token for token, count in counts if count + silent >= ballot.quorum]
 
 
 def _details(ballot: Round, wanted: Vote) -> list[Any]:
