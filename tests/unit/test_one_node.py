@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,11 +28,16 @@ from celery_redlock.messages.reservation import (
     free,
 )
 from celery_redlock.messages.reservation import mark_of as mark_of_message
+from celery_redlock.protocol import outcome
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.names import PAUSE_NAMES, mark_of
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.replies import DONE
-from celery_redlock.protocol.round import REFUSED, RENEWED, Verb
+from celery_redlock.protocol.restart_guard import RestartGuard
+from celery_redlock.protocol.round import REFUSED, RENEWED, Round, Verb
 from celery_redlock.protocol.values import SHARED, Owner
+from celery_redlock.runtime.blocking import blocking
 from celery_redlock.testing.fakes import FakeNode
 from tests.support.delivering import RESERVED, Box, deliver, take
 from tests.support.fake_lock import FakeRedlock
@@ -458,6 +464,22 @@ def test_writer_that_one_node_says_waits_keeps_no_reader_out(redlock: FakeRedloc
     redlock.acquire("k", shared=True)
 
 
+@pytest.mark.parametrize("how", ["liar, held", "liar, free", "forgetful", "forged"])
+def test_time_until_a_key_is_free_is_that_of_a_quorum(
+    redlock: FakeRedlock, has: Any, lacks: Any, how: str
+) -> None:
+    """Waiters, and workers for what they have parked, look again when it is over."""
+    if how == "forged":
+        has(how, "k")
+    redlock.acquire("k", ttl=10.0)
+    if how == "liar, held":
+        has("liar", "k")
+    elif how != "forged":
+        lacks(how.removesuffix(", free"))
+    ballot = blocking(redlock.client.peek(("k",)))
+    assert outcome.room_in(ballot, [["k"]]) == pytest.approx(10.0, abs=0.01)
+
+
 # -- Fencing tokens -------------------------------------------------------------------------------
 
 
@@ -478,6 +500,40 @@ def test_fencing_tokens_grow_whatever_one_node_says(
         else:
             has(how, "k")
     assert tokens == sorted(set(tokens))
+
+
+# -- Who may vote after a restart -----------------------------------------------------------------
+
+
+PROMOTED = NodeInfo(run_id="a", uptime=1e6, role="master", history="f" * 40, replication="b" * 40)
+
+
+@pytest.mark.parametrize("mark", ["", f"9999.000 other {'b' * 40} {'f' * 40}", "9999.000 a  "])
+def test_trusted_mark_that_is_missing_or_names_another_server_gives_no_vote(mark: str) -> None:
+    guard = RestartGuard(True, 30.0, lambda line: None)
+    memory = guard.meet(4, replace(PROMOTED, mark=mark), 1000.0, 1000.0)
+    assert guard.doubt(memory, 1000.0)
+    assert not guard.doubt(memory, 1031.0)  # and no longer than any other
+
+
+def test_trusted_mark_written_by_hand_gives_a_vote_to_its_own_node_alone() -> None:
+    guard = RestartGuard(True, 30.0, lambda line: None)
+    forged = replace(PROMOTED, mark=f"999999999999.000 {PROMOTED.memory}")
+    other = replace(forged, run_id="c")  # with the same key, which is not of this server
+    assert not guard.doubt(guard.meet(4, forged, 1000.0, 1000.0), 1000.0)
+    assert guard.doubt(guard.meet(3, other, 1000.0, 1000.0), 1000.0)
+
+
+def test_node_that_says_it_has_just_started_puts_no_try_off(redlock: FakeRedlock) -> None:
+    """A liar, each time that it is asked: it has no vote, and four are left."""
+    guard = RestartGuard(True, 30.0, lambda line: None)
+    started = NodeInfo(run_id="new", uptime=0.0, role="master")
+    doubt = guard.doubt(guard.meet(4, started, 1000.0, 1000.0), 1000.0)
+    ballot = Round(Verb.ACQUIRE, [Claim("k", STRANGER, 10.0, 5)], 1000.0, 1.0)
+    ballot.answer(4, None, 1000.0, doubt or "")
+    ballot.answer(0, None, 1000.0)
+    ballot.close("no answer")
+    assert outcome.unavailable("k", ballot, redlock.nodes).retry_after is None
 
 
 # -- Ticks of beats -------------------------------------------------------------------------------
