@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 from ..protocol.errors import ConfigurationError
 
@@ -83,7 +84,7 @@ def _broker(app: Any) -> str:
         url = url.strip()
         if url.startswith("sentinel://"):
             return _watched(url, conf.get("broker_transport_options") or {})
-        url = url.split(";")[0]
+        url = re.split(r";(?![^/]*@)", url)[0]  # not within a password
         if url.startswith(("redis+socket://", "unix://", "redis://", "rediss://")):
             return url
     if is_fallback(app):
@@ -102,7 +103,12 @@ def _broker(app: Any) -> str:
 
 def _watched(url: str, options: Mapping[str, Any]) -> str:
     """Return a broker behind Sentinels as one URL: Celery names each of them in a URL."""
-    urls = [urlsplit(one) for one in url.split(";")]
+    from ..stores.secrecy import parted
+
+    try:
+        urls = [parted(one) for one in url.split(";")]
+    except ValueError as error:
+        raise ConfigurationError(f"the broker's URL: {error}") from None
     if not options.get("master_name"):
         raise ConfigurationError(
             "the broker is a Redis behind Sentinels, and broker_transport_options has no"
@@ -113,7 +119,7 @@ def _watched(url: str, options: Mapping[str, Any]) -> str:
     hosts = ",".join(u.netloc.rpartition("@")[2] for u in urls)
     asked = {f"sentinel_{k}": v for k, v in (options.get("sentinel_kwargs") or {}).items()}
     db = next((u.path.strip("/") for u in urls if u.path.strip("/")), "0")
-    at = f"{credentials}@" if credentials else ""
+    at = f"{credentials.replace('@', '%40')}@" if credentials else ""
     return (
         f"sentinel://{at}{hosts}/{quote(options['master_name'])}?{urlencode({'db': db, **asked})}"
     )

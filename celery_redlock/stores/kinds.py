@@ -35,6 +35,8 @@ KINDS = {
     ("etcd://", "etcds://"): "etcd",
 }
 """What the URLs of one kind begin with, where that is not Redis."""
+SCHEMES = r"(?i:rediss?|redis\+socket|unix|sentinel|postgres(?:ql)?|etcds?|https?|amqps?)://"
+"""How a URL begins in a list of several; not any word, which may be of a password."""
 
 MANY = {
     "PostgreSQL": (
@@ -104,8 +106,8 @@ def listed(specs: Any) -> Any:
     a comma before a scheme begins a new node: the hosts of one URL and passwords have commas, too.
     """
     if isinstance(specs, str):
-        # Without any scheme all is wrong, and each part is named in the error.
-        comma = r",(?=\s*(?:[\w+]+://|/|$))" if "://" in specs else ","
+        # Without any scheme all is wrong, and each part is named in the error; but for a password.
+        comma = rf",(?=\s*(?:{SCHEMES}|$))" if "://" in specs or "@" in specs else ","
         return [url.strip() for url in re.split(comma, specs) if url.strip()]
     if isinstance(specs, (bytes, Mapping)) or not isinstance(specs, Sequence):
         return specs

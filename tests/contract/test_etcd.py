@@ -399,7 +399,7 @@ def test_what_is_awry_in_a_url_is_told_at_once() -> None:
         (["etcds://one?verify=false"], "verify is yes or no, not 'false'"),
         (["etcds://one?key=/some"], "it names a key without the cert"),
         (["etcd://one:0"], "its members cannot be understood"),
-        (["etcd://one#x"], "stands behind its members"),
+        (["etcd://one#x"], "its members cannot be understood"),
         (["etcd://u:SEC@RET@one"], "its members cannot be understood"),
         (["etcd://u:SEC@RET/more@one"], "its members cannot be understood"),
         (["etcd://u:12?SECRET@one"], "its members cannot be understood"),

@@ -17,6 +17,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
+from ..secrecy import parted
 from .wire import answer, refusal
 
 __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
@@ -167,19 +168,18 @@ def parse(url: str, where: str) -> EtcdAddress:
     Raises:
         ConfigurationError: It cannot be understood.
     """
-    parts = urlsplit(url)
-    credentials, _, hosts = parts.netloc.rpartition("@")
-    user, _, password = map(unquote, credentials.partition(":"))
-    try:
-        if "@" in f"{credentials}{parts.path}{parts.query}{parts.fragment}":
-            raise ValueError  # no more of it is shown: it may be a part of a password
-        members = tuple(_member(host) for host in hosts.split(","))
-    except ValueError:
+    credentials, members = "@", list[tuple[str, int]]()
+    with contextlib.suppress(ValueError):  # whose text may quote the password
+        parts = parted(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        members = [_member(host) for host in hosts.split(",")]
+    if not members or "@" in credentials:
         raise ConfigurationError(
             f"{where}: its members cannot be understood; write etcd://host:2379,host:2379, or"
             " etcd://user:password@host:2379,host:2379 (@, :, /, ? and # in a password are written"
             " %40, %3A, %2F, %3F and %23)"
-        ) from None
+        )
+    user, _, password = map(unquote, credentials.partition(":"))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     secure = parts.scheme == "etcds"
     if unknown := [name for name in options if not secure or name not in OPTIONS]:
@@ -191,9 +191,9 @@ def parse(url: str, where: str) -> EtcdAddress:
         raise ConfigurationError(f"{where}: verify is yes or no, not {options['verify']!r}")
     if "key" in options and "cert" not in options:
         raise ConfigurationError(f"{where}: it names a key without the cert that it belongs to")
-    if parts.path.strip("/") or parts.fragment:
+    if parts.path.strip("/"):
         raise ConfigurationError(
-            f"{where}: {printable(parts.path or '#')!r} stands behind its members, and etcd has no"
+            f"{where}: {parts.path!r} stands behind its members, and etcd has no"
             " databases; redlock_prefix sets what the keys begin with"
         )
     if len(set(members)) < len(members):
@@ -205,7 +205,7 @@ def parse(url: str, where: str) -> EtcdAddress:
             raise ConfigurationError(f"{where}: its certificates cannot be read: {error}") from None
     name = ",".join(f"{host}:{port}" for host, port in members)
     return EtcdAddress(
-        printable(name), members, (user, password) if user else None, options if secure else None
+        name, tuple(members), (user, password) if user else None, options if secure else None
     )
 
 

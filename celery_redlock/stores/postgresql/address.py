@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -11,6 +13,7 @@ from psycopg import conninfo
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
+from ..secrecy import is_clear
 
 __all__ = ["PostgresAddress", "parse", "reason"]
 
@@ -73,20 +76,21 @@ def parse(url: str, where: str) -> PostgresAddress:
     Raises:
         ConfigurationError: libpq does not understand it.
     """
-    try:
-        given = conninfo.conninfo_to_dict(url)
-    except psycopg.Error:
-        # Its text may quote the password.
+    given = None
+    if is_clear(url):
+        with contextlib.suppress(psycopg.Error):  # its text may quote the password
+            given = conninfo.conninfo_to_dict(url)
+    ports = str((given or {}).get("port") or 5432).split(",")
+    if given is None or not all(re.fullmatch("[0-9]{0,5}", port) for port in ports):
         raise ConfigurationError(
             f"{where}: not a PostgreSQL URL that libpq understands; write"
-            " postgresql://user:password@host:5432/database (@, : and / in a password are written"
-            " %40, %3A and %2F)"
-        ) from None
+            " postgresql://user:password@host:5432/database (@, :, / and % in a password are"
+            " written %40, %3A, %2F and %25)"
+        )
     arguments = {**DEFAULTS, **given}
     arguments["client_encoding"] = "utf8"  # names are written in it, whatever the server's is
     arguments.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
     hosts = str(given.get("host") or given.get("hostaddr") or "localhost").split(",")
-    ports = str(given.get("port") or 5432).split(",")
     ports *= len(hosts) if len(ports) == 1 else 1
     places = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
     name = f"{','.join(places)}/{given.get('dbname') or given.get('user') or ''}"

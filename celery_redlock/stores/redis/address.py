@@ -7,6 +7,7 @@ again behind our back breaks a lock (redis-py 8 does it ten times by default).
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import re
 import socket
@@ -14,7 +15,6 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeVar
-from urllib.parse import urlsplit
 
 import redis
 from redis.backoff import NoBackoff
@@ -25,9 +25,11 @@ from redis.connection import (
     UnixDomainSocketConnection,
 )
 from redis.retry import Retry
-from redis.sentinel import SentinelConnectionPool
+from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from ...protocol.errors import ConfigurationError, NodeError
+from ...protocol.texts import printable
+from ..secrecy import parted
 from .resp import Parser, reason
 from .sentinel import pool_of
 
@@ -134,7 +136,12 @@ class SentinelAddress(Address):
             redis.RedisError: No Sentinel answers, or none knows a master that is up.
         """
         if "host" not in changed:
-            changed = {**changed, **self.at(*self.sentinel.discover_master(self.service))}
+            place = None
+            with contextlib.suppress(MasterNotFoundError):  # its text has the Sentinels' password
+                place = self.sentinel.discover_master(self.service)
+            if place is None:
+                raise MasterNotFoundError(f"No master found for {self.service!r}")
+            changed = {**changed, **self.at(*place)}
         return self.made(**changed)
 
     def at(self, host: str, port: int) -> dict[str, Any]:
@@ -227,13 +234,10 @@ def _parse(spec: object, where: str) -> Address:
             address = SentinelAddress.of(address, pool)
         address.made()  # does not connect: shows bad arguments now
     except (TypeError, ValueError, redis.RedisError) as error:
-        # The text of a foreign error may quote the URL; ours above do not.
         text = str(error)
-        if isinstance(spec, str):
-            credentials = spec.split("://", 1)[-1].rpartition("@")[0]
-            secrets = (credentials, credentials.partition(":")[2])
-            if any(secret and secret in text for secret in secrets):
-                text = "not a Redis URL"
+        if isinstance(spec, str) and isinstance(error, TypeError) and "password=" in spec:
+            # What follows an unquoted & in a password looks like an argument, which it names.
+            text = "an argument is none of a Redis connection; & in a password is written %26"
         raise ConfigurationError(f"{where}: {text}") from None
     return address
 
@@ -248,16 +252,17 @@ def _as_redis_py_writes(url: str) -> str:
 
 def _check_url(url: str) -> None:
     """Refuse what redis-py would pass over in silence, or quote in full."""
-    parts = urlsplit(url)
     if re.fullmatch(r"[\w.-]+(:\d+)?(/\d*)?", url):  # nothing in it can be a secret
         raise ValueError(f"{url!r} has no scheme; write redis://{url}, or rediss:// for TLS")
-    if parts.scheme not in ("redis", "rediss", "unix", "sentinel"):
+    scheme = re.match("[a-z+]+://", url)
+    if scheme is None:
+        raise ValueError("no scheme: a node's URL begins with redis://, rediss:// or unix://")
+    if scheme[0] not in ("redis://", "rediss://", "unix://", SENTINEL):
         raise ValueError(
-            f"the scheme {parts.scheme!r} is none of redis://, rediss://, unix://, sentinel://,"
+            f"the scheme {scheme[0][:-3]!r} is none of redis://, rediss://, unix://, sentinel://,"
             " postgresql:// and etcd://"
-            if parts.scheme
-            else "no scheme: a node's URL begins with redis://, rediss:// or unix://"
         )
+    parts = parted(url)
     if parts.scheme in ("unix", "sentinel"):
         return
     if re.search("[,;]", parts.netloc.rpartition("@")[2]):
@@ -273,10 +278,7 @@ def _check_url(url: str) -> None:
         raise ValueError("the port is not a number from 1 to 65535")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
         # Its text is not shown: it may be a part of a password.
-        raise ValueError(
-            "what follows the port is no database number; @, : and / in a password are written"
-            " %40, %3A and %2F"
-        )
+        raise ValueError("what follows the port is no database number")
 
 
 def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Address:
@@ -297,6 +299,8 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
     if issubclass(kind, UnixDomainSocketConnection):
         name = str(arguments.get("path", ""))
     else:
+        if re.search("[@/]", str(arguments.get("host", ""))):
+            raise ValueError("what is given as its host is a URL or a path: name the host alone")
         name = f"{arguments.get('host', 'localhost')}:{arguments.get('port', 6379)}"
         arguments.update(socket_keepalive=True, socket_keepalive_options=_KEEPALIVE)
     known = inspect.signature(AbstractConnection.__init__).parameters
@@ -311,7 +315,9 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
     tls = issubclass(kind, SSLConnection)
     named = bool(arguments.get("ssl_check_hostname", True))
     checked = not tls or (named and _certified(arguments))
-    return Address(name, kind, arguments, "" if checked else "ssl_cert_reqs, ssl_check_hostname")
+    return Address(
+        printable(name), kind, arguments, "" if checked else "ssl_cert_reqs, ssl_check_hostname"
+    )
 
 
 def _certified(arguments: Mapping[str, Any]) -> bool:

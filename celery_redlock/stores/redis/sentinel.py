@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from redis.backoff import NoBackoff
@@ -31,6 +32,8 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
     credentials, _, hosts = parts.netloc.rpartition("@")
     service = unquote(parts.path.strip("/"))
     sentinels = [_place(host) for host in hosts.split(",")]
+    if re.search("@.*,", credentials):
+        raise ValueError("its user and password stand once, before its first Sentinel")
     if not service:
         raise ValueError(
             "a Sentinel URL ends with the name of the master that it watches:"
