@@ -30,16 +30,20 @@ logger = logging.getLogger("celery_redlock.worker")
 POLL_INTERVAL_S = 0.5
 """Between two looks: a revoked message's key is to be free within a second."""
 
+MIN_PAUSE_S = 1.0
+"""Between two prolongings of one reservation: anybody may have written its ttl."""
+
 
 class _Held:
     """A message that is held here."""
 
-    __slots__ = ("due", "note")
+    __slots__ = ("due", "note", "soon")
 
     def __init__(self, note: Reservation) -> None:
         self.note = note
         # Its producer may have died before it made the reservation last.
-        self.due = monotonic() + min(note.ttl, UNSENT_TTL_S) / 3
+        self.soon = min(note.ttl, UNSENT_TTL_S) / 3
+        self.due = monotonic() + self.soon
 
 
 _lock = threading.Lock()
@@ -98,9 +102,14 @@ def _look(held: Sequence[tuple[Any, _Held]]) -> None:
     for app, several in due.items():
         redlock = Redlock.from_app(app)
         claims = [claim_of(redlock, one.note) for _request, one in several]
-        prolong(redlock, claims, redlock.node_timeout)
-        for _request, one in several:
-            one.due = monotonic() + one.note.ttl / 3
+        ballots = prolong(redlock, claims, redlock.node_timeout)
+        gone = {claim for ballot in ballots for claim in ballot.refused()}
+        sure = {claim for ballot in ballots for claim in ballot.confirmed()}
+        for (request, one), claim in zip(several, claims, strict=True):
+            pause = one.note.ttl / 3 if claim in sure else one.soon
+            one.due = monotonic() + max(pause, MIN_PAUSE_S)
+            if claim in gone:  # another has it, or nobody, and a body takes it again as it begins
+                _forget(request)
 
 
 def _forget(request: Any) -> None:

@@ -316,13 +316,13 @@ def is_anothers(owner: Owner, task: Any) -> bool:
     return owner.task not in ("", short_id(task.name))
 
 
-def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> None:
+def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> list[Round]:
     """Let reservations last for their ttl from now at least, where they have not ended.
 
     Their messages are elsewhere: what is gone may have been freed at their end. The claims are
-    fresh ones, with the messages' tokens. `patience` is as in `free`.
+    fresh ones, with the messages' tokens. `patience` is as in `free`. Return the rounds.
     """
-    redlock.client.driver.extend(claims, patience, Verb.RENEW)
+    return redlock.client.driver.extend(claims, patience, Verb.RENEW)
 
 
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> Round:

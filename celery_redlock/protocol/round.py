@@ -157,6 +157,18 @@ class Round:
         counted = zip(self.claims, self._confirmed, strict=True)
         return [claim for claim, count in counted if count >= self.quorum]
 
+    def refused(self) -> list[Claim]:
+        """Return the claims that a quorum does not hold, of an EXTEND or a RENEW."""
+        answers = [
+            detail
+            for vote, detail in zip(self.votes, self.details, strict=True)
+            if vote is Vote.YES or vote is Vote.NO
+        ]
+        counts = (each.count(REFUSED) for each in zip(*answers, strict=True))
+        return [
+            claim for claim, count in zip(self.claims, counts, strict=False) if count >= self.quorum
+        ]
+
     # -- How the answer to a verb counts
 
     def _acquired(self, node: int, reply: Any, now: float, doubt: str) -> None:

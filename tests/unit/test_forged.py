@@ -6,7 +6,9 @@ run no body without its lock, keep no key for longer than its own task would, an
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 from celery.worker.strategy import proto1_to_proto2
@@ -15,11 +17,22 @@ from celery_redlock import ConfigurationError, Skipped
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.messages.endings import received
 from celery_redlock.messages.headers import RESERVATION
+from celery_redlock.messages.received import _look
 from celery_redlock.messages.reservation import HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Owner
-from tests.support.delivering import RESERVED, Box, Ran, deliver, header, request_of, take, token_of
+from tests.support.delivering import (
+    RESERVED,
+    Box,
+    Ran,
+    Received,
+    deliver,
+    header,
+    request_of,
+    take,
+    token_of,
+)
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log, Patch
 
@@ -223,6 +236,38 @@ def test_a_worker_prolongs_it_for_no_longer(ran: Ran, monkeypatch: Patch, scope:
     assert asked == [HOUR]
     received(request_of(ran.task(scope), {**given, "scope": "until_expired"}))  # never prolonged
     assert asked == [HOUR]
+
+
+def test_a_worker_forgets_a_reservation_that_the_nodes_deny(
+    ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
+) -> None:
+    """A forged one costs one request, however short it is said to be; the real one is prolonged."""
+    held: Any = WeakKeyDictionary()
+    monkeypatch.setattr("celery_redlock.messages.received._held", held)
+    monkeypatch.setattr("celery_redlock.messages.received.monotonic", redlock.clock)
+    monkeypatch.setattr("celery_redlock.messages.received._thread", threading.current_thread())
+    task = ran.task("until_executed")
+    real, forged = token_of(), token_of()[:-1] + "f"
+    reserve(redlock, real, 2.0)
+    requests = [
+        Received(task, header("until_executed", ttl=ttl, token=token))
+        for ttl, token in ((0.02, forged), (1.2, real))
+    ]
+    for request in requests:
+        received(request)
+    redlock.driver.dead.update((0, 1, 2))
+    redlock.clock.advance(0.5)
+    _look(list(held.items()))
+    assert len(held) == 2  # too few nodes have answered
+    redlock.driver.dead.clear()
+    for node in redlock.fakes[:2]:
+        node.execute(Verb.RELEASE, [Claim(RESERVED, real, 1.0, 5)], redlock.clock())
+    redlock.driver.rounds.clear()
+    for _ in range(40):
+        redlock.clock.advance(0.5)
+        _look(list(held.items()))
+    assert list(held) == requests[1:]
+    assert 10 < len(redlock.driver.rounds) < 22 and not redlock.free(RESERVED)  # in 20 s
 
 
 def test_a_retry_prolongs_it_for_no_longer(ran: Ran, redlock: FakeRedlock, box: Box) -> None:

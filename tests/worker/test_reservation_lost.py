@@ -192,7 +192,7 @@ def held() -> Iterator[Any]:
 def test_it_is_prolonged_while_a_worker_has_its_message(
     cluster: Cluster, reservations: Reservations, key: str, name: str, where: str
 ) -> None:
-    options: dict[str, Any] = {"queue": key, "lock": {"reserve_ttl": 2.0}}
+    options: dict[str, Any] = {"queue": key, "lock": {"reserve_ttl": 3.0}}
     slots = "1" if where == "behind another" else "3"
     with (
         cluster.worker("-P", name, "-c", slots, queue=key, redlock_ttl=1.0) as worker,
@@ -207,12 +207,12 @@ def test_it_is_prolonged_while_a_worker_has_its_message(
             options["countdown"] = 5.0
         sent = reservations.until_executed.apply_async((key,), **options)
         worker.said(f"until_executed[{sent.id}] received")
-        shorten(cluster, key, 2.0)
-        until = time.monotonic() + 3.0
+        shorten(cluster, key, 3.0)
+        until = time.monotonic() + 3.5
         while time.monotonic() < until:
             reservations.kept(key, sent)
             time.sleep(0.02)
-        assert reservations.left(key) <= 2.0
+        assert reservations.left(key) <= 3.0
         locked.close()
         cluster.tell(f"{key}-long")
         assert Skipped.of(cluster.result(sent)) is None
