@@ -38,6 +38,8 @@ from urllib.parse import quote, quote_from_bytes
 
 MAX_DEPTH = 100
 """Deeper nesting is refused; so is, thereby, a structure that contains itself."""
+MAX_VALUES = 500_000
+"""As many as a megabyte of JSON holds. Their key takes a second, of a worker's main process, too."""
 
 # Strings that may stand bare: they look like no number and no word of another type.
 _BARE = re.compile(
@@ -158,6 +160,27 @@ SCALARS: dict[type, Callable[[typing.Any, int], str]] = {
     type(None): lambda value, depth: "null",
 }
 _EXACT = {**_FORMS, **SCALARS}
+
+
+def check_size(value: object) -> None:
+    """Check that a value does not hold too many others, before its text is made.
+
+    Raises:
+        CannotKey: It does.
+    """
+    left, level = MAX_VALUES, [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[object] = []
+        for each in level:
+            if isinstance(each, (dict, list, tuple, set, frozenset)):
+                left -= len(each) * (1 + isinstance(each, dict))
+                if left < 0:
+                    raise CannotKey(f"holds more than {MAX_VALUES} values, or contains itself")
+                items = each.values() if isinstance(each, dict) else each
+                inner += [item for item in items if type(item) not in SCALARS]
+        level = inner
+        if not level:
+            return
 
 
 def text_of(value: object, depth: int = 0) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import names_of, printable
-from .canonical import RAW_LITERAL, SCALARS, CannotKey, escape, text_of
+from .canonical import RAW_LITERAL, SCALARS, CannotKey, check_size, escape, text_of
 from .signature import WAYS, bind_hidden, misfits, model_of, signature_of
 from .template import HEADERS, Template, arguments_of, parse, shortened
 
@@ -221,9 +221,10 @@ class _FromArguments(Keys):
         return super()._bind(args, kwargs)
 
     def _text(self, name: str, value: object) -> str:
-        if isinstance(value, Mapping) and name in self._names:
-            value = self._as_model(name, value)
         try:
+            check_size(value)
+            if isinstance(value, Mapping) and name in self._names:
+                value = self._as_model(name, value)
             return text_of(value, 0)
         except CannotKey as error:
             what = "argument" if name in self._names else "header"

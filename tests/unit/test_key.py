@@ -10,9 +10,11 @@ import enum
 import fractions
 import functools
 import inspect
+import json
 import math
 import re
 import sys
+import time
 import types
 import typing
 import uuid
@@ -516,6 +518,23 @@ def test_what_cannot_be_keyed_is_refused_by_the_arguments_name(value: object) ->
             key((1, value), {})
     with pytest.raises(CannotKey, match="no stable text"):
         text_of(value)
+
+
+def test_a_megabyte_of_values_has_a_key() -> None:
+    value = [0] * 500_000
+    assert len(json.dumps(value, separators=(",", ":"))) > 1_000_000
+    assert len(key_of("t", one)((value,), {})) == 200
+
+
+@pytest.mark.parametrize("item", [[[[[[0]]]]], {"a": 1}, {"b": {"c": [None]}}, 0])
+def test_ten_megabytes_of_values_are_refused_before_a_key_is_made(item: object) -> None:
+    value, begun = [item] * (10_000_000 // len(json.dumps(item) + ",")), time.process_time()
+    for given in (value, {"deep": (value,)}):
+        with pytest.raises(
+            ConfigurationError, match=r"'b' of app\.two holds more than 500000 .*lock_"
+        ):
+            key_of("app.two", two)((1, given), {})
+    assert time.process_time() < begun + 2.0  # to make the key takes 4 to 18 s
 
 
 def test_a_refusal_names_the_type_and_never_the_value() -> None:
