@@ -20,9 +20,10 @@ was granted at its address:
 2. A promoted replica was met now. Nobody knows when it was promoted, nor what never reached it.
    Who has known it for a span marks it (`TRUSTED_KEY`): others have met it as long ago as that.
    Behind Sentinels, other clients go on asking the old master until they, too, have the news.
-3. A run that was up before the run before it last answered here is not that server come back but
-   another, met now: up to now somebody may have been granted a lock by the other. (One that was
-   started after that answer counts as a restart, by rule 1; for all we can see, it is one.)
+3. A run that was up when the run before it was last asked for something that it answered is not
+   that server come back but another, met now: up to now somebody may have been granted a lock by
+   the other. Any other is a restart, by rule 1, however long ago it was: for all we can see, it is
+   one. When an answer was read says nothing. An idle process reads it with its next request.
 4. The same run with a history (`master_replid2`) that it did not have was a replica in between:
    met now, by rule 2. No client is disconnected when a server becomes a replica, or a master again.
    So it is looked at again, ahead of a request whose answer is a vote, where no write of ours has
@@ -86,7 +87,7 @@ class Memory:
     Attributes:
         facts: What it said of itself.
         began: The latest time at which it may have lacked a lock; `ALWAYS` for never.
-        heard: When it last answered, as far as that has been noted.
+        heard: When it was last asked for what it has answered, as far as that has been noted.
         started: The latest time at which it may have been started.
         what: What happened at `began`, for people.
         marked: When its mark was last seen, or set.
@@ -149,11 +150,11 @@ class RestartGuard:
             return Memory(facts)
         before = self._met.get(index)
         if before is not None and before.same(facts):
-            before.facts, before.heard = facts, now
+            before.facts, before.heard = facts, max(before.heard, asked)
             return before  # rule 5
         # Both ends of the uptime are cut to whole seconds: it may be off by one, either way.
         started = now - max(0.0, facts.uptime - 1.0)
-        met = Memory(facts, now, heard=now, started=started)
+        met = Memory(facts, now, heard=asked, started=started)
         if facts.history:
             met.what = "was a replica, met"  # rule 2
             met.began += NEWS_S * moves
@@ -162,12 +163,12 @@ class RestartGuard:
         elif before is not None and before.facts.run_id == facts.run_id:
             if before.began < now - BACKLOG_S:  # rule 4
                 before.began, before.what = now - BACKLOG_S, "may have been a replica until"
-            before.facts, before.heard = facts, now
+            before.facts, before.heard = facts, max(before.heard, asked)
             return before
         elif before is not None and started <= before.heard:
             met.what = ANOTHER  # rule 3
-        elif before is None or asked - facts.uptime - 1.0 > before.heard:
-            met.began = started  # rule 1; else 3, for all that whole seconds tell
+        else:
+            met.began = started  # rule 1
         if facts.run_id or facts.replication:
             self._met[index] = met
         return met
@@ -176,14 +177,14 @@ class RestartGuard:
         """Return whether this memory was met last at the address."""
         return self._met.get(index) is memory
 
-    def heard(self, index: int, memory: Memory, now: float) -> None:
-        """Note when a memory last answered us at an address, before another is met there."""
+    def heard(self, index: int, memory: Memory, asked: float) -> None:
+        """Note when a memory was last asked for what it has answered, before another is met."""
         known = self._met.get(index)
         if known is memory:
-            memory.heard = max(memory.heard, now)
-        elif known is not None and known.started <= now:
+            memory.heard = max(memory.heard, asked)
+        elif known is not None and known.started <= asked:
             # Two connections: `known` was met over the other while this memory still answered.
-            known.began, known.what = max(known.began, now), ANOTHER  # rule 3
+            known.began, known.what = max(known.began, asked), ANOTHER  # rule 3
 
     def doubt(self, memory: Memory, now: float, recall: float = 0.0) -> Doubt | None:
         """Return why the vote of a node does not count at `now`, for people; None if it counts.
@@ -251,7 +252,7 @@ class Trust:
 
     Attributes:
         memory: What was met there last.
-        heard: When it last answered; seconds.
+        heard: When it was last asked for what it has answered; seconds.
         unsure: Why it does not tell if it still is a master; empty if it does, or is not asked.
     """
 
@@ -269,7 +270,7 @@ class Trust:
         if self.heard > ALWAYS:
             self._guard.heard(self._index, self.memory, self.heard)
         self.memory = self._guard.meet(self._index, facts, asked, now, self._moves)
-        self.heard, self.unsure, self._asked = now, "", ALWAYS
+        self.heard, self.unsure, self._asked = asked, "", ALWAYS
         self._proved = asked if self._guard.on and facts.uptime is not None else math.inf
 
     def to_ask_again(self, now: float) -> bool:
@@ -290,11 +291,12 @@ class Trust:
         memory.marked = now
         return f"{now - memory.began:.3f} {memory.facts.memory}"
 
-    def still(self, sent: float, text: str, now: float) -> bool:
+    def still(self, sent: float, text: str) -> bool:
         """Return whether it says to that what it said before, and then take that in."""
         if not (self.memory.facts.still(text) and self._guard.knows(self._index, self.memory)):
             return False
-        self._proved, self.unsure, self.memory.heard = max(self._proved, sent), "", now
+        self._proved, self.unsure = max(self._proved, sent), ""
+        self.memory.heard = max(self.memory.heard, sent)
         return True
 
     def told(self, sent: float, said: NodeInfo, now: float) -> str:
@@ -311,7 +313,7 @@ class Trust:
             replication=said.replication,
         )
         if not facts.misfit:
-            self.memory = self._guard.meet(self._index, facts, now, now, self._moves)
+            self.memory = self._guard.meet(self._index, facts, sent, now, self._moves)
         return facts.misfit
 
     def not_told(self, why: str, *, forbidden: bool) -> None:

@@ -256,7 +256,10 @@ class Node(ABC):
         verb = round_.verb
         if heard_nodes():
             self._tell(round_, now)
-        doubt = self._trust.doubt(now, round_.claims[0].recall) if verb.needs_memory else ""
+        trust, sent = self._trust, round_.sent
+        if sent > trust.heard:
+            trust.heard = sent
+        doubt = trust.doubt(now, round_.claims[0].recall) if verb.needs_memory else ""
         round_.answer(self.index, answer, now, doubt)
         self._proven, self._flaps = True, False
         written = verb.wrote(answer)
@@ -269,7 +272,7 @@ class Node(ABC):
             round_.amnesiac.clear()
             self.reports.failed("data_loss")
         if written:
-            self._trust.wrote(round_.sent)
+            trust.wrote(sent)
             if self.channel.owed:
                 for owed in self.channel.due(verb, now):
                     if self.connection is not None:

@@ -25,7 +25,7 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import NodeError, ResourceHeld
 from celery_redlock.protocol.lease import Lease, drift
 from celery_redlock.protocol.node_info import NodeInfo
-from celery_redlock.protocol.restart_guard import RestartGuard
+from celery_redlock.protocol.restart_guard import RestartGuard, Trust
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import Holder, Owner, Vote
 from celery_redlock.stores.driver import Driver
@@ -35,6 +35,7 @@ from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
 from celery_redlock.stores.redis.requests import encode
 from celery_redlock.stores.reports import Reports
+from tests.support.clock import FakeClock
 from tests.support.delivering import Box, Ran, deliver, header, take, token_of
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log, Patch
@@ -118,6 +119,72 @@ def test_a_write_proves_a_master_for_the_time_of_its_question(wire: Wire) -> Non
     assert asked.votes == [Vote.YES]
     assert not node._trust.to_ask_again(1.1)
     assert node._trust.to_ask_again(1.2)
+
+
+@pytest.mark.parametrize("uptime", [50.0, 99.0], ids=["restarted", "restarted right after it"])
+def test_an_unread_answer_does_not_turn_a_later_restart_into_a_swap(uptime: float) -> None:
+    """Nobody waits for the answer to a release: an idle process reads it with its next request."""
+    trust = idle_node_meets(uptime)
+    assert (trust.memory.what, trust.memory.began) == ("started", 101.0 - uptime)
+
+
+def test_a_server_that_was_up_when_the_one_before_it_was_asked_is_another() -> None:
+    trust = idle_node_meets(100.0)
+    assert trust.memory.began == 100.0
+    assert trust.doubt(100.0).startswith("is another server than before, met 0 s ago")
+
+
+def idle_node_meets(uptime: float) -> Trust:
+    """Have a server answer a release of 1.1; at 100.0, read that and meet one with this uptime."""
+    guard, clock, wires = RestartGuard(True, 30.0, print), FakeClock(1.2), (Wire(), Wire())
+    node = RedisNode(*(0, ADDRESS, PREFIX, guard, []), clock=clock, later=lambda call: call())
+    node.opened(wires[0], NodeInfo(run_id="one", uptime=1e6, role="master"), 1.0, 1.0)
+    release = next(quorum.release(Claim("r", "mine", 10.0, 1), 1.1, 0.5))
+    node.ask(release, encode(release, PREFIX), 1.1)
+    wires[0].peer.sendall(b":1\r\n")
+    wires[0].peer.close()
+    clock.advance(98.8)
+    node.receive()
+    node.receive()
+    assert release.votes == [Vote.YES] and node.connection is None
+    node.opened(wires[1], NodeInfo(run_id="two", uptime=uptime, role="master"), 100.0, 100.0)
+    for wire in wires:
+        wire.disconnect()
+    return node._trust
+
+
+@pytest.mark.parametrize("uptime", [50.0, 98.0], ids=["restarted", "restarted right after it"])
+def test_an_answer_that_was_left_unread_makes_no_swap_of_a_later_restart(
+    uptime: float,
+) -> None:
+    """Nobody waits for the answer to a release: an idle process reads it with its next request."""
+    trust = idle_node_meets(uptime)
+    assert (trust.memory.what, trust.memory.began) == ("started", 101.0 - uptime)
+
+
+def test_a_server_that_was_up_when_the_one_before_it_was_asked_is_another() -> None:
+    trust = idle_node_meets(101.0)
+    assert trust.memory.began == 100.0
+    assert trust.doubt(100.0).startswith("is another server than before, met 0 s ago")
+
+
+def idle_node_meets(uptime: float) -> Trust:
+    """Have a server answer a release of 1.1; at 100.0, read that and meet one with this uptime."""
+    guard, clock, wires = RestartGuard(True, 30.0, print), FakeClock(1.2), (Wire(), Wire())
+    node = RedisNode(*(0, ADDRESS, PREFIX, guard, []), clock=clock, later=lambda call: call())
+    node.opened(wires[0], NodeInfo(run_id="one", uptime=1e6, role="master"), 1.0, 1.0)
+    release = next(quorum.release(Claim("r", "mine", 10.0, 1), 1.1, 0.5))
+    node.ask(release, encode(release, PREFIX), 1.1)
+    wires[0].peer.sendall(b":1\r\n")
+    wires[0].peer.close()
+    clock.advance(98.8)
+    node.receive()
+    node.receive()
+    assert release.votes == [Vote.YES] and node.connection is None
+    node.opened(wires[1], NodeInfo(run_id="two", uptime=uptime, role="master"), 100.0, 100.0)
+    for wire in wires:
+        wire.disconnect()
+    return node._trust
 
 
 @pytest.mark.parametrize("at", ["_put", "flush"])

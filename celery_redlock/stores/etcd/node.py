@@ -59,7 +59,7 @@ class EtcdNode(StreamNode):
         self._replies = Replies()
         self._talks: deque[_Talk] = deque()
         self._leases: dict[float, tuple[float, str]] = {}
-        self._now = 0.0
+        self._now = self._heard = 0.0
         self._granting: list[Request] = []
 
     def connect(self) -> tuple[Any, NodeInfo]:
@@ -113,7 +113,7 @@ class EtcdNode(StreamNode):
         """
         super().tend(now)
         # One that works off what it was asked is not left: the next would begin with all of it.
-        silent = self.channel.stalled(now, LEAVE_S) and now > self._trust.heard + LEAVE_S
+        silent = self.channel.stalled(now, LEAVE_S) and now > self._heard + LEAVE_S
         if self.leaves and silent and self.connection is not None:
             self._drop("it does not answer", blame=False)
 
@@ -152,7 +152,7 @@ class EtcdNode(StreamNode):
         now = self._clock()  # behind it: see `RedisNode._read`
         if not data:
             raise NodeError("connection closed by the server")
-        self._trust.heard = now
+        self._heard = now
         for status, body in self._replies.feed(data):
             if self.connection is None:
                 return  # it broke when an answer was followed up

@@ -120,7 +120,6 @@ class PostgresNode(Node):
         pgconn.consume_input()
         # Behind it: what was read before this moment came before it.
         now = self._clock()
-        self._trust.heard = now
         result: Any = pgconn  # none yet
         while self._sweeps and not pgconn.is_busy():
             before, result = result, pgconn.get_result()

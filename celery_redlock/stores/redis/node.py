@@ -114,7 +114,6 @@ class RedisNode(StreamNode):
         """Hand the replies in `data` to their rounds."""
         if not data:
             raise NodeError("connection closed by the server")
-        self._trust.heard = now
         unanswered = self.channel.unanswered
         for reply in self._replies.feed(data, now):
             if self.connection is None:
@@ -181,7 +180,7 @@ class RedisNode(StreamNode):
             self.unsent += b"".join([self.encode(round_) for round_ in rounds])
 
     def _looked(self, sent: float, text: str, now: float) -> None:
-        if self._trust.still(sent, text, now):
+        if self._trust.still(sent, text):
             return
         misfit = self._trust.told(sent, NodeInfo.of(text), now)
         if misfit:

@@ -183,7 +183,7 @@ class Process:
         now = self.clock()
         _arrived, asked, reply = connection.replies.popleft()
         round_ = self.answered(link)
-        link.trust.heard = now
+        link.trust.heard = max(link.trust.heard, round_.sent)
         if round_.verb is Verb.LOOK:
             if not isinstance(reply, NodeInfo):
                 link.trust.not_told("does not tell if it still is a master", forbidden=False)
