@@ -153,40 +153,6 @@ def idle_node_meets(uptime: float) -> Trust:
     return node._trust
 
 
-@pytest.mark.parametrize("uptime", [50.0, 98.0], ids=["restarted", "restarted right after it"])
-def test_an_answer_that_was_left_unread_makes_no_swap_of_a_later_restart(
-    uptime: float,
-) -> None:
-    """Nobody waits for the answer to a release: an idle process reads it with its next request."""
-    trust = idle_node_meets(uptime)
-    assert (trust.memory.what, trust.memory.began) == ("started", 101.0 - uptime)
-
-
-def test_a_server_that_was_up_when_the_one_before_it_was_asked_is_another() -> None:
-    trust = idle_node_meets(101.0)
-    assert trust.memory.began == 100.0
-    assert trust.doubt(100.0).startswith("is another server than before, met 0 s ago")
-
-
-def idle_node_meets(uptime: float) -> Trust:
-    """Have a server answer a release of 1.1; at 100.0, read that and meet one with this uptime."""
-    guard, clock, wires = RestartGuard(True, 30.0, print), FakeClock(1.2), (Wire(), Wire())
-    node = RedisNode(*(0, ADDRESS, PREFIX, guard, []), clock=clock, later=lambda call: call())
-    node.opened(wires[0], NodeInfo(run_id="one", uptime=1e6, role="master"), 1.0, 1.0)
-    release = next(quorum.release(Claim("r", "mine", 10.0, 1), 1.1, 0.5))
-    node.ask(release, encode(release, PREFIX), 1.1)
-    wires[0].peer.sendall(b":1\r\n")
-    wires[0].peer.close()
-    clock.advance(98.8)
-    node.receive()
-    node.receive()
-    assert release.votes == [Vote.YES] and node.connection is None
-    node.opened(wires[1], NodeInfo(run_id="two", uptime=uptime, role="master"), 100.0, 100.0)
-    for wire in wires:
-        wire.disconnect()
-    return node._trust
-
-
 @pytest.mark.parametrize("at", ["_put", "flush"])
 def test_a_request_struck_before_the_socket_has_it_drops_its_connection(
     node: RedisNode, wire: Wire, monkeypatch: Patch, at: str
