@@ -65,7 +65,7 @@ def visit(reader: EtcdReader, *, tries: bool) -> Said:
         except Exception as error:
             fails = reason(error)
     members, clusters = reader.members()
-    info = {"server_version": str(reader.connection.status.get("version", ""))}
+    info = {"server_version": reader.connection.version}
     return Said(info, facts, reader.peer, members, clusters, tuple(alarms), fails)
 
 

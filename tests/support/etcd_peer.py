@@ -202,10 +202,10 @@ class EtcdPeer(Peer):
         return http(said, chunked=self.chunked)
 
 
-def http(said: dict[str, Any], *, chunked: int = 0) -> bytes:
+def http(said: Any, *, chunked: int = 0) -> bytes:
     """Return an answer as a member's gateway writes it."""
     body = json.dumps(said).encode()
-    status = 400 if "code" in said else 200
+    status = 400 if isinstance(said, dict) and "code" in said else 200
     head = b"HTTP/1.1 %d OK\r\nContent-Type: application/json\r\n" % status
     if not chunked:
         return b"%bContent-Length: %d\r\n\r\n%b" % (head, len(body), body)

@@ -68,6 +68,7 @@ MORE = (
     "tests/contract/test_sentinel",
     "tests/contract/test_sidecar.py", "tests/worker/test_sidecar.py",
     "tests/unit/test_docs.py::test_code_runs_as_far_as_it_goes_without_servers",
+    "tests/unit/test_etcd_fuzz.py", "tests/unit/test_etcd_hostile.py",
     "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",
     "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
     "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",

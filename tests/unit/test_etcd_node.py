@@ -328,18 +328,33 @@ def test_a_member_that_has_no_leader_is_left_for_the_next(world: PeerWorld) -> N
     assert connections(one, other) == [1, 1]
 
 
-def test_a_member_that_works_off_what_it_was_asked_is_not_left() -> None:
-    """Its answers come one by one, each before a silent member is left, all of them later."""
+def asking(count: int) -> tuple[Any, Wire, FakeClock, list[Any]]:
+    """Return a node that has asked one of two members to undo so many, and these rounds."""
     clock, wire = FakeClock(), Wire()
     wire.head, wire.at = b"", 0  # type: ignore[attr-defined]
     (address,) = parse_nodes(["etcd://127.0.0.1:1,127.0.0.1:2"])
     guard = RestartGuard(False, 60.0, print)
     node = make_node(0, address, "redlock:", guard, [], clock=clock, later=lambda call: call())
     node.opened(wire, NodeInfo(), clock(), clock())
-    undone = [next(quorum.undo(a_claim(str(n)), clock())) for n in range(3)]
+    undone = [next(quorum.undo(a_claim(str(n)), clock())) for n in range(count)]
     for round_ in undone:
         round_.until += DEADLINE
         node.ask(round_, None, clock())
+    return node, wire, clock, undone
+
+
+def test_a_member_whose_answer_drips_is_left_as_a_silent_one_is() -> None:
+    node, wire, clock, _undone = asking(1)
+    for byte in b"HTTP":
+        assert not wire.closed
+        wire.peer.sendall(bytes([byte]))
+        node.tend(clock.advance(0.3 * LEAVE_S))
+    assert wire.closed
+
+
+def test_a_member_that_works_off_what_it_was_asked_is_not_left() -> None:
+    """Its answers come one by one, each before a silent member is left, all of them later."""
+    node, wire, clock, undone = asking(3)
     for _ in undone[1:]:
         wire.peer.sendall(http({"responses": [{"response_txn": {}}]}))
         node.tend(clock.advance(LEAVE_S - 0.1))
@@ -372,7 +387,7 @@ def test_members_of_two_clusters_are_no_node(world: PeerWorld) -> None:
     ("path", "said", "why"),
     [
         ("maintenance/status", {"version": "3.3.27", "leader": "1"}, "it is etcd 3.3.27"),
-        ("maintenance/status", {"leader": "1"}, "it is etcd , and 3.4 or newer is needed"),
+        ("maintenance/status", {"version": "2.3.8", "leader": "1"}, "it is etcd 2.3.8, and 3.4"),
         ("kv/range", {"code": 7, "error": "etcdserver: permission denied"}, "it refuses us"),
         ("kv/range", {"code": 3, "error": "etcdserver: user name is empty"}, "it refuses us"),
     ],

@@ -11,13 +11,15 @@ import pytest
 
 from celery_redlock.protocol.errors import NodeError
 from celery_redlock.stores.etcd.wire import (
-    MAX_BODY_BYTES,
     MAX_HEAD_BYTES,
+    MAX_REPLY_BYTES,
+    REPLY_S,
     Keys,
     Replies,
     Request,
     above,
     answer,
+    number,
     refusal,
     request,
     text,
@@ -75,7 +77,12 @@ def test_an_answer_is_complete_at_its_last_byte_and_not_before() -> None:
         b"HTTP/2 200\r\n",
         b"X",
         HEAD + b"Content-Length: -1\r\n\r\n",
-        HEAD + b"Content-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1),
+        HEAD + b"Content-Length: +1\r\n\r\n",
+        HEAD + b"Content-Length: 1_0\r\n\r\n",
+        HEAD + b"Content-Length: 2\r\nContent-Length: 2\r\n\r\n{}",
+        HEAD + b"Content-Length: 2\r\nTransfer-Encoding: chunked\r\n\r\n{}",
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n",
         HEAD + b"Content-Length: much\r\n\r\n",
         HEAD + b"no field\r\n\r\n",
         HEAD + b"\r\n",
@@ -83,27 +90,61 @@ def test_an_answer_is_complete_at_its_last_byte_and_not_before() -> None:
         HEAD + b"X: " + b"x" * MAX_HEAD_BYTES,
         CHUNKED + b"-1\r\n",
         CHUNKED + b"zz\r\n",
-        CHUNKED + b"%x\r\n" % (MAX_BODY_BYTES + 1),
-        CHUNKED + b"1\r\n{\r\n%x\r\n" % MAX_BODY_BYTES,
+        CHUNKED + b"0x1\r\n",
+        CHUNKED + b"1\r\n{}}",
+        CHUNKED + b"0" * (MAX_HEAD_BYTES + 1),
+        CHUNKED + b"0\r\nX: " + b"x" * MAX_HEAD_BYTES,
     ],
 )
-def test_an_answer_that_is_no_http_or_too_long_is_refused_at_once(said: bytes) -> None:
+def test_an_answer_that_is_no_http_is_refused_at_once(said: bytes) -> None:
     with pytest.raises(NodeError, match="another protocol"):
         list(Replies().feed(said))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        HEAD + b"Content-Length: %d\r\n\r\n" % (MAX_REPLY_BYTES + 1),
+        CHUNKED + b"%x\r\n" % (MAX_REPLY_BYTES + 1),
+        CHUNKED + b"1\r\n{\r\n%x\r\n" % MAX_REPLY_BYTES,
+    ],
+)
+def test_an_answer_that_is_too_long_is_refused_before_it_comes(said: bytes) -> None:
+    with pytest.raises(NodeError, match=f"more than {MAX_REPLY_BYTES} bytes"):
+        list(Replies().feed(said))
+    assert list(Replies(2 * MAX_REPLY_BYTES).feed(said)) == []
+
+
+@pytest.mark.parametrize("endless", [False, True])
+def test_half_an_answer_is_waited_for_no_longer_than_a_lost_packet(endless: bool) -> None:
+    replies = Replies(endless=endless)
+    assert list(replies.feed(b"HTTP/1.1 200 ", 5.0)) == []
+    assert list(replies.feed(CHUNKED[13:] + b"3\r\n{}\n\r\n", 6.0))[:1] == [(200, b"{}")] * endless
+    if not endless:
+        assert list(replies.feed(b"0\r\n\r\n", 6.5)) == [(200, b"{}\n")]
+        assert list(replies.feed(HEAD, 60.0)) == []
+    else:
+        assert list(replies.feed(b"1\r\n{\r\n", 60.0)) == []
+    assert replies.partial
+    assert list(replies.feed(b"1", 60.0 + REPLY_S)) == []
+    with pytest.raises(NodeError, match="half an answer"):
+        list(replies.feed(b"0", 60.1 + REPLY_S))
 
 
 def test_the_longest_head_and_the_longest_body_that_are_allowed_are_read() -> None:
     head = HEAD + b"Content-Length: 0\r\nX: "
     head += b"x" * (MAX_HEAD_BYTES - len(head) - 4) + b"\r\n\r\n"
     assert list(Replies().feed(head)) == [(200, b"")]
-    assert list(Replies().feed(HEAD + b"Content-Length: %d\r\n\r\n" % MAX_BODY_BYTES)) == []
+    longest = HEAD + b"Content-Length: %d\r\n\r\n" % MAX_REPLY_BYTES + b"x" * MAX_REPLY_BYTES
+    assert list(Replies().feed(longest)) == [(200, b"x" * MAX_REPLY_BYTES)]
 
 
-def test_each_part_of_an_endless_answer_is_handed_out() -> None:
+def test_lines_of_an_endless_answer_are_handed_out_once_they_are_whole() -> None:
     replies = Replies(endless=True)
-    stream = CHUNKED + b"3\r\none\r\n3\r\ntwo\r\n"
+    stream = CHUNKED + b"4\r\none\n\r\n2\r\ntw\r\n6\r\no\n3\n45\r\n1\r\n\n\r\n"
     read = [one for byte in stream for one in replies.feed(bytes([byte]))]
-    assert read == [(200, b"one"), (200, b"two")]
+    assert read == [(200, b"one"), (200, b"two\n3"), (200, b"45")]
+    assert not replies.partial
     with pytest.raises(NodeError, match="closed by the server"):
         list(replies.feed(b"0\r\n\r\n"))
 
@@ -111,7 +152,11 @@ def test_each_part_of_an_endless_answer_is_handed_out() -> None:
 def test_an_answer_is_an_object_of_etcd() -> None:
     assert answer(200, b'{"a": 1}') == {"a": 1}
     assert answer(400, b'{"code": 3}') == {"code": 3}
-    for status, body in [(404, b'{"a": 1}'), (200, b"[]"), (200, b"<html>"), (502, b"")]:
+    for status, body in [
+        *((404, b'{"a": 1}'), (200, b"[]"), (200, b"<html>"), (502, b""), (200, b'{"code": []}')),
+        *((200, b"[" * 100_000), (200, b'{"a":' * 100_000), (400, b'{"code": null}')),
+        *((200, b"9" * 5000), (200, b'{"a\xff": 1}')),
+    ]:
         with pytest.raises(NodeError, match=f"HTTP status {status}"):
             answer(status, body)
 
@@ -123,6 +168,8 @@ def test_an_answer_is_an_object_of_etcd() -> None:
         ({"code": 3, "error": "too  many\noperations"}, "too many operations"),
         ({"code": 7, "message": "permission denied"}, "permission denied"),
         ({"code": 9, "error": "x" * 300}, "x" * 200),
+        ({"code": 9, "error": "\x1b[2J\ud800"}, "\\x1b[2J\\ud800"),
+        ({"code": 9, "error": {"x": []}}, "no reason given"),
     ],
 )
 def test_a_refusal_is_the_reason_of_the_cluster(said: dict[str, Any], refused: str) -> None:
@@ -137,6 +184,21 @@ def test_a_refusal_is_the_reason_of_the_cluster(said: dict[str, Any], refused: s
 def test_a_refusal_that_is_of_the_member_or_the_connection_is_an_error(said: Any) -> None:
     with pytest.raises(NodeError, match=said["error"]):
         refusal(said)
+
+
+@pytest.mark.parametrize(
+    ("field", "found"), [("0", 0), ("-1", -1), (7, 7), ("18446744073709551615", 2**64 - 1)]
+)
+def test_a_number_is_read_from_its_text(field: Any, found: int) -> None:
+    assert number(field) == found
+
+
+@pytest.mark.parametrize(
+    "field", ["", "1" * 21, 10**400, "1.5", "1e5", " 1", "\u0661", 1.5, None, True, [], {}, "nan"]
+)
+def test_what_is_no_number_is_none(field: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        number(field)
 
 
 # -- Keys

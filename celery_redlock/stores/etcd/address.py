@@ -1,24 +1,26 @@
 """From an etcd URL to how to connect to a member; and a name for it without secrets.
 
-No client of etcd is needed: the standard library speaks to its JSON gateway.
+No client of etcd is needed: its JSON gateway is spoken to over a socket.
 """
 
 from __future__ import annotations
 
 import contextlib
-import http.client
-import json
+import math
+import re
 import socket
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Any, ClassVar, Literal
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
+from ...runtime.polling import SIZE
 from ..secrecy import parted
-from .wire import answer, refusal
+from .wire import MALFORMED, MAX_REPLY_BYTES, Replies, Request, answer, number, refusal, request
 
 __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
 
@@ -29,6 +31,10 @@ LEAST_S = 2.0
 """How long an answer is waited for at least where there is another member, so that it can still
 give it once the first is left (`LEAVE_S`)."""
 OPTIONS = ("ca", "cert", "key", "verify")
+NO_ANSWER = "it answers what is no answer"
+TOKEN = re.compile(rb"[ -~]{1,8192}")
+"""What a member may give us to name ourselves with in the head of each request."""
+VERSION = re.compile(r"\d{1,9}\.\d{1,9}[\w.+-]{0,40}", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,12 @@ class EtcdAddress:
     def unverified(self) -> str:
         return "verify" if self.tls and self.tls.get("verify") == "no" else ""
 
-    def connect(self, first: int = 0, timeout: float = TIMEOUT_S) -> Connection:
+    def connect(self, first: int = 0, timeout: float = TIMEOUT_S, **limits: Any) -> Connection:
         """Return a new connection to a member: the first that answers, from one on.
+
+        Args:
+            first: Index of the member to ask first.
+            timeout, limits: See `Connection`.
 
         Raises:
             NodeError: None can be reached, or it refuses us.
@@ -71,8 +81,8 @@ class EtcdAddress:
         for at in range(len(self.members)):
             at = (first + at) % len(self.members)
             try:
-                return Connection(self, at, timeout)
-            except (NodeError, OSError, http.client.HTTPException) as error:
+                return Connection(self, at, timeout, **limits)
+            except (NodeError, OSError) as error:
                 whys.append(f"{':'.join(map(str, self.members[at]))}: {reason(error)}")
         # In one order, whichever was asked first: it is logged when it changes.
         raise NodeError(whys[0].partition(": ")[2] if len(whys) == 1 else "; ".join(sorted(whys)))
@@ -81,35 +91,59 @@ class EtcdAddress:
 class Connection:
     """A connection to one member, which waits for each answer until it is made not to block.
 
+    A member that hangs takes connections, too: so it is asked at once what it is.
+
+    Args:
+        address: The cluster.
+        at: Index of the member.
+        timeout: Seconds to wait for each answer as a whole; to the handshake, `TIMEOUT_S` at most.
+        life: Seconds for all answers together.
+        largest: Bytes of the longest answer.
+        budget: Bytes of all answers together.
+
     Attributes:
-        at: Which member of the address it is.
+        at: Index of the member.
         head: The fields of the head of each request.
-        status: What it said of itself at once: one that hangs takes connections, too.
+        cluster: Id of the cluster, as the member says.
+        version: Version of the member, as it says.
+        leads: True if the cluster has a leader, as the member says.
     """
 
-    def __init__(self, address: EtcdAddress, at: int, timeout: float) -> None:
+    def __init__(
+        self,
+        address: EtcdAddress,
+        at: int,
+        timeout: float,
+        *,
+        life: float = math.inf,
+        largest: int = MAX_REPLY_BYTES,
+        budget: float = math.inf,
+    ) -> None:
         self.at = at
+        self._end, self._budget, self._replies = monotonic() + life, budget, Replies(largest)
+        self._timeout = min(timeout, TIMEOUT_S)
         host, port = address.members[at]
-        if address.tls is None:
-            self._http = http.client.HTTPConnection(host, port, timeout=min(timeout, TIMEOUT_S))
-        else:
-            self._http = http.client.HTTPSConnection(
-                host, port, timeout=min(timeout, TIMEOUT_S), context=_context(address.tls)
-            )
-        self._fields = {"Content-Type": "application/json"}
+        context = None if address.tls is None else _context(address.tls)
+        self._sock = socket.create_connection((host, port), min(self._timeout, life))
+        name = f"[{host}]" if ":" in host else host
+        self.head = b"Host: %b:%d\r\n" % (name.encode("idna"), port)
+        self.head += b"Content-Type: application/json\r\n"
         try:
-            self._http.connect()
-            self._sock = self._http.sock
-            self._http.auto_open = 0  # whoever made it knows what was written to it
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if context is not None:
+                self._sock = context.wrap_socket(self._sock, server_hostname=host)
             if address.user is not None:
                 self._log_in(*address.user)
-            self.status = self.ask("maintenance/status", {})
-            self._sock.settimeout(timeout)
-        except BaseException:
-            self._http.close()
-            raise
-        lines = {"Host": f"{host}:{port}", **self._fields}.items()
-        self.head = "".join(f"{name}: {value}\r\n" for name, value in lines).encode("latin-1")
+            said = self.ask("maintenance/status", {})
+            self.cluster = str(number(said["header"]["cluster_id"]))
+            self.leads = number(said.get("leader", 0)) != 0
+            (self.version,) = VERSION.findall(said["version"])
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError) or not isinstance(error, MALFORMED):
+                raise  # a certificate's error is both
+            raise NodeError(NO_ANSWER) from None
+        self._timeout = timeout
 
     def _log_in(self, name: str, password: str) -> None:
         try:
@@ -119,19 +153,36 @@ class Connection:
             if "authentication is not enabled" not in str(error):
                 raise
         else:
-            self._fields["Authorization"] = str(said["token"])
+            token = said["token"].encode("ascii")
+            if not TOKEN.fullmatch(token):
+                raise ValueError
+            self.head += b"Authorization: %b\r\n" % token
 
-    def ask(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Ask one thing, and wait for the answer.
 
         Raises:
-            NodeError: It refuses.
+            NodeError: It refuses, or sends what is no answer.
+            OSError: There is no whole answer in time, or the connection has ended.
         """
-        self._http.request("POST", f"/v3/{path}", json.dumps(body), self._fields)
-        with self._http.getresponse() as response:
-            said = answer(response.status, response.read())
-        if self._http.sock is None:
-            raise NodeError("connection closed by the server")
+        until = min(monotonic() + self._timeout, self._end)
+        self._sock.settimeout(self._timeout)
+        self._sock.sendall(request(Request(path, body), self.head))
+        found: list[tuple[int, bytes]] = []
+        while not found:
+            if (left := until - monotonic()) <= 0:
+                raise TimeoutError
+            self._sock.settimeout(left)
+            data = self._sock.recv(SIZE)
+            if not data:
+                raise NodeError("connection closed by the server")
+            self._budget -= len(data)
+            if self._budget < 0:
+                raise NodeError("more than is read of one node")
+            found += self._replies.feed(data)
+        if len(found) > 1 or self._replies.partial:
+            raise NodeError("it sent what nobody asked for")
+        said = answer(*found[0])
         if why := refusal(said):
             raise NodeError(why)
         return said
@@ -147,7 +198,6 @@ class Connection:
 
     def close(self) -> None:
         """Close it."""
-        self._http.close()
         self._sock.close()
 
     disconnect = close
@@ -216,7 +266,7 @@ def reason(error: BaseException) -> str:
     if isinstance(error, (NodeError, OSError)):
         said = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         return printable(" ".join(said.split())[:200])
-    return "it answers in another protocol than HTTP, or wants TLS (etcds://)"
+    return NO_ANSWER
 
 
 def _member(host: str) -> tuple[str, int]:

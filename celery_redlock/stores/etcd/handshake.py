@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
+import re
 from dataclasses import replace
 
 from ...protocol.errors import NodeError
@@ -16,7 +16,7 @@ FOREVER_S = 10 * 365 * 86_400.0
 """In the place of a server's uptime: a cluster forgets nothing when its members are restarted."""
 OLDEST = (3, 4)
 LOOK_TIMEOUT_S = 0.3
-"""For each answer of a member that is only compared with the one that is asked."""
+"""For all that a member answers that is only compared with the one that is asked."""
 
 
 def cluster_of(address: EtcdAddress, at: int) -> str:
@@ -25,10 +25,12 @@ def cluster_of(address: EtcdAddress, at: int) -> str:
     Nobody is named to it: a password costs the server a tenth of a second.
     """
     try:
-        connection = Connection(replace(address, user=None), at, LOOK_TIMEOUT_S)
+        connection = Connection(
+            replace(address, user=None), at, LOOK_TIMEOUT_S, life=LOOK_TIMEOUT_S
+        )
         connection.disconnect()
-        return str(connection.status["header"]["cluster_id"])
-    except (NodeError, OSError, http.client.HTTPException, LookupError, TypeError):
+        return connection.cluster
+    except (NodeError, OSError):
         return ""
 
 
@@ -38,11 +40,9 @@ def introduce(connection: Connection, keys: Keys) -> NodeInfo:
     Raises:
         NodeError: It has no leader, or does not reach a majority.
     """
-    said = connection.status
-    version = str(said.get("version", ""))
-    if tuple(int(part) for part in version.split(".")[:2] if part.isdecimal()) < OLDEST:
-        return NodeInfo(unfit=f"it is etcd {version}, and 3.4 or newer is needed")
-    if not int(said.get("leader", 0)):
+    if tuple(map(int, re.findall(r"\d+", connection.version)[:2])) < OLDEST:
+        return NodeInfo(unfit=f"it is etcd {connection.version}, and 3.4 or newer is needed")
+    if not connection.leads:
         raise NodeError("it has no leader")
     try:
         # By a majority: one that was cut off answers nothing.
@@ -52,5 +52,4 @@ def introduce(connection: Connection, keys: Keys) -> NodeInfo:
         if "permission denied" in str(error) or "user name is empty" in str(error):
             return NodeInfo(unfit=f"it refuses us ({error}); docs/etcd.md has the role")
         raise
-    cluster = str(said["header"]["cluster_id"])
-    return NodeInfo(run_id=cluster, uptime=FOREVER_S, role="master")
+    return NodeInfo(run_id=connection.cluster, uptime=FOREVER_S, role="master")

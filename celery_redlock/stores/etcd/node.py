@@ -7,7 +7,6 @@ that it has no leader, is left for the next.
 
 from __future__ import annotations
 
-import http.client
 import secrets
 from collections import deque
 from collections.abc import Sequence
@@ -19,12 +18,15 @@ from ...protocol.replies import decode
 from ...protocol.round import Round
 from ...runtime.polling import SIZE
 from ..node import LEAVE_S, StreamNode
-from .address import EtcdAddress, reason
+from .address import NO_ANSWER, TIMEOUT_S, EtcdAddress, reason
 from .handshake import cluster_of, introduce
 from .questions import TTL_SHIFT, Conversation, conversation, granted_for, lease_id, shared_for
-from .wire import Keys, Replies, Request, answer, refusal, request
+from .wire import MALFORMED, Keys, Replies, Request, answer, refusal, request
 
 __all__ = ["EtcdNode"]
+
+HANDSHAKE_TIMEOUTS = 3
+"""How many timeouts a whole handshake with one member may take."""
 
 
 class _Talk(NamedTuple):
@@ -40,9 +42,6 @@ class _Talk(NamedTuple):
 class EtcdNode(StreamNode):
     """The one node of a lock that is kept in etcd."""
 
-    broken: ClassVar[tuple[type[Exception], ...]] = (
-        *(OSError, NodeError, http.client.HTTPException),
-    )
     forgets: ClassVar[str] = "was its data lost or a backup restored, was a lease of it revoked"
     calls_itself: ClassVar[bool] = False
     lapses: ClassVar[bool] = False
@@ -68,7 +67,7 @@ class EtcdNode(StreamNode):
         first, connection = self._first, None
         self._first = (first + 1) % count  # if this one fails
         try:
-            connection = self._address.connect(first)
+            connection = self._address.connect(first, life=HANDSHAKE_TIMEOUTS * TIMEOUT_S)
             self._first = (connection.at + 1) % count
             facts = introduce(connection, self._keys)
             connection._sock.setblocking(False)
@@ -152,10 +151,10 @@ class EtcdNode(StreamNode):
         now = self._clock()  # behind it: see `RedisNode._read`
         if not data:
             raise NodeError("connection closed by the server")
-        self._heard = now
-        for status, body in self._replies.feed(data):
+        for status, body in self._replies.feed(data, now):
             if self.connection is None:
                 return  # it broke when an answer was followed up
+            self._heard = now  # not at each byte: a member whose answer drips is left, too
             if not self._talks:
                 raise NodeError("it sent what nobody asked for")
             talk = self._talks[0]
@@ -185,9 +184,9 @@ class EtcdNode(StreamNode):
             return
         except StopIteration as stop:
             reply = stop.value
-        except (ValueError, TypeError, LookupError, AttributeError):
-            round_.silence(self.index, "it answers what is no answer")
-            raise NodeError("it answers what is no answer") from None
+        except MALFORMED:
+            round_.silence(self.index, NO_ANSWER)
+            raise NodeError(NO_ANSWER) from None
         try:
             decoded = decode(round_, reply)
         except NodeError as error:

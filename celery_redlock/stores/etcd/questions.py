@@ -16,9 +16,9 @@ from typing import Any
 
 from ...protocol.lease import FENCE_LIMIT
 from ...protocol.names import QUEUE_LIFE_S, SLOT_SUFFIX, base_of
-from ...protocol.replies import DONE
+from ...protocol.replies import DONE, MAX_TTL_S
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
-from .wire import Keys, Request, above, text, value_of
+from .wire import Keys, Request, above, number, text, value_of
 
 __all__ = ["MAX_OPS", "TTL_SHIFT", "Conversation", "conversation", "granted_for", "lease_id"]
 __all__ += ["seconds_left", "shared_for"]
@@ -63,11 +63,11 @@ def seconds_left(said: dict[str, Any]) -> float:
 
     Negative if it is over; the lease itself may last for a second or two more.
     """
-    left, granted = int(said.get("TTL", 0)), int(said.get("grantedTTL", 0))
-    asked = (int(said.get("ID", 0)) >> TTL_SHIFT) * UNIT_S
-    if left < 0 or not 0 < asked <= granted:
-        return left
-    return max(0.0, left - (granted - asked) + UNSURE_S)
+    left, granted = number(said.get("TTL", 0)), number(said.get("grantedTTL", 0))
+    asked = (number(said.get("ID", 0)) >> TTL_SHIFT) * UNIT_S
+    if left >= 0 and 0 < asked <= granted:
+        return max(0.0, left - (granted - asked) + UNSURE_S)
+    return min(left, MAX_TTL_S)
 
 
 def conversation(round_: Round, keys: Keys, lease: Lease) -> Conversation:
@@ -121,7 +121,7 @@ def _token(claim: Any) -> str:
 
 def _parts(said: dict[str, Any]) -> list[Any]:
     """Return the answers to the operations of a transaction."""
-    return [next(iter(part.values())) for part in said.get("responses", ())]
+    return [one for part in said.get("responses", ()) for one in part.values()]
 
 
 def _found(part: Any) -> Any:
@@ -130,7 +130,7 @@ def _found(part: Any) -> Any:
 
 
 def _deleted(part: Any) -> bool:
-    return int(part.get("deleted", 0)) > 0
+    return number(part.get("deleted", 0)) > 0
 
 
 # -- The verbs
@@ -150,7 +150,7 @@ def _acquire(round_: Round, keys: Keys, lease: Lease) -> Conversation:
         (said,) = yield [_txn([*puts, _get(names[0])], [_get(name) for name in names], compare)]
         found = [_found(part) for part in _parts(said)]
         if said.get("succeeded"):
-            return int(found[-1]["create_revision"]) if fenced else None
+            return number(found[-1]["create_revision"]) if fenced else None
         ours = [kv and kv.get("value") == token for kv in found]
         for place, kv in enumerate(found):
             if kv and not ours[place]:
@@ -260,7 +260,7 @@ def _peek(round_: Round, keys: Keys, _lease: Lease) -> Conversation:
     gets = [_get(keys.lock(name)) for claim in round_.claims for name in claim.resources]
     answers = yield [_txn(gets[at : at + MAX_OPS]) for at in range(0, len(gets), MAX_OPS)]
     found = [_found(part) for said in answers for part in _parts(said)]
-    leases = list({kv["lease"] for kv in found if kv and "lease" in kv})
+    leases = list({str(number(kv["lease"])) for kv in found if kv and "lease" in kv})
     told: Sequence[dict[str, Any]] = ()
     if leases:
         told = yield [Request("lease/timetolive", {"ID": lease}) for lease in leases]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from time import monotonic
@@ -19,12 +18,17 @@ from ...protocol.names import FENCE_SUFFIX, LINE_SUFFIX
 from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import Connection, EtcdAddress, reason
 from .questions import MAX_OPS, seconds_left
-from .wire import END, Keys, above, text, value_of
+from .wire import END, Keys, above, number, text, value_of
 
 __all__ = ["EtcdReader"]
 
 RTT_SAMPLES = 3
 """The fastest of these round trips counts: the others had to wait for this process."""
+MAX_REPLY_BYTES = 4 * 2**20
+"""The longest answer: a page of the longest keys is three quarters of it."""
+MAX_NODE_BYTES = 64 * 2**20
+"""Bytes that are read of one cluster; its JSON takes up to 24 times as much memory, an answer at a
+time."""
 PAGE = 1000
 """Keys of one answer."""
 _SUFFIXED = re.compile(rb"#[a-z]+\d*\Z")
@@ -49,7 +53,6 @@ class EtcdReader:
         self._address = address
         self._timeout = timeout
         self.keys = Keys(prefix)
-        self._end = threading.Timer(0.0, lambda: None)
         self.prefix = prefix
         self.heard = monotonic()
 
@@ -59,19 +62,16 @@ class EtcdReader:
         Raises:
             NodeError: None can be reached, or it refuses us.
         """
-        self.connection = self._address.connect(timeout=self._timeout)
-        self._end = threading.Timer(MAX_TIMEOUTS * self._timeout, self._hang_up)
-        self._end.daemon = True
-        self._end.start()
+        self.connection = self._address.connect(
+            timeout=self._timeout,
+            life=MAX_TIMEOUTS * self._timeout,
+            largest=MAX_REPLY_BYTES,
+            budget=MAX_NODE_BYTES,
+        )
         self.heard = monotonic()
-
-    def _hang_up(self) -> None:
-        with contextlib.suppress(OSError):
-            self.connection.hang_up()
 
     def close(self) -> None:
         """Close the connection. Never fails."""
-        self._end.cancel()
         with contextlib.suppress(Exception):
             self.connection.close()
 
@@ -123,7 +123,8 @@ class EtcdReader:
         for n, name in names.items():
             if kv := kept.get(name.removesuffix(FENCE_SUFFIX)):
                 fence = name.endswith(FENCE_SUFFIX)
-                value = kv["create_revision"].encode() if fence else value_of(kv.get("value", ""))
+                revision = b"%d" % number(kv.get("create_revision", 0))
+                value = revision if fence else value_of(kv.get("value", ""))
                 found[n] = KeyValue(value, left[kv.get("lease", "")])
         return {n: one for n, one in found.items() if one.left >= 0} | self.queues(lines, 1)
 
@@ -133,7 +134,7 @@ class EtcdReader:
         for name, key in keys.items():
             line = self.keys.line(self._name(key).removesuffix(LINE_SUFFIX))
             waiting = sorted(
-                (int(value_of(kv["value"])), one[len(line) :], kv.get("lease", ""))
+                (number(value_of(kv["value"]).decode()), one[len(line) :], kv.get("lease", ""))
                 for one, kv in self._range(line)
             )
             if waiting:
@@ -152,10 +153,11 @@ class EtcdReader:
             try:
                 connection = one.connect(timeout=self._timeout)
                 connection.close()
-                clusters.add(str(connection.status["header"]["cluster_id"]))
-                whys[name] = "" if int(connection.status.get("leader", 0)) else "it has no leader"
+                clusters.add(connection.cluster)
+                whys[name] = "" if connection.leads else "it has no leader"
             except Exception as error:
                 whys[name] = reason(error)
+            self.heard = monotonic()  # that one is being asked is no silence of the cluster
         return whys, frozenset(clusters)
 
     def _name(self, key: bytes) -> str:
@@ -176,7 +178,7 @@ class EtcdReader:
         """Return for how many seconds leases last; negative if they are over, or infinite."""
         left = {"": math.inf}
         for lease in leases - {""}:
-            left[lease] = seconds_left(self.ask("lease/timetolive", ID=lease))
+            left[lease] = seconds_left(self.ask("lease/timetolive", ID=str(number(lease))))
         return left
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:

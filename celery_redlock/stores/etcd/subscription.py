@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import secrets
 import select
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from ...protocol.errors import NodeError
 from ...runtime.polling import SIZE, WAITS
 from .address import Connection, EtcdAddress, reason
 from .questions import TTL_SHIFT, lease_id
-from .wire import Replies, Request, request, text, value_of
+from .wire import Replies, Request, answer, number, request, text, value_of
 
 __all__ = ["EtcdSubscription"]
 
@@ -46,18 +45,20 @@ class EtcdSubscription:
         self._watcher = watcher = self._address.connect(first)
         keeper.ask("lease/grant", {"ID": self._lease, "TTL": str(LISTENS_S)})
         said = keeper.ask("kv/put", {"key": self._key, "lease": self._lease})
-        since = str(int(said["header"]["revision"]) + 1)
+        since = str(number(said["header"]["revision"]) + 1)
         create = {"key": self._key, "start_revision": since}
         sock = watcher._sock
         sock.sendall(request(Request("watch", {"create_request": create}), watcher.head))
         sock.setblocking(False)
-        replies, lines = Replies(endless=True), b""
+        replies, listens = Replies(endless=True), False
         due = monotonic() + LISTENS_S / 3
         while True:
             if monotonic() >= due:
                 due = monotonic() + LISTENS_S / 3
+                if not listens:
+                    raise TimeoutError
                 kept = keeper.ask("lease/keepalive", {"ID": self._lease})["result"]
-                if int(kept.get("TTL", 0)) <= 0:
+                if number(kept.get("TTL", 0)) <= 0:
                     raise NodeError("it was not heard of for too long")
             select.select([sock], [], [], max(0.0, due - monotonic()))
             try:
@@ -66,10 +67,11 @@ class EtcdSubscription:
                 continue
             if not data:
                 raise NodeError("connection closed by the server")
-            for _status, part in replies.feed(data):
-                *whole, lines = (lines + part).split(b"\n")
-                for line in whole:
-                    yield from _heard(line)
+            for status, lines in replies.feed(data, monotonic()):
+                for line in lines.split(b"\n"):
+                    for call in _heard(status, line):
+                        listens = listens or call is None
+                        yield call
 
     def interrupt(self) -> None:
         """Have `calls` end, which another thread may just be reading from."""
@@ -91,10 +93,10 @@ class EtcdSubscription:
         return reason(error)
 
 
-def _heard(line: bytes) -> Iterator[bytes | None]:
+def _heard(status: int, line: bytes) -> Iterator[bytes | None]:
     if not line.strip():
         return
-    result = json.loads(line).get("result")
+    result = answer(status, line).get("result")
     if result is None or result.get("canceled"):
         raise NodeError("it does not watch any more")
     if result.get("created"):

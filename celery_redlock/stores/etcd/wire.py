@@ -7,18 +7,30 @@ were written, and answers in it: so they may be written behind one another witho
 from __future__ import annotations
 
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from ...protocol.errors import NodeError
+from ...protocol.texts import printable
 
-__all__ = ["Keys", "Replies", "Request", "above", "answer"]
-__all__ += ["refusal", "request", "text", "value_of"]
+__all__ = ["MALFORMED", "Keys", "Replies", "Request", "above", "answer"]
+__all__ += ["number", "refusal", "request", "text", "value_of"]
 
+MAX_REPLY_BYTES = 2**20
+"""The longest answer to a lock or a handshake."""
 MAX_HEAD_BYTES = 65_536
-MAX_BODY_BYTES = 2**26
-"""More is no answer to anything of ours."""
+"""Of a head, of the line that begins a chunk, and of the fields behind the last one."""
+REPLY_S = 2.0
+"""From the first byte of an answer to its last: a packet that was lost is there by then."""
+INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
+DIGITS = re.compile(rb"[0-9a-fA-F]{1,16}")
+LENGTH = re.compile(rb"\n(content-length|transfer-encoding):([^\n]*)")
+MALFORMED = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
+)
+"""What code raises that reads an answer with fields missing or of other types."""
 BROKEN = frozenset({2, 4, 5, 13, 14, 16})
 """gRPC codes after which another member, or a new connection, is to be asked: it has no leader, it
 was not in time, our authentication or a lease has ended."""
@@ -63,44 +75,60 @@ def request(asked: Request, head: bytes) -> bytes:
 
 
 class Replies:
-    """Reads answers as they arrive.
+    """Reads answers as they arrive, from a member that is not trusted.
 
     Args:
-        endless: What is read is one answer that does not end: each part of it is handed out.
+        largest: Bytes of the longest body.
+        endless: What is read is one answer that does not end: its lines are handed out.
     """
 
-    def __init__(self, *, endless: bool = False) -> None:
+    def __init__(self, largest: int = MAX_REPLY_BYTES, *, endless: bool = False) -> None:
+        self._largest = largest
         self._endless = endless
+        self._since: float | None = None  # when the answer under way began
         self._unread = bytearray()
         self._body = bytearray()
         self._status = 0
         self._length: int | None = None
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the status and the body of each answer that is complete.
+    @property
+    def partial(self) -> bool:
+        """True if the beginning of an answer has come, and not its end."""
+        return bool(self._unread or self._body or (self._status and not self._endless))
+
+    def feed(self, data: bytes, now: float = 0.0) -> Iterator[tuple[int, bytes]]:
+        """Yield the status and the body of each answer that `data`, read at `now`, completes.
 
         Raises:
-            NodeError: This is no HTTP.
+            NodeError: This is no HTTP, it is too long, or under way for too long.
         """
         self._unread += data
         try:
             while (body := self._next()) is not None:
+                self._since = None
                 yield self._status, body
                 if not self._endless:
                     self._status = 0
-        except (ValueError, LookupError):
-            raise NodeError("it answers in another protocol than HTTP") from None
+        except ValueError:
+            why = "it answers in another protocol than HTTP, or wants TLS (etcds://)"
+            raise NodeError(why) from None
+        if not self.partial:
+            self._since = None
+        elif self._since is None:
+            self._since = now
+        elif now - self._since > REPLY_S:
+            raise NodeError(f"half an answer for more than {REPLY_S:g} s")
 
     def _next(self) -> bytes | None:
         unread = self._unread
         if not self._status and not self._begin():
             return None
         if self._length is not None:
-            return self._taken(0, self._length, 0)
-        while (end := unread.find(b"\r\n")) >= 0:
-            size = int(unread[:end].partition(b";")[0], 16)
+            return self._taken(0, self._length, b"")
+        while (end := self._end(b"\r\n")) >= 0:
+            size = _size(unread[:end].partition(b";")[0].strip(), 16)
             if size == 0:
-                last = unread.find(b"\r\n\r\n", end)  # behind what fields there are
+                last = self._end(b"\r\n\r\n", end)  # behind what fields there are
                 if last < 0:
                     return None
                 del unread[: last + 4]
@@ -108,37 +136,54 @@ class Replies:
                     raise NodeError("connection closed by the server")
                 body, self._body = bytes(self._body), bytearray()
                 return body
-            if not 0 < size + len(self._body) <= MAX_BODY_BYTES:
-                raise ValueError
-            part = self._taken(end + 2, size, 2)
-            if part is None or self._endless:
-                return part
+            self._room_for(size + len(self._body))
+            if (part := self._taken(end + 2, size, b"\r\n")) is None:
+                return None
             self._body += part
+            if self._endless and b"\n" in part:
+                lines, _, self._body = self._body.rpartition(b"\n")
+                return bytes(lines)
         return None
 
     def _begin(self) -> bool:
         unread = self._unread
-        end = unread.find(b"\r\n\r\n")
-        if not b"HTTP/1.1 ".startswith(unread[:9]) or len(unread) > MAX_HEAD_BYTES > end:
+        if not b"HTTP/1.1 ".startswith(unread[:9]):
             raise ValueError
+        end = self._end(b"\r\n\r\n")
         if end < 0:
             return False
-        first, *fields = bytes(unread[:end]).lower().split(b"\r\n")
-        said = dict(field.split(b": ", 1) for field in fields)
-        self._length = None
-        if said.get(b"transfer-encoding") != b"chunked":
-            self._length = int(said[b"content-length"])
-            if not 0 <= self._length <= MAX_BODY_BYTES:
-                raise ValueError
-        self._status = int(first.split()[1])
+        # Of two lengths, proxies and servers have taken either: neither is believed.
+        ((name, value),) = LENGTH.findall(bytes(unread[: end + 2]).lower())
+        if name == b"content-length":
+            self._length = _size(value.strip())
+            self._room_for(self._length)
+        elif value.strip() == b"chunked":
+            self._length = None
+        else:
+            raise ValueError
+        self._status = _size(unread[9:12])
         del unread[: end + 4]
         return True
 
-    def _taken(self, start: int, size: int, after: int) -> bytes | None:
-        if len(self._unread) < start + size + after:
+    def _end(self, mark: bytes, start: int = 0) -> int:
+        """Return where the next mark is; -1 if it has not come yet."""
+        end = self._unread.find(mark, start)
+        if (len(self._unread) if end < 0 else end) - start > MAX_HEAD_BYTES:
+            raise ValueError
+        return end
+
+    def _room_for(self, size: int) -> None:
+        if size > self._largest:
+            raise NodeError(f"an answer of more than {self._largest} bytes")
+
+    def _taken(self, start: int, size: int, after: bytes) -> bytes | None:
+        end = start + size
+        if len(self._unread) < end + len(after):
             return None
-        taken = bytes(self._unread[start : start + size])
-        del self._unread[: start + size + after]
+        taken, behind = bytes(self._unread[start:end]), self._unread[end : end + len(after)]
+        if behind != after:
+            raise ValueError
+        del self._unread[: end + len(after)]
         return taken
 
 
@@ -149,10 +194,10 @@ def answer(status: int, body: bytes) -> dict[str, Any]:
         NodeError: It says nothing that etcd says.
     """
     try:
-        said = json.loads(body)
-        if isinstance(said, dict) and (status == 200 or "code" in said):
+        said: dict[str, Any] = json.loads(body)
+        if isinstance(said.get("code", 0 if status == 200 else None), int):
             return said
-    except ValueError:
+    except MALFORMED:
         pass
     raise NodeError(f"it answers HTTP status {status}, as no etcd of version 3.4 or newer does")
 
@@ -165,7 +210,8 @@ def refusal(said: dict[str, Any]) -> str:
     """
     if "code" not in said:
         return ""
-    why = " ".join(str(said.get("error") or said.get("message")).split())[:200]
+    given = said.get("error") or said.get("message")
+    why = printable(" ".join(given.split())[:200]) if isinstance(given, str) else "no reason given"
     # The rights of all have changed, say, or everybody must name himself from now on.
     if said["code"] in BROKEN or "auth" in why or "user name is empty" in why:
         raise NodeError(why)
@@ -182,10 +228,27 @@ def value_of(field: str) -> bytes:
     return b64decode(field)
 
 
+def number(field: Any) -> int:
+    """Return the integer in a field: of 64 bits at most, which the gateway writes as text.
+
+    Raises:
+        ValueError, TypeError: It is none.
+    """
+    if not INTEGER.fullmatch(str(field) if isinstance(field, int) else field):
+        raise ValueError
+    return int(field)
+
+
 def above(start: bytes) -> str:
     """Return the end of the range of keys that begin so, exclusive."""
     head = start.rstrip(b"\xff")
     return text(head[:-1] + bytes([head[-1] + 1]))
+
+
+def _size(raw: bytes | bytearray, base: int = 10) -> int:
+    if not DIGITS.fullmatch(raw):
+        raise ValueError
+    return int(raw, base)
 
 
 def _bytes(name: str) -> bytes:
