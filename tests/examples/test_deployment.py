@@ -90,6 +90,52 @@ def test_pods_are_found_by_what_is_to_find_them(name: str) -> None:
     assert {"requests", "limits"} == set(container(name)["resources"])
 
 
+@pytest.mark.parametrize("name", sorted(PODS))
+def test_pod_runs_without_root_and_without_rights(name: str) -> None:
+    pod = PODS[name]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    whole, own = pod["securityContext"], container(name)["securityContext"]
+    assert whole["runAsNonRoot"] is True and whole["runAsUser"] > 0 and whole["runAsGroup"] > 0
+    assert whole["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert own == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def images() -> set[str]:
+    compose = yaml.safe_load((EXAMPLES / "compose.yml").read_text("utf-8"))["services"]
+    return {container(name)["image"] for name in PODS} | {
+        one["image"] for one in compose.values() if "image" in one
+    }
+
+
+def test_foreign_images_have_a_whole_version_and_a_digest() -> None:
+    """One digest for all of them, and the page says how to look it up."""
+    (image,) = images() - {"shop:1.0"}  # a reader's own
+    name, digest = image.split("@")
+    assert re.fullmatch(r"redis:\d+\.\d+\.\d+", name)
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", digest)
+    assert f"inspect {name} " in (ROOT / "docs" / "operating.md").read_text("utf-8")
+
+
+def test_passwords_of_compose_are_never_readable_by_others(tmp_path: Path) -> None:
+    """While they are written, too: the mode is not mended behind it."""
+    text = (EXAMPLES / "compose.yml").read_text("utf-8")
+    commands = text.partition("docker compose up")[0].partition("#\n")[2].replace("#     ", "")
+    assert "chmod" not in commands
+    seen = "; stat -c %a .env; done > .env"  # before it is whole
+    commands = commands.rstrip("# \n").replace("\ndone > .env", seen, 1)
+    subprocess.run(["/bin/sh", "-ec", f"umask 022; {commands}"], cwd=tmp_path, check=True)
+    lines = (tmp_path / ".env").read_text().splitlines()
+    assert lines[1::2] == ["600"] * 6
+    assert [line.partition("=")[0] for line in lines[::2]] == [
+        *(f"NODE{number}_PASSWORD" for number in range(1, 6)),
+        "BROKER_PASSWORD",
+    ]
+
+
 def test_each_node_has_a_machine_and_a_disk_of_its_own() -> None:
     nodes = the("StatefulSet")
     (rule,) = nodes["template"]["spec"]["affinity"]["podAntiAffinity"][
@@ -125,7 +171,8 @@ def test_clients_name_every_node_once_and_none_twice(secret: str, user: str) -> 
     assert all(url.startswith(f"rediss://{user}:") for url in given)
     (ca,) = {url.partition("?ssl_ca_certs=")[2] for url in given}
     pod = PODS["worker" if user == "redlock" else "redlock-exporter"]["template"]["spec"]
-    (volume,), (mount,) = pod["volumes"], pod["containers"][0]["volumeMounts"]
+    (volume,) = [one for one in pod["volumes"] if one["name"] == "ca"]
+    (mount,) = [one for one in pod["containers"][0]["volumeMounts"] if one["name"] == "ca"]
     assert volume["secret"]["items"] == [{"key": "ca.crt", "path": "ca.crt"}], "not a node's key"
     assert f"{mount['mountPath']}/ca.crt" == ca and mount["name"] == volume["name"]
 
@@ -324,6 +371,10 @@ def test_compose_has_five_nodes_with_disks_of_their_own() -> None:
         assert set(services[name]["networks"]) == {"locks", "tasks"}
         assert set(services[name]["depends_on"]) == {"broker", *nodes}
         assert services[name]["command"][0] == "celery"
+        assert services[name]["read_only"] is True and services[name]["tmpfs"] == ["/tmp"]
+    for one in services.values():
+        assert one["cap_drop"] == ["ALL"] and one["security_opt"] == ["no-new-privileges:true"]
+        assert int(one["user"].partition(":")[0]) > 0
     assert services["worker"]["stop_grace_period"] == "10m"
     assert services["beat"]["deploy"]["replicas"] == 2
 

@@ -76,9 +76,13 @@ def test_in_flask(mounted: dict[str, Any], servers: Servers, caplog: Log) -> Non
         return "in"
 
     client = Client(site)
+    for path in ("/locks/", "/locks/nodes.json", "/locks/lock?resource=order:1", "/locks/login"):
+        assert client.get(path, base_url=f"http://{HOST}").status_code == 403
+    client.get("/log-in", base_url=f"http://{HOST}")
     shown = client.get("/locks/", base_url=f"http://{HOST}")
     assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
     assert client.get("/locks/nodes.json", base_url=f"http://{HOST}").json["quorum"] == 3
+    client.get("/log-in", base_url="http://localhost")
     assert client.get("/locks/", base_url="http://localhost").status_code == 400
     assert client.get("/", base_url=f"http://{HOST}").status_code == 404
     let_in = client.post(
@@ -89,7 +93,6 @@ def test_in_flask(mounted: dict[str, Any], servers: Servers, caplog: Log) -> Non
     assert let_in.location == "/locks/nodes" and "Path=/locks/" in let_in.headers["Set-Cookie"]
     assert "Sign out" in client.get("/locks/", base_url=f"http://{HOST}").text
 
-    client.get("/log-in", base_url=f"http://{HOST}")
     url = FREE + hold(servers)
     data = {"proof": proof(client.get(url, base_url=f"http://{HOST}"))}
     from_there = {"REMOTE_ADDR": "192.0.2.7"}
@@ -103,14 +106,19 @@ async def test_in_fastapi(mounted: dict[str, Any], servers: Servers, caplog: Log
     from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
     from starlette.middleware.authentication import AuthenticationMiddleware
 
-    class Anybody(AuthenticationBackend):
+    class ByHeader(AuthenticationBackend):
         async def authenticate(self, conn: Any) -> Any:
-            return AuthCredentials(), SimpleUser("ann")
+            name = conn.headers.get("X-User")
+            return (AuthCredentials(), SimpleUser(name)) if name else None
 
-    mounted["site"].add_middleware(AuthenticationMiddleware, backend=Anybody())
+    mounted["site"].add_middleware(AuthenticationMiddleware, backend=ByHeader())
     url = FREE + hold(servers)
     way = httpx.ASGITransport(mounted["site"])
     async with httpx.AsyncClient(transport=way, base_url=f"http://{HOST}") as client:
+        for path in ("/locks/", "/locks/nodes.json", "/locks/login"):
+            assert (await client.get(path)).status_code == 403
+            assert (await client.get(path, headers={"X-User": "mallory"})).status_code == 403
+        client.headers["X-User"] = "ann"
         shown = await client.get("/locks/")
         assert shown.status_code == 200 and 'href="/locks/static/style.css"' in shown.text
         assert (await client.get("/locks/nodes.json")).json()["quorum"] == 3
