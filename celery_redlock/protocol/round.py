@@ -319,11 +319,12 @@ Verb.RENEW = Verb(
     wrote=Verb.EXTEND.wrote,
     extends=True,
 )
-# Delete our token, and no other, and wake the first waiter.
+# Delete our token, and no other, and wake the first waiter. Whether it was there is what a quorum
+# says, or as many as a quorum cannot do without; the first to answer may not know it, or lie.
 Verb.RELEASE = Verb(
     "release",
     decode=replies.released,
-    decided=lambda round_: round_.quorum_answered,
+    decided=lambda round_: round_.quorum_answered and round_._known_or_not(),
     frees=True,
     can_wait=True,
     calls=True,

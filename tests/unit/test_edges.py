@@ -328,13 +328,13 @@ def test_a_reservation_that_only_a_quorum_has_is_ones_own(redlock: FakeRedlock) 
 def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
 ) -> None:
-    def holders(*_args: Any, **_options: Any) -> Any:
+    async def peek(*_args: Any, **_options: Any) -> Any:
         raise QuorumUnavailable("order:1: too few", resource="order:1", votes=())
 
     revoked: list[Any] = []
     monkeypatch.setattr(charge.app.control, "revoke", lambda *given: revoked.append(given))
     take(redlock, "first")
-    monkeypatch.setattr(redlock, "holders", holders)
+    monkeypatch.setattr(redlock.client, "peek", peek)
     assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).id == "first"
     assert revoked == []
     assert box.messages() == []
