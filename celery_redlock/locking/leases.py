@@ -6,7 +6,7 @@ from ..config.options import check_option
 from ..events import emit
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
-from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable
+from ..protocol.errors import ConfigurationError, LeaseLost, QuorumUnavailable, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import checked_names
 from ..protocol.texts import of_nodes
@@ -15,7 +15,7 @@ from ..runtime.clock import monotonic
 from .client import LockClient
 from .request import LockRequest
 
-__all__ = ["acquire", "extend", "holders", "release"]
+__all__ = ["acquire", "agreed", "extend", "holders", "release"]
 
 
 async def acquire(client: LockClient, request: LockRequest) -> Lease:
@@ -90,6 +90,22 @@ async def holders(
         for slot in range(limit)
         if (tokens := outcome.tokens(ballot, slot))
     ]
+
+
+async def agreed(client: LockClient, refusal: ResourceHeld) -> Holder | None:
+    """Return who has what a refusal is of; ask all nodes if those that decided it do not agree.
+
+    A quorum was enough to refuse, and one of these nodes may lie, or have a key of its own.
+    """
+    known = refusal.holder
+    if known is None or known.nodes >= known.quorum or refusal.permanent:
+        return known
+    try:
+        ballot = await client.peek((known.resource,))
+    except QuorumUnavailable:
+        return known
+    found = outcome.tokens(ballot)
+    return outcome.holder(known.resource, found, ballot.quorum) if found else known
 
 
 def _claim_of(client: LockClient, lease: Lease) -> Claim | None:

@@ -15,10 +15,12 @@ from kombu.exceptions import EncodeError
 
 from ..config.checks import CONFLICT_POLICIES, ConflictPolicy, lets_several
 from ..config.options import TaskOptions
+from ..locking import leases
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
 from ..protocol.texts import printable, shown
 from ..protocol.values import Holder, Owner, Vote
+from ..runtime.blocking import blocking
 from ..runtime.complaints import Once
 from . import broker
 from .headers import ATTEMPTS, MAX_ID_CHARS, RECEIPT, short_id, written_as
@@ -115,6 +117,7 @@ def replace_holder(
     """
     asked: set[str] = set()  # each time is a signal to the holder
     while True:
+        refusal.holder = blocking(leases.agreed(message.redlock.client, refusal))
         if not is_split(refusal) and (other := _revocable(message, refusal)) not in asked:
             asked.add(other)
             _revoke(message, other)

@@ -24,12 +24,14 @@ from ..config.checks import MIN_TTL
 from ..config.options import TaskOptions
 from ..config.settings import enabled
 from ..config.task_lock import TaskLock
+from ..locking import leases
 from ..locking.prolonging import acknowledging
 from ..locking.redlock import Redlock
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
 from ..protocol.texts import printable
 from ..protocol.values import Holder
+from ..runtime.blocking import blocking
 from . import reservation
 from .broker import seconds_until
 from .consume import ReservedDelivery, arrival_of
@@ -164,7 +166,10 @@ class _Publication:
             if frozen:
                 return self._send(task_id, note)
             holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
-            until = time.monotonic() + PATIENCE_S if until is None else until
+            if until is None:
+                until = time.monotonic() + PATIENCE_S
+            elif isinstance(refusal, ResourceHeld):
+                holder = blocking(leases.agreed(redlock.client, refusal))
             if not _names_a_task(holder):
                 # Several have asked at once; or another program has our key.
                 if (holder is None or holder.owner is not None) and reservation.pause(until):

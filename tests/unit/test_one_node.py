@@ -18,6 +18,7 @@ from celery.exceptions import Ignore
 
 from celery_redlock import ResourceHeld, SingletonTask
 from celery_redlock.locking import pauses
+from celery_redlock.locking.held import HeldLease
 from celery_redlock.locking.start import Start
 from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.reservation import (
@@ -40,10 +41,11 @@ from celery_redlock.protocol.values import SHARED, Owner
 from celery_redlock.runtime.blocking import blocking
 from celery_redlock.testing.fakes import FakeNode
 from tests.support.delivering import RESERVED, Box, deliver, take
-from tests.support.fake_lock import FakeRedlock
+from tests.support.fake_lock import FakeDriver, FakeRedlock
 from tests.unit.beat_moments import entry, gaps, minutely
 from tests.unit.beat_world import World, Worlds
 
+acquire = HeldLease.acquire
 AGAIN = {"delivery_info": {"redelivered": True}}
 EVER = 10 * 365 * 86_400.0
 STRANGER = Owner("there", 1, task_id="stranger", stamp="x", task="other").token("0" * 32)
@@ -84,6 +86,32 @@ def deny(node: FakeNode, how: str) -> None:
         return None if verb is Verb.ACQUIRE else True
 
     node.execute = execute  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def _liar_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It answers before the others, and what is decided waits for no other answer."""
+
+    def carry(self: FakeDriver, round_: Round) -> None:
+        round_.begin()
+        self.rounds.append(round_.verb.word)
+        late = []
+        for index in sorted(round_.targets, key=lambda node: (node + 1) % 5):
+            if index in self.dead:
+                round_.silence(index, "dead")
+                continue
+            for claim in round_.claims if round_.verb in (Verb.ACQUIRE, Verb.EXTEND) else ():
+                claim.written |= 1 << index
+            reply = self.nodes[index].execute(round_.verb, round_.claims, self.clock())
+            if round_.decided:
+                late.append((index, reply))
+            else:
+                round_.answer(index, reply, self.clock())
+        round_.close("no answer")
+        for index, reply in late:
+            round_.answer(index, reply, self.clock())
+
+    monkeypatch.setattr(FakeDriver, "_carry", carry)
 
 
 @pytest.fixture
@@ -277,6 +305,38 @@ def test_reservation_of_one_node_keeps_no_call_from_being_published(
     assert [node.token(RESERVED, redlock.clock()) for node in redlock.fakes[:4]] == [token] * 4
     given = {"id": headers["id"], RESERVATION: headers[RESERVATION]}
     assert deliver(charge, 1, **given)[0] == "charged"
+
+
+@PRESENT
+def test_duplicate_is_refused_though_one_node_names_a_third_call(
+    redlock: FakeRedlock, has: Any, charge: Any, box: Box, how: str
+) -> None:
+    take(redlock, "other", task=charge.name)
+    has(how, RESERVED)
+    assert charge.delay(1).id == "other"
+    assert box.messages() == []
+
+
+@PRESENT
+def test_holder_is_replaced_though_one_node_names_a_third_task(
+    app: Celery, redlock: FakeRedlock, has: Any, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    @app.task(base=SingletonTask, lock_key="k", lock_on_conflict="replace", lock_wait=5.0)
+    def task() -> str:
+        return "ran"
+
+    lease = redlock.acquire("k", owner=Owner("there", 1, task_id="holder", task="t"))
+
+    def revoke(task_id: str, *, terminate: bool) -> None:
+        revoked.append(task_id)
+        redlock.release(lease)
+
+    revoked: list[str] = []
+    monkeypatch.setattr(app.control, "revoke", revoke)
+    monkeypatch.setattr(HeldLease, "acquire", lambda self, wait=None: acquire(self, 0.0))
+    has(how, "k")
+    assert deliver(task)[0] == "ran"
+    assert revoked == ["holder"]
 
 
 @ABSENT
