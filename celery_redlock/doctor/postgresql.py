@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,18 +31,19 @@ DENIED = "42501"
 
 SETTINGS = """
 SELECT current_user::text AS user, s.*, pg_is_in_recovery() AS standby,
-    to_regclass('redlock_lease') IS NOT NULL AND to_regprocedure('redlock_version()') IS NOT NULL
-        AS found,
-    (SELECT string_agg(n.nspname, ', ') FROM pg_class c JOIN pg_namespace n
+    pg_catalog.to_regclass('redlock_lease') IS NOT NULL
+        AND pg_catalog.to_regprocedure('redlock_version()') IS NOT NULL AS found,
+    (SELECT pg_catalog.string_agg(n.nspname::text, ', ') FROM pg_class c JOIN pg_namespace n
      ON n.oid = c.relnamespace WHERE c.relname = 'redlock_lease') AS schemas,
     (SELECT count(*) FROM pg_class c WHERE 'autovacuum_enabled=false' = ANY (c.reloptions)
-     AND c.oid IN (to_regclass('redlock_lease'), to_regclass('redlock_waiter'))) AS unvacuumed,
+     AND c.oid IN (pg_catalog.to_regclass('redlock_lease')::oid,
+                   pg_catalog.to_regclass('redlock_waiter')::oid)) AS unvacuumed,
     extract(epoch FROM clock_timestamp() - pg_postmaster_start_time())::float8 AS uptime,
     (SELECT count(*) FROM pg_stat_replication) AS standbys,
-    (SELECT sum(numbackends) FROM pg_stat_database) AS taken
+    (SELECT pg_catalog.sum(numbackends) FROM pg_stat_database) AS taken
 FROM (SELECT {}) s""".format(
     ", ".join(
-        f"current_setting('{name}') AS {name}"
+        f"pg_catalog.current_setting('{name}') AS {name}"
         for name in (
             *("server_version", "server_version_num", "fsync", "synchronous_commit", "autovacuum"),
             *("synchronous_standby_names", "default_transaction_isolation", "max_connections"),
@@ -54,13 +55,37 @@ MEMORY = """
 SELECT redlock_version(), i,
     extract(epoch FROM clock_timestamp())::float8 - extract(epoch FROM m.since)::float8
 FROM redlock_identity() i LEFT JOIN redlock_memory m ON m.memory = i"""
+# What lets another role have its code executed by whoever takes or frees a lock.
+NEIGHBOURS = """
+WITH ours AS (
+    SELECT * FROM pg_class c WHERE c.oid IN (pg_catalog.to_regclass('redlock_lease')::oid,
+        pg_catalog.to_regclass('redlock_waiter')::oid,
+        pg_catalog.to_regclass('redlock_memory')::oid)
+), granted AS (
+    SELECT 'CREATE' AS what, pg_catalog.format('SCHEMA %%I', n.nspname) AS place, a.*
+    FROM pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+    WHERE n.nspname = ANY (pg_catalog.current_schemas(false)) AND a.grantee <> n.nspowner
+    UNION ALL SELECT 'TRIGGER', pg_catalog.format('TABLE %%I', o.relname), a.*
+    FROM ours o, pg_catalog.aclexplode(o.relacl) a
+)
+SELECT pg_catalog.format('%%s on %%s is granted to %%s', what, place, who),
+    pg_catalog.format('REVOKE %%s ON %%s FROM %%s', what, place, who)
+FROM granted LEFT JOIN pg_roles r ON r.oid = grantee,
+    LATERAL (SELECT coalesce(pg_catalog.quote_ident(rolname::text), 'PUBLIC') AS who) w
+WHERE what = privilege_type AND rolsuper IS NOT TRUE AND grantee NOT IN (
+    SELECT relowner FROM ours
+    UNION SELECT datdba FROM pg_database WHERE datname = current_catalog)
+UNION ALL SELECT pg_catalog.format('%%I has the trigger %%I', relname, tgname),
+    pg_catalog.format('DROP TRIGGER %%I ON %%I', tgname, relname)
+FROM ours o JOIN pg_trigger ON tgrelid = o.oid AND NOT tgisinternal"""
 TRIES = """
 SELECT redlock_hello();
-SELECT redlock_acquire(ARRAY[{0}], 'doctor', 10, 1, NULL);
-SELECT redlock_extend(ARRAY[{0}], ARRAY['doctor'], ARRAY[0], ARRAY[10], ARRAY[10], true);
-SELECT redlock_enqueue(ARRAY[{0}], 'doctor', 0, 10);
-SELECT redlock_hand_on(ARRAY[{0}], 'doctor');
-SELECT redlock_release(ARRAY[{0}], 'doctor', NULL, NULL);
+SELECT redlock_acquire(ARRAY[{0}], 'doctor'::text, 10::float8, 1::bigint, NULL::bigint);
+SELECT redlock_extend(ARRAY[{0}], ARRAY['doctor'], ARRAY[0], ARRAY[10::float8],
+    ARRAY[10::float8], true);
+SELECT redlock_enqueue(ARRAY[{0}], 'doctor'::text, 0::bigint, 10::float8);
+SELECT redlock_hand_on(ARRAY[{0}], 'doctor'::text);
+SELECT redlock_release(ARRAY[{0}], 'doctor'::text, NULL::text, NULL::float8);
 SELECT redlock_sweep()"""
 
 
@@ -74,6 +99,7 @@ class Said:
         facts: What the restart guard makes of it.
         ahead: Seconds that its clock is ahead of ours.
         version: Of its tables; 0 if there are none.
+        neighbours: What lets another role have its code executed, and what ends it.
         refused: Which right the user lacks; empty if none that was tried.
         fails: Why a lock could not be taken there; empty if it could, or it was not tried.
         pooled: Whether a pooler is in front of it.
@@ -85,6 +111,7 @@ class Said:
     facts: NodeInfo
     ahead: float
     version: int
+    neighbours: Sequence[tuple[Any, ...]]
     refused: str
     fails: str
     pooled: bool
@@ -100,6 +127,7 @@ def visit(reader: PostgresReader, *, tries: bool) -> Said:
     ahead = clock - (before + time.time()) / 2
     (row,) = reader.ask(SETTINGS)
     info = dict(zip(reader.columns, row, strict=True))
+    neighbours = reader.ask(NEIGHBOURS)
     version, refused, fails = 0, "", ""
     facts = NodeInfo(role="slave" if info["standby"] else "master", master="another server")
     try:
@@ -118,7 +146,17 @@ def visit(reader: PostgresReader, *, tries: bool) -> Said:
     if version < VERSION and not (info["standby"] or refused or fails):
         facts = NodeInfo(unfit="its tables are missing, or old; run celery redlock migrate")
     return Said(
-        *(info, reader.peer, facts, ahead, version, refused, fails, pooled(reader.connection)),
+        *(
+            info,
+            reader.peer,
+            facts,
+            ahead,
+            version,
+            neighbours,
+            refused,
+            fails,
+            pooled(reader.connection),
+        ),
         encrypted=bool(reader.connection.pgconn.ssl_in_use),
     )
 
@@ -159,6 +197,15 @@ def _rights(probe: Any, _site: Any) -> Iterator[Finding]:
             "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
             f' TO "{user}"; functions need EXECUTE, which all have unless it was revoked',
             hides=("writes",),
+        )
+
+
+def _neighbours(probe: Any, _site: Any) -> Iterator[Finding]:
+    for what, fix in probe.said.neighbours:
+        yield warning(
+            f"{what}: code of others may be executed with the rights of whoever locks, or frees a"
+            " lock",
+            fix,
         )
 
 
@@ -261,6 +308,7 @@ def _connections(probe: Any, _site: Any) -> Iterator[Finding]:
 OF_ONE = {
     "tables": _tables,
     "rights": _rights,
+    "neighbours": _neighbours,
     "writes": _writes,
     "role": _role,
     "version": _version,

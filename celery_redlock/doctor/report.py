@@ -26,8 +26,19 @@ CHECKS = (
 )
 """Every check; docs/doctor.md says what each looks for."""
 OF_POSTGRESQL = (
-    *("configuration", "quorum", "reachable", "role", "version", "tables", "rights", "writes"),
-    *("durability", "restart", "pooler", "tls", "isolation", "vacuum", "connections", "clock"),
+    *("configuration", "quorum", "reachable", "role", "version", "tables", "rights"),
+    *(
+        "neighbours",
+        "writes",
+        "durability",
+        "restart",
+        "pooler",
+        "tls",
+        "isolation",
+        "vacuum",
+        "connections",
+        "clock",
+    ),
     *("ttl", "leaks", "prefix", *OF_APPS),
 )
 """Every check where locks are kept in PostgreSQL."""

@@ -111,7 +111,7 @@ def test_tables_that_are_missing_old_or_where_nobody_looks(host: LocalPostgres) 
     assert examined(of(url))[1]["findings"] == []
     old = "CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql AS 'SELECT 0'"
     execute(url, old)
-    assert "of version 0, and this library wants 1" in only(url, "tables")["what"]
+    assert "of version 0, and this library wants 2" in only(url, "tables")["what"]
 
 
 def test_a_user_without_rights_and_one_with_no_more_than_it_needs(
@@ -130,6 +130,36 @@ def test_a_user_without_rights_and_one_with_no_more_than_it_needs(
         execute(database, GRANTS)
     execute(database, "REVOKE DELETE ON redlock_waiter FROM worker")
     assert "redlock_waiter" in only(url, "rights")["what"]
+
+
+def test_roles_that_could_have_their_code_executed_are_found(
+    host: LocalPostgres, database: str
+) -> None:
+    execute(database, ROLE)
+    execute(database, GRANTS)
+    url = url_of(host, user="worker", database=name_of(database))
+    owner = "CREATE SCHEMA worker AUTHORIZATION worker; GRANT ALL ON SCHEMA worker TO worker;"
+    execute(database, f"{owner} GRANT ALL ON SCHEMA public TO postgres")
+    assert examined(of(url))[1]["findings"] == []
+    execute(database, "GRANT CREATE ON SCHEMA public TO PUBLIC, worker")
+    execute(database, "GRANT ALL ON redlock_memory TO worker")
+    trigger = "AFTER INSERT ON redlock_lease EXECUTE FUNCTION suppress_redundant_updates_trigger()"
+    execute(database, f'CREATE TRIGGER "of theirs" {trigger}')
+    execute(database, 'ALTER TABLE redlock_lease DISABLE TRIGGER "of theirs"')
+    for user in (url, database):
+        findings = examined(of(user))[1]["findings"]
+        assert {(one["check"], one["level"]) for one in findings} == {("neighbours", "warning")}
+        granted = ("{} on {} is granted to {}", "REVOKE {} ON {} FROM {}")
+        rights = [("CREATE", "SCHEMA public", role) for role in ("PUBLIC", "worker")]
+        rights.append(("TRIGGER", "TABLE redlock_memory", "worker"))
+        said = {one["what"].partition(":")[0]: one["fix"] for one in findings}
+        assert said.pop('redlock_lease has the trigger "of theirs"') == (
+            'DROP TRIGGER "of theirs" ON redlock_lease'
+        )
+        assert said == dict(tuple(text.format(*r) for text in granted) for r in rights)
+    for one in findings:
+        execute(database, one["fix"])
+    assert examined(of(url))[1]["findings"] == []
 
 
 def test_a_lock_that_cannot_be_taken_for_another_reason(database: str) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import json
+import operator
+import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 
 from celery_redlock import ConfigurationError, Redlock
 from celery_redlock.cli import main
 from celery_redlock.server import LocalServer
-from celery_redlock.stores.postgresql import schema
+from celery_redlock.stores.postgresql import handshake, schema, statements
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support.postgres_sites import execute, new_database, url_of
+from tests.support.wait import wait_until
 
 TABLES = "SELECT relname FROM pg_class WHERE relname LIKE 'redlock%' AND relkind = 'r' ORDER BY 1"
 
@@ -43,7 +49,7 @@ def test_migrate_makes_the_tables_and_may_be_run_again(bare: str) -> None:
         works(bare)
     first = call(bare, "migrate")
     assert first.exit_code == 0, first.output
-    assert "the tables and functions are made, of version 1" in first.stdout
+    assert f"the tables and functions are made, of version {schema.VERSION}" in first.stdout
     works(bare)
     lock = Redlock([bare])
     with lock.lock("order:2"):
@@ -61,7 +67,7 @@ def test_migrate_by_several_at_once_makes_them_once(bare: str) -> None:
 
         (address,) = parse_nodes([bare])
         found = list(pool.map(lambda _n: schema.migrate(address), range(4)))  # type: ignore[arg-type]
-    assert sorted(found, key=str) == [1, 1, 1, None]
+    assert sorted(found, key=str) == [schema.VERSION] * 3 + [None]
     works(bare)
 
 
@@ -72,7 +78,7 @@ def test_tables_of_an_older_version_are_refused_until_they_are_migrated(bare: st
     )
     with pytest.raises(ConfigurationError, match=r"of version 0.*run celery redlock migrate"):
         works(bare)
-    assert "brought from version 0 to version 1" in call(bare, "migrate").stdout
+    assert "brought from version 0 to version 2" in call(bare, "migrate").stdout
     works(bare)
 
 
@@ -82,7 +88,7 @@ def test_tables_of_a_newer_version_are_left_alone(bare: str) -> None:
         bare, "CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql AS 'SELECT 7'"
     )
     result = call(bare, "migrate")
-    assert result.exit_code == 4 and "of version 7, newer than this library's (1)" in result.stderr
+    assert result.exit_code == 4 and "of version 7, newer than this library's (2)" in result.stderr
     assert execute(bare, "SELECT redlock_version()") == [(7,)]
 
 
@@ -100,6 +106,122 @@ def test_who_may_not_create_tables_is_told_so_and_leaves_nothing_half_made(
     assert "nothing was done: permission denied for schema public" in result.stderr
     assert "a user who may create tables is to be named in its URL" in result.stderr
     assert execute(bare, TABLES) == []
+
+
+@pytest.mark.parametrize(
+    ("made", "name"),
+    [
+        (
+            "CREATE TABLE redlock_memory (memory text, since timestamptz, swept timestamptz)",
+            "memory",
+        ),
+        ("CREATE VIEW redlock_waiter AS SELECT 1", "waiter"),
+        ("CREATE FUNCTION redlock_version() RETURNS int LANGUAGE sql AS 'SELECT 2'", "version"),
+        (
+            "CREATE FUNCTION redlock_free(text[], name) RETURNS int LANGUAGE sql AS 'SELECT 2'",
+            "free",
+        ),
+    ],
+)
+def test_migrate_refuses_what_another_role_made_before(
+    database_server: LocalPostgres, bare: str, made: str, name: str
+) -> None:
+    execute(
+        bare,
+        "DO $$ BEGIN CREATE ROLE other LOGIN; EXCEPTION WHEN OTHERS THEN END $$;"
+        "GRANT CREATE ON SCHEMA public TO other",
+    )
+    other = url_of(database_server, user="other", database=bare.rpartition("/")[2])
+    execute(other, made)
+    result = call(bare, "migrate")
+    assert result.exit_code == 1
+    assert (
+        f"nothing was done: redlock_{name} is there already, made by other, whose code all who lock"
+        " would execute; if you trust that role, run this as other, else drop it" in result.stderr
+    )
+    assert execute(bare, "SELECT FROM pg_class WHERE relname = 'redlock_lease'") == []
+    # psql, which goes on after an error, makes nothing either.
+    with pytest.raises(psycopg.errors.RaiseException):
+        execute(bare, schema.ddl())
+
+
+def test_migrate_makes_functions_that_look_nowhere_but_in_pg_catalog(bare: str) -> None:
+    execute(bare, 'CREATE SCHEMA "My locks"; SET search_path = "My locks";' + schema.ddl())
+    odd = "SELECT proname FROM pg_proc WHERE starts_with(proname::text, 'redlock_') AND"
+    assert execute(bare, f"{odd} NOT 'search_path=pg_catalog, pg_temp' = ANY (proconfig)") == []
+    # They work with any search_path.
+    execute(bare, """SELECT * FROM "My locks".redlock_acquire('{x}', 'mine', 10, 1, 10)""")
+    assert execute(bare, 'SELECT resource FROM "My locks".redlock_lease') == [("x",)]
+
+
+def test_migrate_leaves_the_search_path_of_a_transaction_as_it_was(bare: str) -> None:
+    with psycopg.connect(bare) as connection:
+        connection.execute("SET search_path = public")
+        connection.execute(schema.ddl().encode())
+        assert connection.execute("SHOW search_path").fetchone() == ("public",)
+
+
+def test_migrate_with_a_search_path_without_a_schema_names_what_to_set(bare: str) -> None:
+    result = call(f"{bare}?options=-csearch_path%3Dnowhere", "migrate")
+    assert result.exit_code == 1 and "no schema of the search_path exists" in result.stderr
+
+
+def test_tables_in_a_schema_that_was_renamed_are_missing_until_they_are_migrated(bare: str) -> None:
+    execute(bare, "CREATE SCHEMA old; SET search_path = old;" + schema.ddl())
+    execute(bare, "ALTER SCHEMA old RENAME TO new")
+    url = f"{bare}?options=-csearch_path%3Dnew"
+    with pytest.raises(ConfigurationError, match="run celery redlock migrate"):
+        works(url)
+    assert call(url, "migrate").exit_code == 0
+    works(url)
+
+
+@pytest.fixture
+def of_version_1(bare: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A database with the tables and functions of version 1, and this process is its client."""
+    (text,) = re.findall(r"\$sql\$(.*)\$sql\$", schema.ddl(), re.S)
+    execute(bare, text.replace("AS 'SELECT 2'", "AS 'SELECT 1'"))
+    monkeypatch.setattr(handshake, "VERSION", 1)
+    for verb, one in statements._STATEMENTS.items():
+        sql = re.sub(rb"(\$[2-9])::(text|float8|bigint)\b(?!\[)", rb"\1", one.sql)
+        monkeypatch.setitem(statements._STATEMENTS, verb, replace(one, sql=sql))
+    return bare
+
+
+def test_tables_of_version_1_are_migrated_while_clients_of_version_1_lock(
+    of_version_1: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over, locked = threading.Event(), [0, 0, 0]
+
+    def client(number: int) -> None:
+        with contextlib.closing(Redlock([of_version_1], ttl=10.0)) as redlock:
+            while not over.is_set():
+                with redlock.lock(f"order:{number % 2}", wait=10.0, fencing=True):
+                    locked[number] += 1
+
+    def progress() -> None:
+        before = list(locked)
+        wait_until(lambda: all(map(operator.lt, before, locked)), 20.0, "each client has locked")
+
+    redlock = Redlock([of_version_1])
+    lease = redlock.acquire("held")
+    with ThreadPoolExecutor(3) as pool:
+        clients = [pool.submit(client, number) for number in range(3)]
+        try:
+            progress()
+            said = call(of_version_1, "migrate").stdout
+            assert "brought from version 1 to version 2" in said
+            progress()
+            assert "nothing has changed" in call(of_version_1, "migrate").stdout
+            progress()
+        finally:
+            over.set()
+        for one in clients:
+            one.result()
+    assert redlock.extend(lease) and redlock.release(lease)
+    redlock.close()
+    monkeypatch.undo()
+    works(of_version_1)
 
 
 def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:

@@ -256,7 +256,7 @@ def test_without_tables_and_with_old_ones_it_says_which_command_makes_them(
         connection.execute(
             "CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql AS 'SELECT 0'"
         )
-        with pytest.raises(ConfigurationError, match="of version 0, and this library wants 1; run"):
+        with pytest.raises(ConfigurationError, match="of version 0, and this library wants 2; run"):
             make(url_of(server, database="fresh")).acquire("r")
         connection.execute(postgres.SCHEMA)
         # Who was there before finds it without being started again, and votes at once.

@@ -246,7 +246,7 @@ def test_a_lock_that_is_freed_by_hand_goes_to_who_waits_for_it(places: dict[str,
         (
             f"{postgres.SCHEMA};CREATE OR REPLACE FUNCTION redlock_version() RETURNS int"
             " LANGUAGE sql AS 'SELECT 0'",
-            "is not usable: its tables are of version 0, and this library wants 1; run celery"
+            "is not usable: its tables are of version 0, and this library wants 2; run celery"
             " redlock migrate",
         ),
     ],

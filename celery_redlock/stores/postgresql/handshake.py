@@ -14,7 +14,8 @@ __all__ = ["introduce", "pooled"]
 
 ISOLATION = "read committed"
 HELLO = """\
-SELECT redlock_version(), current_setting('transaction_isolation'), h.* FROM redlock_hello() h"""
+SELECT redlock_version(), pg_catalog.current_setting('transaction_isolation'), h.*
+FROM redlock_hello() h"""
 MAX_AGE_S = 10 * 365 * 86_400.0
 
 

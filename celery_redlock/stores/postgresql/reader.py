@@ -29,12 +29,14 @@ __all__ = ["PostgresReader"]
 RTT_SAMPLES = 3
 """The fastest of these round trips counts: the others had to wait for this process."""
 
+# Whoever may create objects in a schema of the search_path must not get theirs called: a function
+# that takes arguments is named with its schema, and operators get the types that they are made for.
 SCAN = """\
 SELECT resource, until > clock_timestamp(), fence > 0 FROM redlock_lease
-WHERE starts_with(resource, %(head)s) AND (until > clock_timestamp() OR fence > 0)"""
+WHERE pg_catalog.starts_with(resource, %(head)s) AND (until > clock_timestamp() OR fence > 0)"""
 SCAN_QUEUES = """\
 SELECT DISTINCT resource FROM redlock_waiter
-WHERE starts_with(resource, %(head)s) AND until > clock_timestamp()"""
+WHERE pg_catalog.starts_with(resource, %(head)s) AND until > clock_timestamp()"""
 # What was given back is free since -infinity, which no version before 17 subtracts from.
 VALUES = """\
 SELECT resource, token, fence,
@@ -45,7 +47,7 @@ QUEUES = """\
 SELECT resource, waiter, since, count, seconds FROM (
     SELECT resource, waiter, since, count(*) OVER w AS count,
         row_number() OVER (PARTITION BY resource ORDER BY since, waiter) AS place,
-        extract(epoch FROM max(until) OVER w - clock_timestamp())::float8 AS seconds
+        extract(epoch FROM pg_catalog.max(until) OVER w - clock_timestamp())::float8 AS seconds
     FROM redlock_waiter WHERE resource = ANY (%(names)s) AND until > clock_timestamp()
     WINDOW w AS (PARTITION BY resource)
 ) q WHERE place <= %(members)s ORDER BY resource, place"""

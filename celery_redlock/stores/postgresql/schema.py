@@ -5,6 +5,7 @@ Imports no client: who only prints it, and Django, which has its own, need none 
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from typing import TYPE_CHECKING
 
@@ -13,19 +14,24 @@ if TYPE_CHECKING:
 
 __all__ = ["DROP", "VERSION", "ddl", "migrate"]
 
-VERSION = 1
+VERSION = 2
 """Of `schema.sql`."""
 DROP = """\
-DO $$ DECLARE one regprocedure; BEGIN
-    FOR one IN SELECT p.oid FROM pg_proc p JOIN pg_class c ON c.relnamespace = p.pronamespace
-               WHERE c.oid = 'redlock_lease'::regclass AND starts_with(p.proname::text, 'redlock_')
-    LOOP EXECUTE 'DROP FUNCTION ' || one; END LOOP;
+DO $$ DECLARE one pg_catalog.regprocedure; BEGIN
+    FOR one IN SELECT p.oid FROM pg_catalog.pg_proc p
+               JOIN pg_catalog.pg_class c ON c.relnamespace = p.pronamespace
+               WHERE c.oid = pg_catalog.to_regclass('redlock_lease')::pg_catalog.oid
+               AND pg_catalog.starts_with(p.proname::pg_catalog.text, 'redlock_')
+    LOOP EXECUTE pg_catalog.format('DROP FUNCTION %s', one); END LOOP;
 END $$;
 DROP TABLE redlock_lease, redlock_waiter, redlock_memory;
 """
 """Takes all of it away again, and with it every lock."""
-_VERSION_THERE = "SELECT to_regprocedure('redlock_version()') IS NOT NULL"
-_ALONE = "SELECT pg_advisory_xact_lock(hashtext('redlock_version'))"
+# Read, and not called: whoever may create functions there may have made it.
+_VERSION_THERE = """\
+SELECT prosrc FROM pg_catalog.pg_proc
+WHERE oid = pg_catalog.to_regprocedure('redlock_version()')::oid"""
+_ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('redlock_version'))"
 
 
 def ddl() -> str:
@@ -48,9 +54,9 @@ def migrate(address: PostgresAddress) -> int | None:
     """
     with address.connect() as connection, connection.transaction():
         connection.execute(_ALONE)
-        there = None
-        if (connection.execute(_VERSION_THERE).fetchone() or (False,))[0]:
-            (there,) = connection.execute("SELECT redlock_version()").fetchone() or (0,)
+        (text,) = connection.execute(_VERSION_THERE).fetchone() or ("",)
+        digits = re.search(r"\d+$", text)
+        there = int(digits[0]) if digits else None
         if there is None or there <= VERSION:
             connection.execute(ddl().encode())
         return there

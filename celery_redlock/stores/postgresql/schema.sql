@@ -5,7 +5,36 @@
 -- READ COMMITTED is enough. Whether a lock is free is decided by one INSERT ... ON CONFLICT, which
 -- waits for whoever is just writing the row, and then reads the row as that left it. Times are this
 -- server's clock_timestamp(), read while the row is locked.
+--
+-- One statement, all or nothing. Whoever may create objects in the schema must not get one of theirs
+-- executed here, nor by a function later on: operators and functions are looked up in pg_catalog
+-- alone, and each name of ours gets its schema in front.
 
+DO $install$ DECLARE
+    home text := CURRENT_SCHEMA;
+    path text := pg_catalog.current_setting('search_path');
+    one record;
+BEGIN
+IF home IS NULL THEN
+    RAISE EXCEPTION 'no schema of the search_path exists: set it to the schema of the tables';
+END IF;
+SET LOCAL search_path = pg_catalog, pg_temp;
+FOR one IN
+    SELECT o.name, quote_ident(r.rolname) AS owner
+    FROM (SELECT relname, relnamespace, relowner, relkind <> 'r' FROM pg_class
+          WHERE relname IN ('redlock_lease', 'redlock_waiter', 'redlock_memory')
+          UNION ALL SELECT proname, pronamespace, proowner, false FROM pg_proc
+          WHERE starts_with(proname::text, 'redlock_')) AS o (name, namespace, owner, no_table),
+        pg_namespace n, pg_roles r, pg_database d
+    WHERE n.oid = o.namespace AND n.nspname = home AND r.oid = o.owner
+    AND d.datname = current_database() AND (o.no_table OR NOT (
+        r.rolsuper OR r.rolname = CURRENT_USER OR r.oid = n.nspowner OR r.oid = d.datdba))
+LOOP
+    RAISE EXCEPTION '% is there already, made by %, whose code all who lock would execute;'
+        ' if you trust that role, run this as %, else drop it', one.name, one.owner, one.owner;
+END LOOP;
+
+EXECUTE regexp_replace($sql$
 CREATE TABLE IF NOT EXISTS redlock_lease (
     resource text COLLATE "C" PRIMARY KEY,
     token text COLLATE "C" NOT NULL,         -- the proof of who holds it, or held it last
@@ -31,7 +60,7 @@ CREATE TABLE IF NOT EXISTS redlock_memory (
     swept timestamptz NOT NULL DEFAULT '-infinity'
 );
 
-CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 1';
+CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 2';
 
 -- Its timeline changes with each promotion and each point-in-time recovery. Where commits are
 -- acknowledged before they are on disk, a crash forgets locks as well: then each start counts, and
@@ -289,3 +318,12 @@ BEGIN
         ));
     END IF;
 END $$;
+$sql$, '\mredlock_(?=[a-z])', quote_ident(home) || '.redlock_', 'g');
+FOR one IN
+    SELECT oid::regprocedure AS name FROM pg_proc
+    WHERE pronamespace = quote_ident(home)::regnamespace AND starts_with(proname::text, 'redlock_')
+LOOP
+    EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', one.name);
+END LOOP;
+PERFORM set_config('search_path', path, true);
+END $install$;

@@ -151,20 +151,28 @@ _EXTEND = (
 )
 _STATEMENTS = {
     Verb.ACQUIRE: Statement(
-        b"SELECT * FROM redlock_acquire($1::text[], $2, $3, $4, $5)", _acquire, _acquired
+        b"SELECT * FROM redlock_acquire($1::text[], $2::text, $3::float8, $4::bigint, $5::bigint)",
+        _acquire,
+        _acquired,
     ),
     Verb.EXTEND: Statement(_EXTEND % b"true", _extend, _votes),
     Verb.RENEW: Statement(_EXTEND % b"false", _extend, _votes),
-    Verb.RELEASE: Statement(b"SELECT redlock_release($1::text[], $2, $3, $4)", _release, _number),
+    Verb.RELEASE: Statement(
+        b"SELECT redlock_release($1::text[], $2::text, $3::text, $4::float8)", _release, _number
+    ),
     Verb.UNDO: Statement(
-        b"SELECT (redlock_free($1::text[], $2) = cardinality($1::text[]))::int", _undo, _number
+        b"SELECT (redlock_free($1::text[], $2::text) = pg_catalog.cardinality($1::text[]))::int",
+        _undo,
+        _number,
     ),
     Verb.PEEK: Statement(
         b"SELECT * FROM redlock_peek($1::text[])", lambda c, p: (_names(c, p),), _peeked
     ),
-    Verb.ENQUEUE: Statement(b"SELECT redlock_enqueue($1::text[], $2, $3, $4)", _enqueue, _number),
-    Verb.DEQUEUE: Statement(b"SELECT redlock_dequeue($1::text[], $2)", _undo, _number),
-    Verb.HAND_ON: Statement(b"SELECT redlock_hand_on($1::text[], $2)", _undo, _number),
+    Verb.ENQUEUE: Statement(
+        b"SELECT redlock_enqueue($1::text[], $2::text, $3::bigint, $4::float8)", _enqueue, _number
+    ),
+    Verb.DEQUEUE: Statement(b"SELECT redlock_dequeue($1::text[], $2::text)", _undo, _number),
+    Verb.HAND_ON: Statement(b"SELECT redlock_hand_on($1::text[], $2::text)", _undo, _number),
 }
 """What one authority is asked. It alone raises a fence, is not asked if it is a master still, and
 keeps no mark of its own trust: FENCE, LOOK and MARK are for several Redis nodes."""

@@ -19,6 +19,7 @@ __all__ = ["PostgresSubscription"]
 
 logger = logging.getLogger("celery_redlock.wakeup")
 
+PRESENT = "SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended(%s, 0))"
 POOLED_RETRY_S = 60.0
 """Before it is looked again whether a pooler is still in front of the server."""
 
@@ -55,7 +56,7 @@ class PostgresSubscription:
             raise NodeError("a pooler is in front of it")
         connection.execute(f"LISTEN {self._channel}")
         # Held as long as this connection lives: it tells a release that this process listens.
-        connection.execute("SELECT pg_advisory_lock(hashtextextended(%s, 0))", [self._channel])
+        connection.execute(PRESENT, [self._channel])
         yield None
         for notify in connection.notifies():
             yield notify.payload.encode()
