@@ -164,6 +164,28 @@ def test_whose_lock_a_promoted_standby_has_forgotten_is_told_before_another_has_
     held[1].release()
 
 
+def test_a_paused_primary_grants_nothing_where_commits_wait_for_the_promoted_standby(
+    start: Callable[..., LocalPostgres], make: Make
+) -> None:
+    primary = start()
+    standby = start(primary, "-R")
+    postgres.sql(primary, "ALTER SYSTEM SET synchronous_standby_names = '*'")
+    postgres.sql(primary, "SELECT pg_reload_conf()")
+    old = make(primary.url)
+    assert taken(old)
+    primary.pause()
+    standby.promote()
+    new = make(both(primary, standby))
+    wait_until(lambda: taken(new), TTL + 10.0, "the new primary votes after a span")
+    held = new.acquire("r")
+    primary.resume()
+    answers = "SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+    wait_until(lambda: not taken(old) and postgres.sql(primary, answers), 10.0, "the old one waits")
+    for _ in range(3):
+        assert not taken(old)
+    new.release(held)
+
+
 @pytest.mark.slow
 def test_a_server_that_was_set_back_to_a_backup_has_no_vote_for_a_span(
     start: Callable[..., LocalPostgres], make: Make
