@@ -39,7 +39,7 @@ from urllib.parse import quote, quote_from_bytes
 MAX_DEPTH = 100
 """Deeper nesting is refused; so is, thereby, a structure that contains itself."""
 MAX_VALUES = 500_000
-"""As many as a megabyte of JSON holds. Their key takes a second, of a worker's main process, too."""
+"""As many as a megabyte of JSON holds; a worker's main process computes their key in a second."""
 
 # Strings that may stand bare: they look like no number and no word of another type.
 _BARE = re.compile(

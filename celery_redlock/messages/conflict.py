@@ -22,7 +22,7 @@ from ..protocol.texts import printable, shown
 from ..protocol.values import Holder, Owner, Vote
 from ..runtime.blocking import blocking
 from ..runtime.complaints import Once
-from . import broker
+from . import broker, revokes
 from .headers import ATTEMPTS, MAX_ID_CHARS, RECEIPT, short_id, written_as
 from .policy import backoff, is_split, parks
 from .results import store_retry, tell_skipped
@@ -118,8 +118,8 @@ def replace_holder(
     asked: set[str] = set()  # each time is a signal to the holder
     while True:
         refusal.holder = blocking(leases.agreed(message.redlock.client, refusal))
-        if not is_split(refusal) and (other := _revocable(message, refusal)) not in asked:
-            asked.add(other)
+        if not is_split(refusal) and (other := _revocable(message, refusal)).digest not in asked:
+            asked.add(other.digest)
             _revoke(message, other)
         left = until - time.monotonic()
         if left <= 0:
@@ -131,11 +131,12 @@ def replace_holder(
             refusal = still  # perhaps by another by now
 
 
-def _revocable(message: Message, refusal: ResourceHeld) -> str:
-    """Return the id of the task that holds the lock; raise the refusal if it cannot be revoked."""
-    owner = refusal.holder.owner if refusal.holder else None
+def _revocable(message: Message, refusal: ResourceHeld) -> Holder:
+    """Return the task that holds the lock; raise the refusal if it cannot be revoked."""
+    holder = refusal.holder
+    owner = holder.owner if holder else None
     held_by = owner.task_id if owner is not None else ""
-    if not held_by:
+    if holder is None or not held_by:
         why = "is no task"
     elif held_by == short_id(message.request.id):
         why = "has the id of this very task"
@@ -144,17 +145,18 @@ def _revocable(message: Message, refusal: ResourceHeld) -> str:
     elif len(held_by) > MAX_ID_CHARS:
         why = "has an id too long to be known in full"
     else:
-        return held_by
+        return holder
     logger.warning("%s cannot replace its holder, which %s", message.called, why)
     raise refusal
 
 
-def _revoke(message: Message, task_id: str) -> None:
-    """Ask all workers to stop a task."""
-    name = printable(task_id)
+def _revoke(message: Message, holder: Holder) -> None:
+    """Ask all workers to stop the task that holds a lock."""
+    assert holder.owner is not None
+    name = printable(holder.owner.task_id)
     logger.info("%s replaces task %s", message.called, name)
     try:
-        message.task.app.control.revoke(task_id, terminate=True)
+        revokes.end(message.task.app, holder.owner.task_id, holder.digest, terminate=True)
     except Exception as error:  # the broker is away; the holder may end all the same
         logger.warning("%s: cannot revoke task %s: %r", message.called, name, error)
 

@@ -16,14 +16,16 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from celery.utils.collections import LimitedSet
 from celery.utils.functional import maybe_list
 
 from ..locking.redlock import Redlock
 from ..protocol.texts import printable
+from ..protocol.values import token_digest
 from ..runtime.clock import monotonic
 from .reservation import UNSENT_TTL_S, Reservation, claim_of, free, prolong
 
-__all__ = ["hold"]
+__all__ = ["discard", "hold"]
 
 logger = logging.getLogger("celery_redlock.worker")
 
@@ -50,11 +52,33 @@ _lock = threading.Lock()
 _held: weakref.WeakKeyDictionary[Any, _Held] = weakref.WeakKeyDictionary()
 """By request. Celery's own list of them has none with an ETA before 5.7."""
 _thread: threading.Thread | None = None
+_discarded: Any = LimitedSet(maxlen=10_000, expires=10_800)  # as Celery's own set of revoked ids
+
+
+def discard(digest: str) -> None:
+    """Have Celery discard the message whose reservation had this token, now or when it comes."""
+    _discarded.add(digest)
+    with _lock:
+        held = list(_held.items())
+    for request, one in held:
+        if token_digest(one.note.token) == digest:
+            _discard(request)
+
+
+def _discard(request: Any) -> None:
+    """Have Celery discard a message, unless the pool has it."""
+    if request._apply_result is None and not request.acknowledged:
+        name = printable(f"{request.name}[{request.id}]")
+        logger.info("%s is discarded: a later call has taken its place", name)
+        request._announce_revoked("revoked", False, None, False)
 
 
 def hold(request: Any, note: Reservation) -> None:
     """Look after the reservation of a message that has just been received. Never waits."""
     global _thread
+    if _discarded and token_digest(note.token) in _discarded:
+        _discard(request)
+        return
     with _lock:
         _held[request] = _Held(note)
         if _thread is None:

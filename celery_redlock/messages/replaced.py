@@ -16,9 +16,10 @@ from ..locking.redlock import Redlock
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.texts import printable
-from ..protocol.values import Owner, Query
+from ..protocol.values import Owner, Query, token_digest
 from .headers import short_id
 from .reservation import BEGUN, HOUR, REPLACED, free, mark_of, take, unsent_ttl
+from .revokes import end
 
 __all__ = ["Places", "note_begun"]
 
@@ -71,7 +72,7 @@ class Places:
         try:
             # Workers forget a revoke when they end, and those that start later are not asked.
             _leave(self._redlock, freed, REPLACED, max(freed.ttl, HOUR))
-            self._task.app.control.revoke(owner.task_id)
+            end(self._task.app, owner.task_id, token_digest(freed.token))
             logger.info("%s replaces task %s", *called)
         except Exception as error:
             line = "%s replaces task %s, which could not be revoked and may run as well: %r"

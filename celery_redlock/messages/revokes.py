@@ -10,7 +10,10 @@ from typing import Any
 
 from celery.app import base
 
-__all__ = ["note_revokes", "was_revoked", "was_terminated"]
+__all__ = ["END", "end", "note_revokes", "was_revoked", "was_terminated"]
+
+END = "redlock_end"
+"""Remote command of our workers; see `end`."""
 
 MAX_REVOKED = 10_000
 """Tasks revoked by this process that it remembers: about two megabytes."""
@@ -30,6 +33,16 @@ def was_revoked(task_id: str) -> bool:
 def was_terminated(task_id: str) -> bool:
     """Whether this process has asked for the end of a task's body."""
     return _revoked.get(task_id, False)
+
+
+def end(app: Any, task_id: str, digest: str, terminate: bool = False) -> None:
+    """Ask all workers to discard a message, or to `terminate` a body.
+
+    Anybody who may publish can give a task the id of another. So it is told by the digest of a
+    token that the nodes have: of its reservation, or of its lock.
+    """
+    arguments = {"task_id": task_id, "digest": digest, "terminate": terminate}
+    app.control.broadcast(END, arguments=arguments)
 
 
 @functools.cache

@@ -15,6 +15,8 @@ import functools
 import hashlib
 import inspect
 import json
+import logging
+import os
 import re
 import sys
 import time
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from .parking.consumer import Parking
 
 __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
+
+logger = logging.getLogger("celery_redlock.worker")
 
 NAME = "redlock"
 """Of the command."""
@@ -46,6 +50,7 @@ def register() -> None:
     control: Any = sys.modules.get("celery.worker.control")
     if control is not None and NAME not in control.Panel.data:
         control.inspect_command(name=NAME)(redlock)
+        control.control_command(name="redlock_end", visible=False)(end)  # `revokes.END`
 
 
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
@@ -70,6 +75,43 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
         "waits": list(_waits(state.consumer, holds)) if takes_locks else [],
         "queued": _queued(state.consumer) if takes_locks else [],
     }
+
+
+def end(state: Any, task_id: str = "", digest: str = "", terminate: bool = False, **_: Any) -> None:
+    """Discard the message whose reservation had a token, or terminate the body that holds it."""
+    from celery.worker import state as worker
+
+    from ..config.settings import enabled
+    from ..locking.redlock import Redlock
+    from ..messages.headers import short_id
+    from ..messages.received import discard
+    from ..protocol.texts import printable
+    from ..protocol.values import token_digest
+
+    if not terminate:
+        discard(digest)
+        return
+    if not enabled(state.app.conf):
+        return
+    client = Redlock.from_app(state.app).client
+    held: list[tuple[int, Any]] = [(os.getpid(), claim) for claim in list(client.claims.values())]
+    if (table := client.registry.table) is not None:
+        held += [(pid, note) for block, pid in table.blocks() for note in table.records(block)]
+    for pid, holding in held:
+        if token_digest(holding.token) == digest:
+            found = [
+                request
+                for request in list(worker.reserved_requests)
+                if short_id(request.id) == task_id
+                and (pid == os.getpid() or request.worker_pid in (None, pid))
+            ]
+            if len(found) > 1:  # anybody can give a task the id of another
+                found = [one for one in found if {*_wanted(one)} == {*holding.resources}]
+            for request in found:
+                name = printable(f"{request.name}[{request.id}]")
+                logger.info("Terminating %s: another task replaces it", name)
+                request.terminate(state.consumer.pool)
+            return
 
 
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:

@@ -239,7 +239,8 @@ class Received(SimpleNamespace):
     def __init__(self, task: Any, header: Any) -> None:
         super().__init__(**vars(request_of(task, header)))
         self.request_dict["delivery_info"] = {"exchange": "", "routing_key": "celery"}
-        self.expires = None
+        self.expires = self._apply_result = None
+        self._already_revoked = False
         self.send_event = self.on_success = self.on_failure = self.on_timeout = lambda *_, **__: (
             None
         )

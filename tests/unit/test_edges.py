@@ -332,7 +332,7 @@ def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
         raise QuorumUnavailable("order:1: too few", resource="order:1", votes=())
 
     revoked: list[Any] = []
-    monkeypatch.setattr(charge.app.control, "revoke", lambda *given: revoked.append(given))
+    monkeypatch.setattr(charge.app.control, "broadcast", lambda *_, **given: revoked.append(given))
     take(redlock, "first")
     monkeypatch.setattr(redlock.client, "peek", peek)
     assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).id == "first"

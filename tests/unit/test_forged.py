@@ -7,6 +7,7 @@ run no body without its lock, keep no key for longer than its own task would, an
 from __future__ import annotations
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -17,11 +18,12 @@ from celery_redlock import ConfigurationError, Skipped
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.messages.endings import received
 from celery_redlock.messages.headers import RESERVATION
-from celery_redlock.messages.received import _look
+from celery_redlock.messages.received import _look, discard
 from celery_redlock.messages.reservation import HOUR, MONTH
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
-from celery_redlock.protocol.values import Owner
+from celery_redlock.protocol.values import Owner, token_digest
+from celery_redlock.worker.remote_control import end as end_by_command
 from tests.support.delivering import (
     RESERVED,
     Box,
@@ -268,6 +270,28 @@ def test_a_worker_forgets_a_reservation_that_the_nodes_deny(
         _look(list(held.items()))
     assert list(held) == requests[1:]
     assert 10 < len(redlock.driver.rounds) < 22 and not redlock.free(RESERVED)  # in 20 s
+
+
+@pytest.mark.parametrize("arrives", ["before", "after"])
+def test_a_replaced_message_is_discarded_by_its_token_and_no_other_with_its_id(
+    ran: Ran, monkeypatch: Patch, arrives: str
+) -> None:
+    monkeypatch.setattr("celery_redlock.messages.received._held", WeakKeyDictionary())
+    monkeypatch.setattr("celery_redlock.messages.received._thread", threading.current_thread())
+    monkeypatch.setattr("celery_redlock.messages.received._discarded", set())
+    task, tokens = ran.task("until_executed"), [token_of(), token_of(), token_of()]
+    requests = [Received(task, header("until_executed", token=token)) for token in tokens]
+    requests[1]._apply_result = print  # the pool has it
+    gone: list[Any] = []
+    for request in requests:
+        request._announce_revoked = lambda *_, one=request: gone.append(one)
+    for token in tokens[:2] if arrives == "after" else ():
+        discard(token_digest(token))
+    for request in requests:
+        received(request)
+    for token in tokens[:2] if arrives == "before" else ():
+        end_by_command(SimpleNamespace(), task_id="the-id", digest=token_digest(token))
+    assert gone == requests[:1]
 
 
 def test_a_retry_prolongs_it_for_no_longer(ran: Ran, redlock: FakeRedlock, box: Box) -> None:

@@ -218,7 +218,7 @@ class Queued:
 def queue(
     app: Celery, box: Box, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Queued]:
-    monkeypatch.setattr(app.control, "revoke", lambda task_id: None)
+    monkeypatch.setattr(app.control, "broadcast", lambda *_, **__: None)
     return lambda scope="until_executing": Queued(app, box, redlock, scope)
 
 

@@ -27,7 +27,8 @@ from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.conflict import end
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
-from celery_redlock.protocol.values import Holder, Owner
+from celery_redlock.messages.revokes import END
+from celery_redlock.protocol.values import Holder, Owner, token_digest
 from celery_redlock.worker.startup import check
 from tests.support.delivering import Waits, deliver
 from tests.support.fake_lock import FakeRedlock
@@ -41,7 +42,7 @@ def revoked(app: Any, monkeypatch: Patch) -> list[Any]:
     """Whose revocation was asked for, rather than asking for it."""
     found: list[Any] = []
     monkeypatch.setattr(
-        app.control, "revoke", lambda task_id, **options: found.append((task_id, options))
+        app.control, "broadcast", lambda command, arguments: found.append((command, arguments))
     )
     return found
 
@@ -235,7 +236,8 @@ def test_replace_has_its_holder_revoked_once_and_takes_over(
     """Not before its lock is free: not before it is dead."""
     waits.then = lambda _wait: len(waits) == 4 and redlock.release(held)  # type: ignore[method-assign]
     assert deliver(declare("replace"))[0] == "ran"
-    assert revoked == [(HOLDER, {"terminate": True})]  # a second one would be a second signal
+    of = {"task_id": HOLDER, "digest": token_digest(held.token), "terminate": True}
+    assert revoked == [(END, of)]  # a second one would be a second signal
     assert (len(waits), waits[0]) == (4, 0.0)
 
 
@@ -252,7 +254,7 @@ def test_replace_replaces_who_is_faster(
 
     waits.then = then  # type: ignore[method-assign]
     assert deliver(declare("replace"))[0] == "ran"
-    assert [task_id for task_id, _options in revoked] == [HOLDER, "faster"]
+    assert [of["task_id"] for _command, of in revoked] == [HOLDER, "faster"]
 
 
 @pytest.mark.parametrize(
@@ -301,7 +303,7 @@ def test_replace_goes_on_when_the_broker_is_away(
         redlock.release(held)  # it ends by itself
         raise OSError("away")
 
-    monkeypatch.setattr(app.control, "revoke", revoke)
+    monkeypatch.setattr(app.control, "broadcast", revoke)
     assert deliver(declare("replace"))[0] == "ran"
     assert f"cannot revoke task {HOLDER}: OSError('away')" in caplog.text
 
@@ -356,7 +358,7 @@ def test_what_a_function_says_is_done_as_if_it_were_declared(
 
 def test_a_function_may_say_replace(held: Any, declare: Any, revoked: list[Any]) -> None:
     deliver(declare(lambda *_asked: "replace", lock_wait=0.01))
-    assert [task_id for task_id, _options in revoked] == [HOLDER]
+    assert [of["task_id"] for _command, of in revoked] == [HOLDER]
 
 
 @pytest.mark.parametrize(

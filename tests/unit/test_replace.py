@@ -12,6 +12,7 @@ from celery_redlock import SingletonTask, Skipped
 from celery_redlock.messages import reservation
 from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.reservation import HOUR, REPLACED, Reservation, claim_of, mark_of
+from celery_redlock.messages.revokes import END
 from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner
 from tests.support.delivering import RESERVED, Box, deliver
@@ -44,7 +45,11 @@ class Stage:
             return send_task(*args, **options)
 
         patch.setattr(app, "send_task", send)
-        patch.setattr(app.control, "revoke", lambda task_id: self.revoked.append(task_id))
+        patch.setattr(app.control, "broadcast", self._broadcast)
+
+    def _broadcast(self, command: str, arguments: dict[str, Any]) -> None:
+        assert command == END and not arguments["terminate"]
+        self.revoked.append(arguments["task_id"])
 
     def declare(self, scope: str, **options: Any) -> Any:
         @self._app.task(
@@ -175,7 +180,7 @@ def test_replacement_that_is_out_is_published_though_revoking_fails(
 ) -> None:
     task = stage.declare("until_and_while_executing")
     first = stage.call(task, "first")
-    monkeypatch.setattr(app.control, "revoke", lambda _: fail(ConnectionError("away"))())
+    monkeypatch.setattr(app.control, "broadcast", lambda *_, **__: fail(ConnectionError("away"))())
     second = stage.call(task, "second")
     assert stage.holder() == second.headers["id"]
     assert "could not be revoked" in caplog.text

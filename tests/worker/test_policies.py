@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from celery_redlock import RedlockError, ResourceHeld, Skipped
-from tests.support.cluster import Cluster
+from tests.support.cluster import TASKS, Cluster
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, often, pool
@@ -122,13 +122,29 @@ def test_a_holder_that_is_killed_is_replaced(cluster: Cluster, worker: Worker, k
     pid = cluster.entered(key).pid
     new = cluster.send("policy_replace", key)
     worker.said(f"policy_replace[{new.id}] replaces task {old.id}")
-    worker.said(f"Terminating {old.id}")
+    worker.said(f"Terminating {TASKS}.stubborn[{old.id}]")
     os.kill(pid, signal.SIGKILL)
     assert cluster.result(new) == "ran"
     assert cluster.state(old) == "REVOKED"
     first, second = cluster.runs(key)
     assert (first.pid, first.ended) == (pid, False)
     in_time(first.end, second.begin, 1.0, "from the old one's death to the new one's begin")
+
+
+def test_replace_ends_the_task_that_has_the_lock_and_no_other_with_its_id(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
+    """Anybody who may publish can run a task under the id of another, and then replace it."""
+    forged = cluster.send("work", key, 60.0)
+    cluster.entered(key)
+    cluster.send("work", f"{key}-victim", 60.0, task_id=forged.id)
+    cluster.entered(f"{key}-victim")
+    assert cluster.result(cluster.send("policy_replace", key)) == "ran"
+    assert not cluster.runs(f"{key}-victim")[0].ended
+    cluster.tell(f"{key}-victim")
+    wait_until(lambda: cluster.runs(f"{key}-victim")[0].ended, 10.0, "the victim ends well")
+    assert cluster.runs(key)[0].end < cluster.runs(f"{key}-victim")[0].end
+    cluster.settled()
 
 
 def test_a_holder_that_goes_on_is_waited_for_no_longer_than_wait(

@@ -378,7 +378,7 @@ class Parking(bootsteps.StartStopStep):
         """Have Celery discard what is parked and was revoked, or has expired."""
         for parked in self.admission.parked():
             due = parked.request.expires or parked.request.id in state.revoked
-            if due and parked.request.revoked():
+            if (due or parked.request._already_revoked) and parked.request.revoked():
                 self.admission.withdraw(parked)
 
 
