@@ -307,6 +307,7 @@ class Trust:
         self._proved, self.unsure = max(self._proved, sent), ""
         facts = replace(
             self.memory.facts,
+            uptime=now - self.memory.started,
             role=said.role,
             master=said.master,
             history=said.history,

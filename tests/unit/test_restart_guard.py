@@ -324,6 +324,17 @@ def test_who_says_the_same_as_before_is_still_a_master(guard: RestartGuard) -> N
     assert not trust.still(NOW + 4, said.format("master", b, a))
 
 
+def test_a_server_ages_between_what_it_says_of_itself_and_a_later_look(
+    guard: RestartGuard,
+) -> None:
+    """It was up all the time, though another was met at its address over another connection."""
+    trust, other = Trust(guard, 0), Trust(guard, 0)
+    trust.connected(replace(FRESH, uptime=100.0), NOW, NOW)
+    other.connected(replace(FRESH, run_id="other", uptime=1e6), NOW + 10, NOW + 10)
+    trust.told(NOW + 200, FRESH, NOW + 200)
+    assert trust.doubt(NOW + 200).startswith("is another server than before, met 0 s ago")
+
+
 def test_a_promoted_replica_behind_sentinels_waits_until_others_have_the_news(
     guard: RestartGuard,
 ) -> None:
