@@ -32,8 +32,10 @@ was granted at its address:
    (`BACKLOG_S`), of one that was promoted then or earlier.
 5. What is known belongs to the address, and to the memory that was met there last. A server that
    was swapped out and is met there again is a stranger: it does not know what the other granted
-   meanwhile, however well it was known before. That a connection breaks changes nothing by itself:
-   else every client would be without nodes for a span whenever its idle connections are closed.
+   meanwhile, however well it was known before. Behind Sentinels it would have been a replica, with
+   another history since: there, to a client that slept over a failover, the mark of the others
+   counts (2). That a connection breaks changes nothing by itself: else every client would be
+   without nodes for a span whenever its idle connections are closed.
 6. What a server says of its append-only file exempts it from nothing: the file may be another than
    before, of yesterday, or from before a time without one.
 
@@ -158,7 +160,8 @@ class RestartGuard:
         if facts.history:
             met.what = "was a replica, met"  # rule 2
             met.began += NEWS_S * moves
-            if before is None and facts.trusted:  # else 5
+            slept = moves and before is not None and before.heard < now - facts.trusted
+            if facts.trusted and (before is None or slept):  # else 5
                 met.began, met.marked = now - facts.trusted, now
         elif before is not None and before.facts.run_id == facts.run_id:
             if before.began < now - BACKLOG_S:  # rule 4

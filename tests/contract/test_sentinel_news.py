@@ -15,6 +15,8 @@ import pytest
 import redis
 
 from celery_redlock import AsyncRedlock, NotAcquired, QuorumUnavailable, Redlock
+from celery_redlock.protocol.names import TRUSTED_KEY
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import start_servers
 from celery_redlock.stores.redis.master_watch import SEEK_S
 from tests.support.names import Patch
@@ -103,6 +105,23 @@ def test_a_coroutine_leaves_the_old_master_before_it_asks_it_again(
                 why = str(refusal.value)
 
     asyncio.run(leaves())
+
+
+def test_a_client_that_slept_over_a_failover_has_a_vote_as_soon_as_the_others(
+    masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
+) -> None:
+    mark = f"redlock:{TRUSTED_KEY}"
+    with redis.Redis(port=masters[1]) as new:
+        new.delete(mark)
+        for sentinel in sentinels:
+            sentinel.switch(masters[1])
+            sentinel.announce()
+        url = f"sentinel://127.0.0.1:{sentinels[0].port}/{SERVICE}"
+        with contextlib.closing(Redlock([url], ttl=TTL, restart_guard="auto")) as other:
+            wait_until(lambda: granted(other) and new.exists(mark), 20, "it has its vote, marked")
+    wait_until(lambda: asks(ours) == masters[1], 20, "it asks the new master")
+    (node,) = ours.client.driver.nodes
+    assert not node._trust.doubt(monotonic())
 
 
 def test_an_announcement_about_another_service_changes_nothing(

@@ -248,6 +248,20 @@ def test_a_promoted_replica_that_somebody_has_known_for_long_is_marked(guard: Re
     assert guard.meet(0, known, NOW + 9, NOW + 9).began == NOW + 9
 
 
+@pytest.mark.parametrize(
+    ("moves", "asked", "began"),
+    [(True, 501.0, NOW - 500.0), (True, 499.0, NOW + NEWS_S), (False, 501.0, NOW)],
+    ids=["it slept", "it was answered meanwhile", "no Sentinels"],
+)
+def test_a_program_that_slept_over_a_failover_trusts_the_others_mark_behind_sentinels(
+    guard: RestartGuard, moves: bool, asked: float, began: float
+) -> None:
+    promoted = replace(FRESH, uptime=1e6, history="f" * 40)
+    marked = replace(promoted, mark=f"500.000 {promoted.memory}")
+    guard.meet(0, replace(FRESH, run_id="old"), NOW - asked, NOW - asked, moves)
+    assert guard.meet(0, marked, NOW, NOW, moves).began == began
+
+
 def test_another_server_at_the_address_may_have_forgotten_all(guard: RestartGuard) -> None:
     """It was up when the one that we knew there last answered: no restart of that one."""
     other = replace(FRESH, run_id="other", uptime=100.0)
