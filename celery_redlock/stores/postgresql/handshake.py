@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import threading
 from typing import Any
 
 import psycopg
@@ -10,8 +14,10 @@ from psycopg import errors
 from ...protocol.node_info import NodeInfo
 from .schema import VERSION
 
-__all__ = ["introduce", "pooled"]
+__all__ = ["hang_up", "introduce", "pooled"]
 
+ANSWER_S = 5.0
+"""Seconds for the answer. libpq waits for ever for a server that sends none, or drips it."""
 ISOLATION = "read committed"
 HELLO = """\
 SELECT redlock_version(), pg_catalog.current_setting('transaction_isolation'), h.*
@@ -26,8 +32,11 @@ def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
     changes with that: its age is counted from there, in the place of a server's uptime.
 
     Raises:
-        psycopg.Error: It refuses, but for what its user can mend.
+        psycopg.Error: It refuses, but for what its user can mend; or does not answer in time.
     """
+    end = threading.Timer(ANSWER_S, hang_up, [connection])
+    end.daemon = True
+    end.start()
     try:
         row = connection.execute(HELLO).fetchone()
     except (errors.UndefinedFunction, errors.UndefinedTable):
@@ -35,6 +44,8 @@ def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
     except errors.InsufficientPrivilege as error:
         said = error.diag.message_primary
         return NodeInfo(unfit=f"its user lacks a right ({said}); see docs/postgresql.md")
+    finally:
+        end.cancel()
     version, isolation, identity, age = row or (0, "", "", 0.0)
     if version < VERSION:
         return NodeInfo(
@@ -54,3 +65,12 @@ def pooled(connection: psycopg.Connection[Any]) -> bool:
     """Whether there is a pooler in front of it: then LISTEN may be another's in a moment."""
     (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
     return bool(pid != connection.pgconn.backend_pid)
+
+
+def hang_up(connection: psycopg.Connection[Any]) -> None:
+    """End a connection that another thread may just be reading from. Never fails."""
+    with (
+        contextlib.suppress(Exception),
+        socket.socket(fileno=os.dup(connection.fileno())) as stream,
+    ):
+        stream.shutdown(socket.SHUT_RDWR)

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import socket
 import threading
 from collections.abc import Mapping, Sequence
 from time import monotonic
@@ -21,6 +19,7 @@ from ...protocol.names import FENCE_SUFFIX, LINE_SUFFIX
 from ...protocol.replies import MAX_TTL_S
 from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
 from .address import PostgresAddress, reason
+from .handshake import hang_up
 from .statements import from_text
 from .statements import to_text as to_name
 
@@ -85,7 +84,7 @@ class PostgresReader:
         # Without prepared statements, and nothing is set that lasts: there may be a pooler.
         self.connection = connection = self._address.connect(cursor_factory=psycopg.ClientCursor)
         # A server that is frozen answers nothing any more, not even that a statement took too long.
-        self._end = threading.Timer(MAX_TIMEOUTS * self._timeout, _hang_up, [connection])
+        self._end = threading.Timer(MAX_TIMEOUTS * self._timeout, hang_up, [connection])
         self._end.daemon = True
         self._end.start()
         self.heard = monotonic()
@@ -164,15 +163,6 @@ class PostgresReader:
         rows = cursor.fetchall()
         self.heard = monotonic()
         return rows
-
-
-def _hang_up(connection: psycopg.Connection[Any]) -> None:
-    """End a connection that another thread may just be reading from."""
-    with (
-        contextlib.suppress(Exception),
-        socket.socket(fileno=os.dup(connection.fileno())) as stream,
-    ):
-        stream.shutdown(socket.SHUT_RDWR)
 
 
 def _split(key: bytes) -> tuple[str, str]:

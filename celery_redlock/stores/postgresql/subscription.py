@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import os
-import socket
 import threading
 from collections.abc import Iterator
 from typing import Any
 
 from ...protocol.errors import NodeError
 from .address import PostgresAddress, reason
-from .handshake import pooled
+from .handshake import hang_up, pooled
 
 __all__ = ["PostgresSubscription"]
 
@@ -65,13 +62,8 @@ class PostgresSubscription:
     def interrupt(self) -> None:
         """Have `calls` end, which another thread may just be reading from."""
         self._interrupted.set()
-        connection = self._connection
-        if connection is not None:
-            with (
-                contextlib.suppress(Exception),
-                socket.socket(fileno=os.dup(connection.fileno())) as stream,
-            ):
-                stream.shutdown(socket.SHUT_RDWR)
+        if self._connection is not None:
+            hang_up(self._connection)
 
     def close(self) -> None:
         """Close the connection."""
