@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import NodeError
 from ..protocol.node_info import NodeInfo
 from .report import Finding, warning, wrong
+from .tls import secrecy
 
 if TYPE_CHECKING:
     from ..stores.etcd.reader import EtcdReader
@@ -126,18 +127,11 @@ def _writes(probe: Any, *_: Any) -> Iterator[Finding]:
         yield wrong(f"it takes no writes: {probe.said.fails}", "see to that on its side")
 
 
-def _secrecy(probe: Any, *_: Any) -> Iterator[Finding]:
-    if probe.address.user and probe.address.tls is None and not probe.said.peer.startswith("127."):
-        yield warning("a password goes over the network as plain text", "use etcds://")
-    if probe.address.unverified:
-        yield warning("its certificate is not checked (verify=no)", "give ca=file, and no verify")
-
-
 OF_SILENT = {"reachable": _reachable}
 OF_ONE = {
     "version": _version,
     "rights": _rights,
     "writes": _writes,
     "members": _members,
-    "tls": _secrecy,
+    "tls": secrecy,
 }

@@ -12,7 +12,7 @@ from ..protocol.values import quorum_of
 from . import etcd, postgresql
 from .probe import Probe, Told, refused_by
 from .report import Check, Finding, run, unchecked, warning, wrong
-from .tls import certificate_trouble, speaks_tls
+from .tls import certificate_trouble, secrecy
 from .votes import quorum_in, voteless, votes_left
 
 __all__ = ["examine_nodes"]
@@ -166,7 +166,7 @@ def _unreachable(probe: Probe, _site: _Site) -> Iterator[Finding]:
     if refused_by(why):
         return
     what, fix = f"it gives no answer: {why}", "start it, or open the way to it"
-    trouble = certificate_trouble(why) if speaks_tls(probe.address) else None
+    trouble = certificate_trouble(why) if probe.address.speaks_tls else None
     if why.startswith("AUTH") or "NOAUTH" in why or "WRONGPASS" in why:
         what = f"it refuses us: {why}"
         fix = "put the right user and password into its URL in redlock_nodes"
@@ -320,6 +320,7 @@ OF_ONE = {
     "role": _role,
     "version": _version,
     "eviction": _eviction,
+    "tls": secrecy,
     "restart": _restart,
     "clock": _clock,
     "ttl": _ttl,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.node_info import NodeInfo
 from ..stores.postgresql.schema import VERSION
 from .report import Finding, warning, wrong
+from .tls import secrecy
 
 if TYPE_CHECKING:
     from ..stores.postgresql.reader import PostgresReader
@@ -103,7 +104,6 @@ class Said:
         refused: Which right the user lacks; empty if none that was tried.
         fails: Why a lock could not be taken there; empty if it could, or it was not tried.
         pooled: Whether a pooler is in front of it.
-        encrypted: Whether it was reached by TLS.
     """
 
     info: Mapping[str, Any]
@@ -115,7 +115,6 @@ class Said:
     refused: str
     fails: str
     pooled: bool
-    encrypted: bool
 
 
 def visit(reader: PostgresReader, *, tries: bool) -> Said:
@@ -157,7 +156,6 @@ def visit(reader: PostgresReader, *, tries: bool) -> Said:
             fails,
             pooled(reader.connection),
         ),
-        encrypted=bool(reader.connection.pgconn.ssl_in_use),
     )
 
 
@@ -263,17 +261,6 @@ def _pooler(probe: Any, _site: Any) -> Iterator[Finding]:
         )
 
 
-def _certificate(probe: Any, _site: Any) -> Iterator[Finding]:
-    mode = str(probe.address.arguments.get("sslmode", "prefer"))
-    asked = mode not in ("prefer", "allow") or probe.told.peer not in ("", "::1", "127.0.0.1")
-    if probe.said.encrypted and asked and mode != "verify-full":
-        yield warning(
-            f"its certificate, or its name, is not checked (sslmode {mode}): whoever answers in its"
-            " place learns the password, and grants locks",
-            "add ?sslmode=verify-full&sslrootcert=PATH to its URL",
-        )
-
-
 def _isolation(probe: Any, _site: Any) -> Iterator[Finding]:
     level = probe.said.info["default_transaction_isolation"]
     if level not in ("read committed", "read uncommitted"):
@@ -314,7 +301,7 @@ OF_ONE = {
     "version": _version,
     "durability": _durability,
     "pooler": _pooler,
-    "tls": _certificate,
+    "tls": secrecy,
     "isolation": _isolation,
     "vacuum": _vacuum,
     "connections": _connections,

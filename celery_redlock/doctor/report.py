@@ -22,7 +22,8 @@ NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
 """Checks that need one."""
 CHECKS = (
     *("configuration", "quorum", "reachable", "role", "twins", "even", "hosts", "version"),
-    *("rights", "writes", "eviction", "restart", "clock", "ttl", "leaks", "prefix", *OF_APPS),
+    *("rights", "writes", "eviction", "tls", "restart", "clock", "ttl", "leaks", "prefix"),
+    *OF_APPS,
 )
 """Every check; docs/doctor.md says what each looks for."""
 OF_POSTGRESQL = (

@@ -6,21 +6,25 @@ import contextlib
 import re
 import socket
 import ssl
+from collections.abc import Iterator
+from typing import Any
 
 from redis import RedisError
-from redis.connection import SSLConnection, UnixDomainSocketConnection
+from redis.connection import UnixDomainSocketConnection
 
 from ..stores.redis.address import Address
+from .report import Finding, warning
 
-__all__ = ["certificate_trouble", "other_protocol", "speaks_tls"]
+__all__ = ["certificate_trouble", "other_protocol", "secrecy"]
 
+CHECKED = {
+    "Redis": "take ssl_cert_reqs and ssl_check_hostname out of its URL, and add ssl_ca_certs=PATH",
+    "PostgreSQL": "add ?sslmode=verify-full&sslrootcert=PATH to its URL",
+    "etcd": "write ca=PATH in its URL, and not verify=no",
+}
+"""What to do so that a certificate and its name are checked."""
 PLAIN_ANSWERS = (b"+", b"-")
 """What a Redis begins its answer to PING with."""
-
-
-def speaks_tls(address: Address) -> bool:
-    """Return whether TLS is to be spoken with a node."""
-    return issubclass(address.connection_class, SSLConnection)
 
 
 def other_protocol(address: Address, timeout: float) -> str:
@@ -34,7 +38,7 @@ def other_protocol(address: Address, timeout: float) -> str:
         return ""
     with contextlib.suppress(OSError, RedisError):
         made = address.connection()  # Sentinels are asked where it is
-        return _protocol((made.host, int(made.port)), timeout, asked_tls=speaks_tls(address))
+        return _protocol((made.host, int(made.port)), timeout, asked_tls=address.speaks_tls)
     return ""
 
 
@@ -76,3 +80,16 @@ def certificate_trouble(why: str) -> tuple[str, str] | None:
         fix = "add ?ssl_certfile=PATH&ssl_keyfile=PATH to its URL, if it wants to see a certificate"
         return f"it ends the TLS handshake: {why}", fix
     return None
+
+
+def secrecy(probe: Any, _site: Any) -> Iterator[Finding]:
+    """Return who else can learn the password of a node of any kind of store."""
+    address = probe.address
+    if address.unverified:
+        yield warning(
+            f"its certificate, or its name, is not checked ({address.unverified}): whoever answers"
+            " in its place learns the password, and grants locks",
+            CHECKED[address.store],
+        )
+    if address.exposed:
+        yield warning(*address.exposed)

@@ -149,6 +149,10 @@ class Redlock:
             self.client.guard.expect(ttl)
         warnings: list[str] = []
         client = self.client
+        for said in dict.fromkeys(address.exposed for address in client.addresses):
+            names = [address.name for address in client.addresses if address.exposed == said]
+            if said is not None:
+                warnings.append(f"node {', '.join(names)}: {said[0]}; {said[1]}")
         driver = Driver(client.addresses, client.prefix, client.guard.saying(warnings.append))
         try:
             driver.connect(timeout, rest=timeout)

@@ -1,23 +1,30 @@
-"""Keeps a node's password out of what is shown: a URL must say clearly where it ends."""
+"""Keeps a node's password secret: out of what is shown, and on its way to the node."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
+from ipaddress import ip_address, ip_network
+from typing import TypeAlias
 from urllib.parse import SplitResult, unquote, urlsplit
 
-__all__ = ["is_clear", "parted"]
+__all__ = ["PLAIN", "Exposed", "is_among", "is_clear", "is_here", "parted"]
 
-_URL = r"[\w+]+://(?:[^/?#]*@)?([^@/?#]*)([/?][^@#]*)?"
+Exposed: TypeAlias = "tuple[str, str] | None"
+"""How others can learn the password that is sent to a node, and what to do about it."""
+PLAIN = "its password goes over the network as plain text"
+
+_URL = r"[\w+]+://(?:[^/?#]*@)?([^@?#]*)(\?[^@#]*)?"
 """A URL whose host and database cannot be a part of an unquoted password: no @ follows them."""
-_URL_OF_LIBPQ = r"\w+://(?:[^/@]*@)?([^@/?#]*)([/?][^@]*)?"
+_URL_OF_LIBPQ = r"\w+://(?:[^/@]*@)?([^@?#]*)(\?[^@]*)?"
 """The same as libpq reads it: its user and password end at the first @, and may hold ? and #."""
 
 
 def is_clear(url: str, shape: str = _URL_OF_LIBPQ) -> bool:
     """Return True if it is clear where the user and the password of a URL end."""
     found = re.fullmatch(shape, url)
-    # Parsers drop line ends, or stop at a NUL. A quoted @ in a host is a whole URL that is quoted.
+    # Parsers drop line ends, or stop at a NUL. A quoted @ before a host is a URL quoted as a whole.
     return url.isprintable() and found is not None and "@" not in unquote(found[1])
 
 
@@ -33,8 +40,45 @@ def parted(url: str) -> SplitResult:
         parts = urlsplit(url)
     if parts is None or not is_clear(url, _URL):
         raise ValueError(
-            "it is not clear where its password ends, so it is not shown; in a user, a password and"
-            " a database write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23 and % as %25, and"
-            " what cannot be printed likewise"
+            "it is not clear where its password ends, so it is not shown; in a user and a password"
+            " write @ as %40, / as %2F, : as %3A, ? as %3F, # as %23 and % as %25, and what cannot"
+            " be printed likewise"
         )
     return parts
+
+
+def is_here(host: str) -> bool:
+    """Return True if a host is this one, so that nothing sent to it is on a network.
+
+    host: A name, an address, a network of addresses or the path of a socket.
+    """
+    try:
+        return ip_network(host).is_loopback
+    except ValueError:
+        return host in ("", "localhost") or host.startswith(("/", "@"))
+
+
+def is_among(host: str, named: Sequence[str]) -> bool:
+    """Return True if a host is one of some: names, `*.domain`, addresses and networks of these.
+
+    If none is named, every host is.
+
+    Raises:
+        ValueError: One of `named` cannot be understood.
+    """
+    name = host.lower()
+    found = not named
+    for one in named:
+        if re.fullmatch(r"(\*\.)?[a-z0-9_-]+(\.[a-z0-9_-]+)*", one):
+            found |= name.endswith(one[1:]) if one[0] == "*" else name == one
+            continue
+        try:
+            network = ip_network(one)
+        except ValueError:
+            raise ValueError(
+                f"{one!r} is no host in small letters, no *.domain and no network such as"
+                " 10.0.0.0/24"
+            ) from None
+        with contextlib.suppress(ValueError):  # the host is a name
+            found |= ip_address(host) in network
+    return found

@@ -101,3 +101,19 @@ def test_one_that_hangs_up_while_we_write_ends_the_handshake(why: str) -> None:
 def test_with_the_right_certificate_nothing_is_wrong(ports: dict[str, int], folder: Path) -> None:
     node = f"rediss://127.0.0.1:{ports['tls']}?ssl_ca_certs={folder}/ours.pem"
     assert examined(Site(nodes=[node]), *PATIENT)[1]["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("node", "what"),
+    [
+        ("rediss://127.0.0.1:{tls}?ssl_cert_reqs=none", "its certificate, or its name, is not che"),
+        ("redis://default:s3cret@0.0.0.0:{plain}", "its password goes over the network as plain"),
+    ],
+)
+def test_password_that_others_can_learn_is_a_finding(
+    ports: dict[str, int], node: str, what: str
+) -> None:
+    _code, report = examined(Site(nodes=[node.format(**ports)]), *PATIENT)
+    (found,) = report["findings"]
+    assert (found["level"], found["check"]) == ("warning", "tls")
+    assert found["what"].startswith(what) and "s3cret" not in str(report)

@@ -27,6 +27,8 @@ from tests.support.certificates import Authority
 from tests.support.machine import in_time
 from tests.support.names import Locks, Log, Servers
 from tests.support.nodes import use
+from tests.support.sentinels import SERVICE, Puppet
+from tests.support.wait import wait_until
 
 TTL = 5.0
 
@@ -201,6 +203,23 @@ def test_a_plain_connection_to_a_tls_port_is_no_node(
     refused(lock(plain), "(?i)connection|reset|timeout")
     redlock = lock([plain[0], servers[1].url, servers[2].url])
     assert redlock.release(redlock.acquire("r")) is True
+
+
+def test_master_that_a_sentinel_names_is_checked_by_the_name_that_it_says(
+    ports: list[int], ours: Authority, client: tuple[Path, Path], lock: Locks
+) -> None:
+    """A certificate of the same authority is not enough: it is for another host."""
+    query = "&".join(f"{name}={value}" for name, value in arguments(ours, client).items())
+    for host, words in (("127.0.0.1", "IP address mismatch"), ("localhost", "")):
+        with Puppet(ports[0], host=host) as sentinel:
+            url = f"sentinel://127.0.0.1:{sentinel.port}/{SERVICE}?ssl=true&{query}"
+            redlock = lock([url])
+            if words:
+                refused(redlock, words)
+                continue
+            redlock.connect(timeout=0)
+            (node,) = redlock.client.driver.nodes
+            wait_until(lambda node=node: node.channel.up, 10.0, "it is connected")
 
 
 def test_what_we_make_of_an_address_weakens_nothing() -> None:

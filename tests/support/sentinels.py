@@ -111,7 +111,7 @@ class Puppet:
 
     Attributes:
         port: Where it listens, on 127.0.0.1.
-        master: The port of the master that it names.
+        master, host: The port and the address of the master that it names.
         epoch: The version of its configuration.
         allows: Whether clients may subscribe.
         delay: Seconds that it takes for each answer.
@@ -119,8 +119,8 @@ class Puppet:
         subscribers: The connections that are subscribed.
     """
 
-    def __init__(self, master: int, epoch: int = 1) -> None:
-        self.master, self.epoch = master, epoch
+    def __init__(self, master: int, epoch: int = 1, host: str = "127.0.0.1") -> None:
+        self.master, self.epoch, self.host = master, epoch, host
         self.allows = True
         self.delay = 0.0
         self.greeted = 0
@@ -171,7 +171,7 @@ class Puppet:
                     self.subscribers.append(client)
 
     def _answer(self, word: bytes) -> bytes:
-        where = ("127.0.0.1", str(self.master))
+        where = (self.host, str(self.master))
         if word.upper() in (b"MASTER", b"MASTERS"):
             state = {"name": SERVICE, "ip": where[0], "port": where[1], "flags": "master"}
             state |= {"num-other-sentinels": "2", "config-epoch": str(self.epoch)}

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
 from ...runtime.polling import SIZE
-from ..secrecy import parted
+from ..secrecy import PLAIN, Exposed, is_here, parted
 from .wire import MALFORMED, MAX_REPLY_BYTES, Replies, Request, answer, number, refusal, request
 
 __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
@@ -66,6 +66,17 @@ class EtcdAddress:
     @property
     def unverified(self) -> str:
         return "verify" if self.tls and self.tls.get("verify") == "no" else ""
+
+    @property
+    def exposed(self) -> Exposed:
+        """How others can learn the password that is sent there, if they can."""
+        if (
+            self.user is None
+            or self.tls is not None
+            or all(is_here(host) for host, _ in self.members)
+        ):
+            return None
+        return PLAIN, "write etcds://"
 
     def connect(self, first: int = 0, timeout: float = TIMEOUT_S, **limits: Any) -> Connection:
         """Return a new connection to a member: the first that answers, from one on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from psycopg import conninfo
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
-from ..secrecy import is_clear
+from ..secrecy import PLAIN, Exposed, is_clear, is_here
 
 __all__ = ["PostgresAddress", "parse", "reason"]
 
@@ -50,8 +51,30 @@ class PostgresAddress:
 
     @property
     def unverified(self) -> str:
-        mode = self.arguments.get("sslmode", "prefer")
-        return "sslmode" if mode in ("require", "verify-ca") else ""
+        return "sslmode" if self._setting("sslmode") in ("require", "verify-ca") else ""
+
+    @property
+    def exposed(self) -> Exposed:
+        """How others can learn the password that is sent there, if they can.
+
+        Without `sslmode`, or with `prefer`, libpq answers whoever says that there is no TLS, and
+        sends the password as it is asked for it.
+        """
+        hosts = (self._setting("host") or self._setting("hostaddr")).split(",")
+        passwords = ("password", "passfile")
+        if (
+            self._setting("sslmode") in ("require", "verify-ca", "verify-full")
+            or all(map(is_here, hosts))
+            or not (
+                any(map(self._setting, passwords))
+                or os.path.exists(os.path.expanduser("~/.pgpass"))
+            )
+        ):
+            return None
+        return PLAIN, "add ?sslmode=verify-full&sslrootcert=PATH to its URL"
+
+    def _setting(self, name: str) -> str:
+        return str(self.arguments.get(name) or os.environ.get(f"PG{name.upper()}") or "")
 
     def connect(self, **changed: Any) -> psycopg.Connection[tuple[Any, ...]]:
         """Return a new connection that commits each statement, with some arguments changed.
@@ -78,7 +101,7 @@ def parse(url: str, where: str) -> PostgresAddress:
     """
     given = None
     if is_clear(url):
-        with contextlib.suppress(psycopg.Error):  # its text may quote the password
+        with contextlib.suppress(psycopg.Error, ValueError):  # which may quote the password
             given = conninfo.conninfo_to_dict(url)
     ports = str((given or {}).get("port") or 5432).split(",")
     if given is None or not all(re.fullmatch("[0-9]{0,5}", port) for port in ports):

@@ -29,7 +29,7 @@ from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
-from ..secrecy import parted
+from ..secrecy import PLAIN, Exposed, is_among, is_here, parted
 from .resp import Parser, reason
 from .sentinel import pool_of
 
@@ -77,6 +77,22 @@ class Address:
     moves: ClassVar[bool] = False
     """Whether another server takes its place by itself, which may have forgotten locks."""
 
+    @property
+    def exposed(self) -> Exposed:
+        """How others can learn the password that is sent there, if they can."""
+        if not self._has_password or self.speaks_tls or is_here(self.arguments.get("host", "")):
+            return None
+        return PLAIN, "write rediss://"
+
+    @property
+    def speaks_tls(self) -> bool:
+        """Whether TLS is spoken with the node."""
+        return issubclass(self.connection_class, SSLConnection)
+
+    @property
+    def _has_password(self) -> bool:
+        return bool({"password", "credential_provider"} & _given(self.arguments))
+
     def connection(self, **changed: Any) -> Any:
         """Make a connection of redis-py, which has no types, with some arguments changed.
 
@@ -122,11 +138,13 @@ class SentinelAddress(Address):
         sentinel: Asks the Sentinels, over connections of its own.
         service: What they call it.
         sentinels: The Sentinels' own addresses.
+        masters: What they may name; see `is_among`. Empty: any host.
     """
 
     sentinel: Any = field(default=None, repr=False)
     service: str = ""
     sentinels: tuple[Address, ...] = ()
+    masters: Sequence[str] = ()
     moves: ClassVar[bool] = True
 
     def connection(self, **changed: Any) -> Any:
@@ -140,13 +158,38 @@ class SentinelAddress(Address):
             with contextlib.suppress(MasterNotFoundError):  # its text has the Sentinels' password
                 place = self.sentinel.discover_master(self.service)
             if place is None:
-                raise MasterNotFoundError(f"No master found for {self.service!r}")
+                which = " among its `masters`" if self.masters else ""
+                raise MasterNotFoundError(f"No master found for {self.service!r}{which}")
             changed = {**changed, **self.at(*place)}
         return self.made(**changed)
 
     def at(self, host: str, port: int) -> dict[str, Any]:
-        """Return the arguments of a connection to a master that Sentinels have named."""
+        """Return the arguments of a connection to a master that Sentinels have named.
+
+        Raises:
+            NodeError: The node's URL does not list it.
+        """
+        if not is_among(host, self.masters):
+            why = f"a Sentinel names {host!r}, which `masters` does not list"
+            raise NodeError(why, node=self.name)
         return {"host": getattr(self.sentinel, "_force_master_ip", None) or host, "port": port}
+
+    @property
+    def exposed(self) -> Exposed:
+        """How others can learn the password that is sent there, or to the Sentinels."""
+        if any(one.exposed for one in self.sentinels):
+            return PLAIN, "add sentinel_ssl=true to its URL"
+        if not self._has_password:
+            return None
+        own = {"ssl_ca_certs", "ssl_ca_path", "ssl_ca_data"} & _given(self.arguments)
+        if not self.masters and not (self.speaks_tls and own):
+            return (
+                "its password goes to whatever server a Sentinel names",
+                "add masters=HOST,HOST to its URL, or ssl=true&ssl_ca_certs=PATH",
+            )
+        if self.speaks_tls or all(map(is_here, self.masters)):
+            return None
+        return PLAIN, "add ssl=true to its URL"
 
     @classmethod
     def of(cls, address: Address, pool: SentinelConnectionPool) -> SentinelAddress:
@@ -161,11 +204,13 @@ class SentinelAddress(Address):
         tls = issubclass(pool.connection_class, SSLConnection)
         arguments = {k: v for k, v in address.arguments.items() if k != "connection_pool"}
         return cls(
-            *(f"{pool.service_name}@{places}", SSLConnection if tls else Connection, arguments),
-            unverified=address.unverified,
+            printable(f"{pool.service_name}@{places}"),
+            *(SSLConnection if tls else Connection, arguments),
+            unverified=max(one.unverified for one in (address, *sentinels)),
             sentinel=pool.sentinel_manager,
             service=pool.service_name,
             sentinels=tuple(sentinels),
+            masters=getattr(pool.sentinel_manager, "masters", ()),
         )
 
 
@@ -318,6 +363,10 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
     return Address(
         printable(name), kind, arguments, "" if checked else "ssl_cert_reqs, ssl_check_hostname"
     )
+
+
+def _given(arguments: Mapping[str, Any]) -> set[str]:
+    return {name for name, value in arguments.items() if value}
 
 
 def _certified(arguments: Mapping[str, Any]) -> bool:

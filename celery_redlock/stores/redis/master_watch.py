@@ -17,6 +17,7 @@ from redis.exceptions import ResponseError
 from ...protocol.errors import NodeError
 from ...runtime.clock import monotonic
 from ...runtime.polling import SIZE, WAITS
+from ..secrecy import is_among
 from .address import SentinelAddress
 from .handshake import ask
 from .requests import request
@@ -70,6 +71,9 @@ class MasterWatch:
         """Ask all Sentinels, and return where the master is, as arguments of a connection.
 
         It blocks. Empty if none answers, or none allows what we ask.
+
+        Raises:
+            NodeError: All of them name what the node's URL does not list.
         """
         with self._lock:
             self.close()
@@ -107,9 +111,14 @@ class MasterWatch:
             self._words.clear()
 
     def _newest(self) -> list[tuple[str, int]]:
-        """Return where the master is by the newest configuration: mostly one place, or none."""
-        epoch = max((word.epoch for word in self._words.values()), default=0)
-        return [(word.host, word.port) for word in self._words.values() if word.epoch == epoch]
+        """Return where the master is by the newest configuration: mostly one place, or none.
+
+        A Sentinel that names what it may not counts only if no other has answered.
+        """
+        words = list(self._words.values())
+        words = [word for word in words if is_among(word.host, self._address.masters)] or words
+        epoch = max((word.epoch for word in words), default=0)
+        return [(word.host, word.port) for word in words if word.epoch == epoch]
 
     def _announced(self, index: int, now: float) -> bool:
         """Read what a Sentinel has sent; return True if it is about our service.

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from redis.backoff import NoBackoff
-from redis.connection import parse_url
+from redis.connection import parse_url, to_bool
 from redis.retry import Retry
 from redis.sentinel import Sentinel, SentinelConnectionPool
+
+from ..secrecy import is_among
 
 __all__ = ["pool_of"]
 
@@ -18,15 +22,31 @@ OF_SENTINELS = "sentinel_"
 """Begins the arguments of a URL that are for the connections to the Sentinels."""
 
 
+class Watching(Sentinel):
+    """Some Sentinels.
+
+    Attributes:
+        masters: What they may name, see `is_among`; empty for any host.
+    """
+
+    masters: Sequence[str] = ()
+
+    def check_master_state(self, state: Any, service_name: str) -> bool:
+        """Return False for what one of them says, so that the next one is asked."""
+        ours = super().check_master_state(state, service_name)  # type: ignore[no-untyped-call]
+        return bool(ours) and is_among(str(state["ip"]), self.masters)
+
+
 def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
     """Return the pool that a URL names: `sentinel://user:password@one:26379,two/service?db=0`.
 
     User and password are the master's. Arguments that begin with `sentinel_` are for the Sentinels
-    (`sentinel_password`), all others for the master, as in a URL of redis-py. `timeout`: seconds
-    to wait for each Sentinel.
+    (`sentinel_password`), all others for the master, as in a URL of redis-py; `ssl=true` for TLS.
+    `masters=10.0.0.0/24,db.example`: what Sentinels may name. `timeout`: seconds to wait for each
+    Sentinel.
 
     Raises:
-        ValueError: It names no service, or no host.
+        ValueError: It names no service, or no host, or `masters` cannot be understood.
     """
     parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
@@ -39,12 +59,13 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
             "a Sentinel URL ends with the name of the master that it watches:"
             " sentinel://one:26379,two:26379/mymaster"
         )
-    given = parse_qsl(parts.query)
-    rest = urlencode([(k, v) for k, v in given if not k.startswith(OF_SENTINELS)])
-    master = parse_url(f"redis://{credentials}{'@' if credentials else ''}-?{rest}")
-    master.pop("host", None)
-    asking = {k.removeprefix(OF_SENTINELS): v for k, v in given if k.startswith(OF_SENTINELS)}
-    manager = Sentinel(
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    masters = given.pop("masters").lower().split(",") if "masters" in given else []
+    is_among("", masters)  # or they cannot be understood
+    asking = {k: v for k, v in given.items() if k.startswith(OF_SENTINELS)}
+    master = _arguments(credentials, {k: v for k, v in given.items() if k not in asking})
+    asking = _arguments("", {k.removeprefix(OF_SENTINELS): v for k, v in asking.items()})
+    manager = Watching(  # type: ignore[no-untyped-call]
         sentinels,
         sentinel_kwargs={
             "socket_timeout": timeout,
@@ -53,7 +74,20 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
             **asking,
         },
     )
+    manager.masters = masters
     return SentinelConnectionPool(service, manager, **master)
+
+
+def _arguments(credentials: str, given: dict[str, str]) -> dict[str, Any]:
+    """Return arguments of a connection, as redis-py reads them; `ssl` is none of its URLs'."""
+    url = f"redis://{credentials}{'@' if credentials else ''}-?{urlencode(given)}"
+    arguments = {name: value for name, value in parse_url(url).items() if name != "host"}
+    if to_bool(arguments.pop("ssl", "")):
+        arguments["ssl"] = True
+        # As redis-py does by default since 6.0.
+        certified = arguments.get("ssl_cert_reqs") != "none"
+        arguments.setdefault("ssl_check_hostname", certified)
+    return arguments
 
 
 def _place(host: str) -> tuple[str, int]:
