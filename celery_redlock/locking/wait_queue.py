@@ -13,6 +13,7 @@ the way releases after we have joined the queue, and that calls us. A call can b
 - The waiter that was called has died: its process no longer listens, and the nodes pass it over. If
   it dies after the call, is stopped, or is interrupted between: the others try by themselves after
   one to two seconds.
+- More than 200 that died are in front of it (`names.MAX_DEAF`): it tries by itself.
 - It gives up as it is called: it calls the next waiter itself (HAND_ON).
 - Another comes by and takes the lock first: the waiter that was called joins the queue again, in
   its old place, before the other releases. A holder that releases and wants it again lets the

@@ -72,6 +72,9 @@ TRUSTED_KEY = "#trusted"
 many seconds it had been known by then, and as what. No ttl. No resource's name may end so."""
 QUEUE_LIFE_S = 60.0
 """After which a wait queue is forgotten, in seconds; every waiter that tries renews it."""
+MAX_DEAF = 200
+"""Waiters that do not listen, which one call passes over (schema.sql has it as a number): a node
+serves nobody else meanwhile, and a queue may have any length. The next tries by itself, soon."""
 FENCE_LIFE_S = 7 * 86_400.0
 """For how many seconds a node remembers a fencing token: as long as a write may be late, while
 clocks have moved on."""

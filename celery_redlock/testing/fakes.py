@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..protocol.claim import Claim
-from ..protocol.names import base_of
+from ..protocol.names import MAX_DEAF, base_of
 from ..protocol.replies import DONE
 from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
 from ..protocol.values import SHARED, Owner, Query, QueueEntry, is_shared
@@ -126,8 +126,8 @@ class FakeNode:
         """Call the first in line whose process listens; and with a reader those right behind it."""
         line = self.lines.get(name, {})
         self.barriers.pop(name, None)
-        called = False
-        while line:
+        called, deaf = False, 0
+        while line and deaf < MAX_DEAF:
             first = min(line, key=lambda member: (line[member], member))
             if called and not is_shared(first):
                 break
@@ -139,6 +139,8 @@ class FakeNode:
                     if is_shared(freed_by):
                         self.barriers[name] = (now + BARRIER_S, freed_by)
                     break
+            else:
+                deaf += 1
         return called
 
     def _in_the_way(self, asks: Claim | Query, now: float) -> tuple[str, float] | None:

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.names import MAX_DEAF
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.round import VERBS, Verb
-from celery_redlock.protocol.values import QueueEntry
+from celery_redlock.protocol.values import SHARED, QueueEntry
 from celery_redlock.stores import connections
 from celery_redlock.stores.node import SETTLED_S
 from celery_redlock.stores.redis import address
@@ -170,6 +171,31 @@ def test_who_is_dead_is_passed_over(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.RELEASE, claim()) == 3
     assert node.calls(1) == ["p1:3"]
+
+
+def test_one_release_passes_over_so_many_dead_waiters_and_no_more(node: Subject) -> None:
+    node.listen("p1")
+    for since in range(MAX_DEAF):
+        node.ask(Verb.ENQUEUE, place(f"dead:{since}", since))
+    node.ask(Verb.ENQUEUE, place("p1:1", MAX_DEAF))
+    node.ask(Verb.ACQUIRE, claim())
+    assert node.ask(Verb.RELEASE, claim()) is True
+    assert node.calls(0) == []
+    assert node.ask(Verb.RELEASE, claim()) == 2
+    assert node.calls(1) == ["p1:1"]
+
+
+def test_a_queue_of_any_length_costs_a_request_no_more_than_a_short_one(valkey: Real) -> None:
+    valkey.flush()
+    line, many = PREFIX + "r#line", 50_000
+    valkey.admin.zadd(line, {f"{PREFIX}dead:{number}": number for number in range(many)})
+    valkey.ask(Verb.ACQUIRE, claim())
+    assert valkey.ask(Verb.RELEASE, claim()) is True
+    assert valkey.admin.zcard(line) == many - MAX_DEAF
+    for who in ("one", "another"):
+        valkey.ask(Verb.ACQUIRE, claim(who + SHARED))
+    calls = valkey.admin.info("commandstats")["cmdstat_pubsub|numsub"]["calls"]
+    assert calls <= 2 * MAX_DEAF
 
 
 def test_who_leaves_is_not_called(node: Subject) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
 from ...protocol.lease import FENCE_LIMIT
-from ...protocol.names import QUEUE_LIFE_S, SLOT_SUFFIX, base_of
+from ...protocol.names import MAX_DEAF, QUEUE_LIFE_S, SLOT_SUFFIX, base_of
 from ...protocol.replies import DONE, MAX_TTL_S
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
 from .wire import Keys, Request, above, number, text, value_of
@@ -234,8 +234,11 @@ def _call(queues: Sequence[tuple[bytes, Any]]) -> Generator[Any, Any, bool]:
     """Call the first of each queue whose process listens; return whether any was called."""
     called = False
     queues = [(line, _found(part)) for line, part in queues]
-    while queues := [(line, first) for line, first in queues if first]:
+    for _ in range(MAX_DEAF):
         asked = []
+        queues = [(line, first) for line, first in queues if first]
+        if not queues:
+            break
         for line, first in queues:
             process, _, waiter = value_of(first["key"])[len(line) :].rpartition(b":")
             call = text(process)

@@ -216,7 +216,7 @@ DECLARE
     called text;
     channel text;
 BEGIN
-    LOOP
+    FOR passed_over IN 1..200 LOOP
         DELETE FROM redlock_waiter w WHERE w.resource = name AND w.waiter = (
             SELECT f.waiter FROM redlock_waiter f WHERE f.resource = name
             ORDER BY f.since, f.waiter LIMIT 1 FOR UPDATE SKIP LOCKED
@@ -230,6 +230,7 @@ BEGIN
             RETURN true;
         END IF;
     END LOOP;
+    RETURN false;
 END $$;
 
 -- 1 if all were held, and 2 more if a waiter was called. All slots of a resource share one queue.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
+from ...protocol.names import MAX_DEAF
 from ...protocol.replies import DONE, FOREIGN
 from ...protocol.values import SHARED
 
@@ -165,7 +166,7 @@ UNDO = _both(_DELETE % (b"", b""))
 # new readers, at the head of the queue, until the writer has come: the next call takes it away.
 _CALL = b"""\
 local function call(name, by)
-  local line, called, behind = name .. '#line', false
+  local line, called, behind, deaf = name .. '#line', false, false, 0
   repeat
     local first = redis.pcall('ZPOPMIN', line)[1]
     if not first then return called end
@@ -180,12 +181,15 @@ local function call(name, by)
         end
         return true
       end
+    else
+      deaf = deaf + 1
+      if deaf == %d then return called end
     end
     behind = called and redis.pcall('ZRANGE', line, 0, 0)[1]
   until called and not (behind and shared(behind))
   return true
 end
-""" % (BARRIER, BARRIER_MS, BARRIER_MS)
+""" % (BARRIER, BARRIER_MS, BARRIER_MS, MAX_DEAF)
 
 # A release wakes the next waiter, whoever held the key here. All slots of a resource share a queue
 # under its name. With ARGV[2], the last key is a mark that lives for so long. It is set first, in
@@ -240,8 +244,7 @@ return stood == #KEYS and 1 or 0"""
 
 # Whose token keeps a new reader out where readers may be: one who works on the same message, or any
 # where a writer that lives waits, or has just been called. For how long, if that is known.
-_IN_THE_WAY = (
-    b"""\
+_IN_THE_WAY = b"""\
 local function work(token)
   local id, rest = string.match(token, '^[^|]*|[^|]*|[^|]*|([^|]+)(|[^|]*|[^|]*|)')
   return id and id .. rest
@@ -251,16 +254,14 @@ local function in_the_way(key, token)
   for _, reader in ipairs(mine and readers or {}) do
     if work(reader) == mine then return reader end
   end
-  for _, waiter in ipairs(redis.pcall('ZRANGE', key .. '#line', 0, -1)) do
+  for _, waiter in ipairs(redis.pcall('ZRANGE', key .. '#line', 0, %d)) do
     local ends, by = string.match(waiter, '^%b(%%d+)|(.*)$')
     if ends and tonumber(ends) > clock() then return by, ends end
     local process = readers[1] and not shared(waiter) and string.match(waiter, '^(.*):')
     if process and redis.pcall('PUBSUB', 'NUMSUB', process)[2] ~= 0 then return readers[1] end
   end
 end
-"""
-    % BARRIER
-)
+""" % (MAX_DEAF - 1, BARRIER)
 
 # What is no string is told by the token of the reader that is the last to end, or as foreign.
 _NAMED = b"""\
