@@ -25,7 +25,7 @@ UNTESTED = ["a password that the server did not ask for"]
 @pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)))
 def test_a_test_that_the_table_names_exists(file: str, name: str) -> None:
     found = [path.read_text("utf-8") for path in TESTS.rglob(f"{file}.py")]
-    assert any(re.search(rf"^def {name}\(", text, re.M) for text in found)
+    assert any(re.search(rf"^(async )?def {name}\(", text, re.M) for text in found)
 
 
 def test_every_row_names_a_test() -> None:
