@@ -7,7 +7,7 @@ again behind our back breaks a lock (redis-py 8 does it ten times by default).
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import inspect
 import re
 import socket
@@ -154,14 +154,24 @@ class SentinelAddress(Address):
             redis.RedisError: No Sentinel answers, or none knows a master that is up.
         """
         if "host" not in changed:
-            place = None
-            with contextlib.suppress(MasterNotFoundError):  # its text has the Sentinels' password
-                place = self.sentinel.discover_master(self.service)
-            if place is None:
-                which = " among its `masters`" if self.masters else ""
-                raise MasterNotFoundError(f"No master found for {self.service!r}{which}")
-            changed = {**changed, **self.at(*place)}
+            changed = {**changed, **self.at(*self._discovered())}
         return self.made(**changed)
+
+    def _discovered(self) -> tuple[str, int]:
+        """Ask one Sentinel after the other, over connections that are bounded as all others."""
+        manager = copy.copy(self.sentinel)
+        for one in self.sentinels:
+            arguments = {**one.arguments, "client_name": None}
+            pool = redis.ConnectionPool(connection_class=one.connection_class, **arguments)
+            manager.sentinels = [redis.Redis(connection_pool=pool)]
+            try:
+                return manager.discover_master(self.service)  # type: ignore[no-any-return]
+            except Exception:
+                continue  # whatever it has sent; the text may have the Sentinels' password
+            finally:
+                pool.disconnect()
+        which = " among its `masters`" if self.masters else ""
+        raise MasterNotFoundError(f"No master found for {self.service!r}{which}")
 
     def at(self, host: str, port: int) -> dict[str, Any]:
         """Return the arguments of a connection to a master that Sentinels have named.
