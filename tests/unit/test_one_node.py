@@ -37,7 +37,7 @@ from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import REFUSED, RENEWED, Round, Verb
-from celery_redlock.protocol.values import SHARED, Owner
+from celery_redlock.protocol.values import SHARED, Owner, token_digest
 from celery_redlock.runtime.blocking import blocking
 from celery_redlock.testing.fakes import FakeNode
 from tests.support.delivering import RESERVED, Box, deliver, take
@@ -327,16 +327,16 @@ def test_holder_is_replaced_though_one_node_names_a_third_task(
 
     lease = redlock.acquire("k", owner=Owner("there", 1, task_id="holder", task="t"))
 
-    def revoke(task_id: str, *, terminate: bool) -> None:
-        revoked.append(task_id)
+    def broadcast(_command: str, arguments: Any) -> None:
+        revoked.append(arguments["digest"])
         redlock.release(lease)
 
     revoked: list[str] = []
-    monkeypatch.setattr(app.control, "revoke", revoke)
+    monkeypatch.setattr(app.control, "broadcast", broadcast)
     monkeypatch.setattr(HeldLease, "acquire", lambda self, wait=None: acquire(self, 0.0))
     has(how, "k")
     assert deliver(task)[0] == "ran"
-    assert revoked == ["holder"]
+    assert revoked == [token_digest(lease.token)]
 
 
 @ABSENT

@@ -30,7 +30,7 @@ from celery_redlock.messages.reservation import MONTH, UNSENT_TTL_S, Reservation
 from celery_redlock.messages.results import stored_end
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
-from celery_redlock.protocol.values import Holder, Owner
+from celery_redlock.protocol.values import Holder, Owner, token_digest
 from tests.support.delivering import RESERVED, Box, declare, take
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log, Patch
@@ -286,13 +286,16 @@ def test_replace_revokes_it_and_leaves_a_running_one_alone(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, running: bool
 ) -> None:
     revoked: list[Any] = []
-    monkeypatch.setattr(charge.app.control, "revoke", lambda *a, **k: revoked.append((a, k)))
+    monkeypatch.setattr(
+        charge.app.control, "broadcast", lambda *_, **given: revoked.append(given["arguments"])
+    )
     take(redlock, "first")
+    (queued,) = map(str, redlock.tokens(RESERVED))
     if running:
         redlock.acquire("order:1", owner=Owner("there", 7, "first"))
     second = charge.apply_async((1,), lock={"on_duplicate": "replace"})
     assert (second.id == "first") is running
-    assert revoked == ([] if running else [(("first",), {})])
+    assert [one["digest"] for one in revoked] == ([] if running else [token_digest(queued)])
     tokens = {message.headers[RESERVATION]["token"] for message in box.messages()}
     assert tokens == (set() if running else redlock.tokens(RESERVED))
 
