@@ -281,6 +281,8 @@ def test_one_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> N
                 ask(lock(nodes))  # a new one: what was accepted once is not refused later
             except ConfigurationError as error:
                 return str(error)
+            except QuorumUnavailable:
+                pass
             return ""  # one has not answered in time, and may be what it should be
 
         asks = (Redlock.check, Redlock.connect, lambda redlock: redlock.try_acquire("r"))
