@@ -172,7 +172,7 @@ class LoopClient(LockClient):
             prefix=of.prefix,
             node_timeout=of.node_timeout,
             fencing=of.fencing,
-            guarded=of.guard.on,
+            guard=of.guard,  # what one loop has met, the next one knows
             registry=of.registry,
         )
         instances.discard(self)  # a fork's child has no use for it: its loops are others

@@ -9,7 +9,6 @@ never owns, extends or releases what its parent took.
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import socket
 import time
@@ -44,7 +43,6 @@ from .wait_queue import Waiter
 
 __all__ = ["LockClient"]
 
-node_logger = logging.getLogger("celery_redlock.node")
 
 T = TypeVar("T")
 
@@ -61,7 +59,7 @@ class LockClient:
         prefix: What the keys on the nodes begin with.
         node_timeout: How long to wait for an answer at most; seconds.
         fencing: Whether claims get a fencing token where nothing else is said.
-        guarded: Whether nodes that may have forgotten locks have no vote.
+        guard: Knows which nodes may have forgotten locks, and so have no vote.
         registry: Tells a supervisor in another process what is held here.
     """
 
@@ -73,7 +71,7 @@ class LockClient:
         prefix: str,
         node_timeout: float,
         fencing: bool,
-        guarded: bool,
+        guard: RestartGuard,
         registry: LeaseRegistry,
     ) -> None:
         refuse_eventlet()
@@ -84,7 +82,7 @@ class LockClient:
         self.fencing = fencing
         self._last_fence = 0
         self.registry = registry
-        self.guard = RestartGuard(guarded, ttl, node_logger.warning)
+        self.guard = guard
         self.checked = False
         self.answering: int | None = None  # nodes, when they were checked last
         self.start_afresh()

@@ -14,6 +14,7 @@ from ..keepalive.registry import LeaseRegistry
 from ..protocol.errors import ConfigurationError, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import Resources
+from ..protocol.restart_guard import RestartGuard
 from ..protocol.values import Holder, Owner
 from ..runtime.blocking import blocking
 from ..stores.driver import Driver
@@ -25,6 +26,7 @@ from .held import HeldLease
 __all__ = ["Redlock"]
 
 logger = logging.getLogger("celery_redlock.lock")
+node_logger = logging.getLogger("celery_redlock.node")
 
 
 class Redlock:
@@ -80,17 +82,19 @@ class Redlock:
         sidecar = None
         if check_option("keeper", keeper) == "process":
             sidecar = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
+        is_guarded = guarded(
+            check_option("restart_guard", restart_guard),
+            len(addresses),
+            any(address.moves for address in addresses),
+        )
+        ttl = check_option("ttl", ttl)
         self.client = LockClient(
             addresses,
-            ttl=check_option("ttl", ttl),
+            ttl=ttl,
             prefix=check_option("prefix", prefix),
             node_timeout=check_option("node_timeout", node_timeout),
             fencing=check_option("fencing", fencing),
-            guarded=guarded(
-                check_option("restart_guard", restart_guard),
-                len(addresses),
-                any(address.moves for address in addresses),
-            ),
+            guard=RestartGuard(is_guarded, ttl, node_logger.warning),
             registry=LeaseRegistry(len(addresses), sidecar),
         )
 

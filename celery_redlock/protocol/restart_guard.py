@@ -270,11 +270,15 @@ class Trust:
 
     def connected(self, facts: NodeInfo, asked: float, now: float) -> None:
         """Take in what a node says of itself on a new connection; see `RestartGuard.meet`."""
-        if self.heard > ALWAYS:
-            self._guard.heard(self._index, self.memory, self.heard)
+        self.left()
         self.memory = self._guard.meet(self._index, facts, asked, now, self._moves)
         self.heard, self.unsure, self._asked = asked, "", ALWAYS
         self._proved = asked if self._guard.on and facts.uptime is not None else math.inf
+
+    def left(self) -> None:
+        """Have the guard note when it was last asked over a connection that has ended."""
+        if self.heard > ALWAYS:
+            self._guard.heard(self._index, self.memory, self.heard)
 
     def to_ask_again(self, now: float) -> bool:
         """Whether it must be asked, ahead of a request, if it still is a master (rule 4)."""

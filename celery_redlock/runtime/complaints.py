@@ -69,11 +69,14 @@ class Complaints:
         if now < self.page:
             return
         if self._summed_up and self._changes:
+            advice = "Look at its latency and its network; if it is only far away, raise"
+            advice += " redlock_node_timeout"
+            if not self._late:  # the reason of a failure says more
+                advice = next((line for _kind, line in self.failing.values()), "It works just now")
             self._say(
                 logging.WARNING,
                 f"node {self._name}: {self._late} of {self.answers} answers were late in the last"
-                f" minute, {self._failed} requests or connections failed. Look at its latency and"
-                " its network; if it is only far away, raise redlock_node_timeout",
+                f" minute, {self._failed} requests or connections failed. {advice}",
             )
         elif self._summed_up:
             self._summed_up = False

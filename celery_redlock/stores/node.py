@@ -173,6 +173,7 @@ class Node(ABC):
         """Close the connection, if there is one."""
         connection, self.connection, self.unsent = self.connection, None, b""
         if connection is not None:
+            self._trust.left()
             connection.disconnect()
 
     def _broke(self, error: Exception) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -11,8 +12,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
+from celery import Celery
 
-from celery_redlock import ConfigurationError, Lease, NotAcquired, QuorumUnavailable, Redlock
+from celery_redlock import (
+    AsyncRedlock,
+    ConfigurationError,
+    Lease,
+    NotAcquired,
+    QuorumUnavailable,
+    Redlock,
+)
 from celery_redlock.protocol.lease import drift
 from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
@@ -87,6 +96,40 @@ def test_another_server_behind_a_known_address_has_no_vote_for_a_span(
             time.sleep(0.02)
         assert caplog.text.count("is another server than before, met ") >= 2
         wait_until(lambda: tried(other, "r"), 3, "they have been known for a span")
+
+
+@pytest.mark.parametrize("per_call", ["a loop", "an instance and a loop"])
+def test_another_server_has_no_vote_in_an_event_loop_that_began_after_the_swap(
+    old: Servers, lock: Locks, per_call: str
+) -> None:
+    with proxies(old[:3]) as nodes:
+        app = Celery("loops", broker="memory://", set_as_current=False)
+        app.conf.update(
+            redlock_nodes=[node.url for node in nodes],
+            redlock_ttl=TTL,
+            redlock_restart_guard="uptime",
+        )
+        holder, other = lock(nodes), AsyncRedlock.from_app(app)
+
+        def acquired() -> bool:
+            redlock = AsyncRedlock.from_app(app) if "instance" in per_call else other
+
+            async def ask() -> Lease | None:
+                return await redlock.try_acquire(per_call)
+
+            with contextlib.suppress(QuorumUnavailable):
+                return asyncio.run(ask()) is not None
+            return False
+
+        wait_until(acquired, 5, "all are connected to")
+        lease = wait_until(lambda: tried(holder, per_call), 5, "that lease is over")
+        for proxy, server in zip(nodes[1:], old[3:5], strict=True):
+            proxy.lead_to(server.port)
+        swapped = time.monotonic()
+        while time.monotonic() < swapped + SPAN:
+            assert not acquired() or lease.remaining() == 0, "two holders"
+            time.sleep(0.02)
+        wait_until(acquired, 3, "they have been known for a span")
 
 
 def test_one_that_others_have_known_has_none_either(lock: Locks) -> None:

@@ -48,6 +48,18 @@ def test_one_that_flaps_is_summed_up_once_a_minute() -> None:
     assert "node n:1: 600 of 6009 answers were late in the last minute" in log.lines[first]
 
 
+def test_summary_of_a_node_that_is_away_names_the_reason_and_no_latency() -> None:
+    log = Log()
+    for second in range(65):
+        log.node.works(None, float(second))
+        log.node.fails(None, "Connection refused", float(second))
+    assert "0 of 0 answers were late" in log.lines[-1]
+    assert log.lines[-1].endswith("node n:1 is unreachable: Connection refused")
+    log.node.works(None, 66.0)
+    log.node.look(130.0)
+    assert log.lines[-1].endswith("It works just now")
+
+
 def test_it_is_said_when_it_keeps_to_one_state_again() -> None:
     log = Log()
     end = log.flaps(90)
