@@ -41,12 +41,14 @@ def register() -> None:
     Both have imported Celery's own commands; a process that only publishes has not, and need not.
     And have Celery hide the nodes' passwords: `celery inspect conf`, `celery report` and so Flower
     hide settings by words in their names, such as "password", and `redlock_nodes` has none. Nor has
-    celery-once's, whose URL may be a node's.
+    celery-once's, whose URL may be a node's, nor a broker's URL under the name that a namespace
+    gives it, as CELERY_BROKER_URL: under its own name Celery shows it without the password.
     """
     utils: Any = sys.modules.get("celery.app.utils")
     hidden = getattr(utils, "HIDDEN_SETTINGS", None)
     if hidden is not None and not hidden.search("redlock_nodes"):
-        utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|REDLOCK_NODES|^URL$", hidden.flags)
+        ours = "REDLOCK_NODES|^URL$|.BROKER_(READ_|WRITE_)?URL"
+        utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{ours}", hidden.flags)
     control: Any = sys.modules.get("celery.worker.control")
     if control is not None and NAME not in control.Panel.data:
         control.inspect_command(name=NAME)(redlock)

@@ -26,6 +26,9 @@ ANY = st.text() | st.text(alphabet="|%7C25\x00\ud800 0").map(str)
 def test_celery_tells_nobody_the_passwords_of_the_nodes(how: str) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://redlock:S3CRET@h:6379/0"]
+    names = ("BROKER_URL", "BROKER_READ_URL", "BROKER_WRITE_URL")
+    named = {f"SHOP_{name}": "redis://:S3CRET@h:6379/0" for name in names}
+    app.config_from_object(named, namespace="SHOP")
     app.conf.ONCE = {"settings": {"url": "redis://:S3CRET@h:6379/0"}}
     app.task(lambda: None, name="charge", base=SingletonTask)
     state: Any = SimpleNamespace(app=app)
@@ -35,13 +38,15 @@ def test_celery_tells_nobody_the_passwords_of_the_nodes(how: str) -> None:
         "inspect report": lambda: json.dumps(control.report(state)),
     }[how]()
     assert "redlock_nodes" in told and "S3CRET" not in told
+    assert all(name in told for name in named)
 
 
 def test_what_celery_hides_itself_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utils, "HIDDEN_SETTINGS", re.compile("API|TOKEN", re.IGNORECASE))
     remote_control.register()
     remote_control.register()
-    assert utils.HIDDEN_SETTINGS.pattern == "API|TOKEN|REDLOCK_NODES|^URL$"
+    assert utils.HIDDEN_SETTINGS.pattern.startswith("API|TOKEN|REDLOCK_NODES|^URL$|")
+    assert utils.HIDDEN_SETTINGS.pattern.count("REDLOCK_NODES") == 1
     hidden = utils.filter_hidden_settings({"x_token": "a", "CELERY_REDLOCK_NODES": "b", "y": "c"})
     assert {name for name, value in hidden.items() if "***" in value} == {
         "x_token",
