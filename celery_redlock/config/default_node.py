@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from os import PathLike
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import SplitResult, parse_qsl, quote, urlencode
 
 from ..protocol.errors import ConfigurationError
 
 __all__ = ["default_node", "is_fallback", "left_over"]
+
+_OF_TLS = {"ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"}
+_OF_TLS |= {"ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_password"}
+"""Arguments of TLS that every redis-py reads from a URL."""
+_CERT_REQS = {None: "none", 0: "none", 1: "optional", 2: "required"}
+"""How a URL writes `ssl.CERT_NONE` and its like."""
 
 
 def default_node(app: Any) -> str:
@@ -83,10 +90,15 @@ def _broker(app: Any) -> str:
     if isinstance(url, str):
         url = url.strip()
         if url.startswith("sentinel://"):
-            return _watched(url, conf.get("broker_transport_options") or {})
+            return _watched(url, conf)
         url = re.split(r";(?![^/]*@)", url)[0]  # not within a password
-        if url.startswith(("redis+socket://", "unix://", "redis://", "rediss://")):
+        if url.startswith(("redis+socket://", "unix://")):
             return url
+        if url.startswith(("redis://", "rediss://")):
+            (parts,) = _parted(url)
+            tls = _tls_of(conf, parts.query)
+            query = urlencode({**dict(parse_qsl(parts.query)), **tls})
+            return parts._replace(scheme="rediss", query=query).geturl() if tls else url
     if is_fallback(app):
         raise ConfigurationError(
             "this thread has no current Celery app, and Celery's own default app has no settings,"
@@ -101,14 +113,49 @@ def _broker(app: Any) -> str:
     )
 
 
-def _watched(url: str, options: Mapping[str, Any]) -> str:
-    """Return a broker behind Sentinels as one URL: Celery names each of them in a URL."""
+def _parted(*urls: str) -> list[SplitResult]:
     from ..stores.secrecy import parted
 
     try:
-        urls = [parted(one) for one in url.split(";")]
+        return [parted(one) for one in urls]
     except ValueError as error:
         raise ConfigurationError(f"the broker's URL: {error}") from None
+
+
+def _tls_of(conf: Any, query: str) -> dict[str, str]:
+    """Return the arguments with which Celery speaks TLS to the broker; empty if it does not.
+
+    Raises:
+        ConfigurationError: `broker_use_ssl` cannot be written in a URL.
+    """
+    # kombu takes those of the URL alone, if there are any.
+    if inside := {k: v for k, v in parse_qsl(query) if k.startswith("ssl_")}:
+        return inside
+    given = conf.get("broker_use_ssl") or {}
+    wrong = "is no mapping, and Celery speaks no TLS to a Redis then"
+    if isinstance(given, Mapping):
+        kinds = (str, int, PathLike, type(None))
+        plain = {k for k, v in given.items() if isinstance(v, kinds) and "%" not in str(v)}
+        # redis-py 5.2 decodes %41 in an argument of a URL twice.
+        if not (bad := sorted(str(name) for name in set(given) - (plain & _OF_TLS))):
+            return _as_written(given)
+        wrong = f"has what a Redis node's URL cannot have: {', '.join(bad)}"
+    raise ConfigurationError(
+        f"broker_use_ssl {wrong}. Write {{'ssl_cert_reqs': 'required', 'ssl_ca_certs': PATH}}, or"
+        " set redlock_nodes, as in ['rediss://10.0.0.1:6379/0?ssl_ca_certs=PATH']"
+    )
+
+
+def _as_written(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return arguments of a connection as they are written in a URL."""
+    certs = {k: _CERT_REQS.get(v, v) for k, v in given.items() if k == "ssl_cert_reqs"}
+    return {k: str(v) for k, v in {**given, **certs}.items() if v is not None}
+
+
+def _watched(url: str, conf: Any) -> str:
+    """Return a broker behind Sentinels as one URL: Celery names each of them in a URL."""
+    options = conf.get("broker_transport_options") or {}
+    urls = _parted(*url.split(";"))
     if not options.get("master_name"):
         raise ConfigurationError(
             "the broker is a Redis behind Sentinels, and broker_transport_options has no"
@@ -117,9 +164,12 @@ def _watched(url: str, options: Mapping[str, Any]) -> str:
         )
     credentials = next((u.netloc.rpartition("@")[0] for u in urls if "@" in u.netloc), "")
     hosts = ",".join(u.netloc.rpartition("@")[2] for u in urls)
-    asked = {f"sentinel_{k}": v for k, v in (options.get("sentinel_kwargs") or {}).items()}
+    asked = _as_written(options.get("sentinel_kwargs") or {})
+    tls = _tls_of(conf, urls[0].query)
+    given = {**({"ssl": "true"} if tls else {}), **tls}
+    given |= {f"sentinel_{name}": value for name, value in asked.items()}
     db = next((u.path.strip("/") for u in urls if u.path.strip("/")), "0")
     at = f"{credentials.replace('@', '%40')}@" if credentials else ""
     return (
-        f"sentinel://{at}{hosts}/{quote(options['master_name'])}?{urlencode({'db': db, **asked})}"
+        f"sentinel://{at}{hosts}/{quote(options['master_name'])}?{urlencode({'db': db, **given})}"
     )

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.server import LocalServer
@@ -224,6 +225,20 @@ def test_master_that_a_sentinel_names_is_checked_by_the_name_that_it_says(
             redlock.connect(timeout=0)
             (node,) = redlock.client.driver.nodes
             wait_until(lambda node=node: node.channel.up, 10.0, "it is connected")
+
+
+def test_broker_with_broker_use_ssl_is_locked_on_over_tls(
+    ports: list[int], ours: Authority, client: tuple[Path, Path]
+) -> None:
+    """A listener without TLS would read the password."""
+    app = Celery("shop", broker=f"redis://localhost:{ports[0]}/0", set_as_current=False)
+    app.conf.redlock_restart_guard = "off"
+    app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED, **arguments(ours, client)}
+    redlock = Redlock.from_app(app)
+    try:
+        assert redlock.release(redlock.acquire("r", wait=10.0)) is True
+    finally:
+        redlock.client.driver.close(wait=5.0)
 
 
 def test_what_we_make_of_an_address_weakens_nothing() -> None:

@@ -318,6 +318,12 @@ def _check_url(url: str) -> None:
             " postgresql:// and etcd://"
         )
     parts = parted(url)
+    if parts.scheme == "unix" and (host := parts.netloc.rpartition("@")[2]):
+        path = f":///{host}{parts.path}"
+        raise ValueError(
+            f"the path of a socket begins with the third slash: write unix{path}, or as a broker's"
+            f" URL redis+socket{path}"
+        )
     if parts.scheme in ("unix", "sentinel"):
         return
     if re.search("[,;]", parts.netloc.rpartition("@")[2]):
