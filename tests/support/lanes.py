@@ -65,10 +65,12 @@ MORE = (
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
     "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
     "tests/contract/test_amnesia.py", "tests/contract/test_rolling_restart.py",
+    "tests/contract/test_grafana.py", "tests/contract/test_survey.py",
     "tests/contract/test_sentinel",
     "tests/contract/test_sidecar.py", "tests/worker/test_sidecar.py",
     "tests/unit/test_docs.py::test_code_runs_as_far_as_it_goes_without_servers",
     "tests/unit/test_etcd_fuzz.py", "tests/unit/test_etcd_hostile.py",
+    "tests/unit/test_beat_ticks_clocks.py", "tests/worker/test_green.py",
     "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",
     "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
     "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",
@@ -77,11 +79,11 @@ MORE = (
 )  # fmt: skip
 """How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
 
-What locks promise is tested by both: here over Redis. There follow the other stores and brokers,
-Sentinels, a keeper in a process of its own, the commands and what else operators see, the code in
-docs/ and examples/, other libraries.
+What locks promise is tested by both: here over Redis, with processes and threads. There follow the
+other stores and brokers, gevent, Sentinels, a keeper in a process of its own, the commands and what
+else operators see, the code in docs/ and examples/, other libraries.
 """
-ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd")
+ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd", "[gevent")
 """What is in the names of tests that bear it as well."""
 
 WORKERS = (
