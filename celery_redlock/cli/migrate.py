@@ -23,8 +23,8 @@ def command(site: Site) -> int:
     The database's user needs the right to create them, which the workers' user does not: name it in
     the URL of --nodes, and give the workers' user its rights (docs/postgresql.md).
 
-    Exit code 0: they are there, or are not needed; 1: the database refused; 3: it did not answer;
-    4: they are of a newer version, and were left alone.
+    Exit code 0: they are there, or are not needed; 1: the database refused; 3: it did not answer,
+    or a lock that is needed was kept for 20 s; 4: they are of a newer version, and were left alone.
     """
     (address, *_) = site.redlock.client.addresses
     if address.store != "PostgreSQL":
@@ -37,8 +37,11 @@ def command(site: Site) -> int:
     except NodeError as error:
         return site.fail(f"{address.name}: {error}", NO_QUORUM)
     except Exception as error:
+        if (state := getattr(error, "sqlstate", "")) == "55P03":
+            why = "another transaction keeps a lock that this needs (look into pg_locks)"
+            return site.fail(f"{address.name}: nothing was done: {why}", NO_QUORUM)
         hint = "; a user who may create tables is to be named in its URL"
-        denied = hint if getattr(error, "sqlstate", "") == "42501" else ""
+        denied = hint if state == "42501" else ""
         return site.fail(f"{address.name}: nothing was done: {reason(error)}{denied}", PROBLEM)
     if there is not None and there > VERSION:
         return site.fail(

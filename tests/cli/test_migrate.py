@@ -139,10 +139,114 @@ def test_migrate_refuses_what_another_role_made_before(
         f"nothing was done: redlock_{name} is there already, made by other, whose code all who lock"
         " would execute; if you trust that role, run this as other, else drop it" in result.stderr
     )
-    assert execute(bare, "SELECT FROM pg_class WHERE relname = 'redlock_lease'") == []
+    assert execute(bare, "SELECT 1 FROM pg_class WHERE relname = 'redlock_lease'") == []
     # psql, which goes on after an error, makes nothing either.
     with pytest.raises(psycopg.errors.RaiseException):
         execute(bare, schema.ddl())
+
+
+@pytest.fixture
+def neighbour(database_server: LocalPostgres, bare: str) -> str:
+    """The URL of a role that may create objects in the schema of the tables."""
+    execute(
+        bare,
+        "DO $$ BEGIN CREATE ROLE other LOGIN; EXCEPTION WHEN OTHERS THEN END $$;"
+        "GRANT CREATE ON SCHEMA public TO other; CREATE SEQUENCE fired;"
+        "GRANT ALL ON SEQUENCE fired TO other",
+    )
+    return url_of(database_server, user="other", database=bare.rpartition("/")[2])
+
+
+TRAP = """\
+CREATE FUNCTION evil() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+PERFORM pg_catalog.nextval('public.fired'); RETURN NEW; END $$;
+CREATE TRIGGER trap BEFORE INSERT ON redlock_memory EXECUTE FUNCTION evil();"""
+MEMORY = """\
+CREATE TABLE redlock_memory (memory text PRIMARY KEY, since timestamptz NOT NULL,
+swept timestamptz NOT NULL DEFAULT '-infinity');"""
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND usename = 'postgres'"
+
+
+@pytest.mark.parametrize("how", ["migrate", "sql"])
+def test_migrate_refuses_a_table_that_a_neighbour_makes_meanwhile(
+    bare: str, neighbour: str, how: str
+) -> None:
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(neighbour) as open_one:
+        open_one.execute("CREATE TABLE redlock_lease (x int)")  # not committed: nobody sees it
+        work, given = (call, "migrate") if how == "migrate" else (execute, schema.ddl())
+        made = pool.submit(work, bare, given)
+        wait_until(lambda: bool(execute(bare, WAITS)), 20.0, "the administrator waits")
+        execute(neighbour, MEMORY + TRAP + "GRANT ALL ON redlock_memory TO public")
+        open_one.rollback()
+        if how == "migrate":
+            result = made.result()
+            assert result.exit_code == 1, result.output
+            assert "redlock_memory is there already, made by other" in result.stderr
+        else:
+            with pytest.raises(psycopg.errors.RaiseException, match="made by other"):
+                made.result()
+    assert execute(bare, "SELECT is_called FROM fired") == [(False,)]
+    assert execute(bare, "SELECT 1 FROM pg_class WHERE relname = 'redlock_lease'") == []
+
+
+def test_migrate_fires_no_trigger_of_a_neighbour(bare: str, neighbour: str) -> None:
+    assert call(bare, "migrate").exit_code == 0
+    execute(bare, "GRANT ALL ON redlock_memory TO other")
+    execute(neighbour, TRAP)
+    result = call(bare, "migrate")
+    assert result.exit_code == 1
+    assert "nothing was done: redlock_memory has the trigger trap, which this would fire" in (
+        result.stderr
+    )
+    assert execute(bare, "SELECT is_called FROM fired") == [(False,)]
+
+
+def test_migrate_refuses_an_isolation_level_that_hides_what_others_make(bare: str) -> None:
+    level = "options=-cdefault_transaction_isolation%3Dserializable"
+    with pytest.raises(psycopg.errors.RaiseException, match="run this at READ COMMITTED"):
+        execute(f"{bare}?{level}", schema.ddl())
+    assert call(f"{bare}?{level}", "migrate").exit_code == 0
+
+
+@pytest.mark.parametrize("names", ["advisory", "table"])
+def test_migrate_gives_up_where_another_transaction_keeps_a_lock(
+    bare: str, neighbour: str, names: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = schema._ALONE if names == "advisory" else "CREATE TABLE redlock_lease (x int)"
+    short = schema.ddl().replace("'20s'", "'50ms'")
+    monkeypatch.setattr(schema, "PATIENCE", "SET LOCAL lock_timeout = '50ms'")
+    with psycopg.connect(neighbour) as other:
+        other.execute(held.encode())
+        result = call(bare, "migrate")
+        assert result.exit_code == 3
+        assert "nothing was done: another transaction keeps a lock" in result.stderr
+        if names == "table":
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                execute(bare, short)
+        other.rollback()
+    assert call(bare, "migrate").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "name", ["ref\\&x", "\\1", "back\\slash", "a$b$", 'we"ird', "a%sb", "$sql$"]
+)
+def test_migrate_works_in_a_schema_of_any_name(bare: str, name: str) -> None:
+    quoted = '"' + name.replace('"', '""') + '"'
+    execute(bare, f"CREATE SCHEMA {quoted}; SET search_path = {quoted};" + schema.ddl())
+    (row,) = execute(
+        bare,
+        "SELECT relnamespace::regnamespace::text FROM pg_class WHERE relname = 'redlock_waiter'",
+    )
+    assert row == (quoted,)
+    execute(bare, f"SELECT * FROM {quoted}.redlock_acquire('{{x}}', 'mine', 10, 1, 10)")
+    assert execute(bare, f"SELECT resource FROM {quoted}.redlock_lease") == [("x",)]
+
+
+def test_migrate_refuses_a_schema_whose_name_would_end_a_function(bare: str) -> None:
+    execute(bare, 'CREATE SCHEMA "a$$b"')
+    result = call(f"{bare}?options=-csearch_path%3Da$$b", "migrate")
+    assert result.exit_code == 1
+    assert "nothing was done: the name of the schema a$$b has $$ in it; rename it" in result.stderr
 
 
 def test_migrate_makes_functions_that_look_nowhere_but_in_pg_catalog(bare: str) -> None:
@@ -179,7 +283,7 @@ def test_tables_in_a_schema_that_was_renamed_are_missing_until_they_are_migrated
 @pytest.fixture
 def of_version_1(bare: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """A database with the tables and functions of version 1, and this process is its client."""
-    (text,) = re.findall(r"\$sql\$(.*)\$sql\$", schema.ddl(), re.S)
+    text = "".join(re.findall(r"\$sql\$(.*?)\$sql\$", schema.ddl(), re.S))
     execute(bare, text.replace("AS 'SELECT 2'", "AS 'SELECT 1'"))
     monkeypatch.setattr(handshake, "VERSION", 1)
     for verb, one in statements._STATEMENTS.items():
@@ -256,6 +360,6 @@ def test_what_was_made_can_be_taken_away(bare: str) -> None:
     call(bare, "migrate")
     execute(bare, schema.DROP)
     assert execute(bare, TABLES) == []
-    assert execute(bare, "SELECT FROM pg_proc WHERE proname LIKE 'redlock%'") == []
+    assert execute(bare, "SELECT 1 FROM pg_proc WHERE proname LIKE 'redlock%'") == []
     call(bare, "migrate")
     works(bare)

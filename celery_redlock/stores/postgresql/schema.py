@@ -31,6 +31,9 @@ DROP TABLE redlock_lease, redlock_waiter, redlock_memory;
 _VERSION_THERE = """\
 SELECT prosrc FROM pg_catalog.pg_proc
 WHERE oid = pg_catalog.to_regprocedure('redlock_version()')::oid"""
+PATIENCE = """\
+SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '20s'"""
+"""Any role that may connect can hold the lock that keeps two from doing it at once."""
 _ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('redlock_version'))"
 
 
@@ -53,6 +56,7 @@ def migrate(address: PostgresAddress) -> int | None:
         psycopg.Error: It refuses; nothing was changed.
     """
     with address.connect() as connection, connection.transaction():
+        connection.execute(PATIENCE)
         connection.execute(_ALONE)
         (text,) = connection.execute(_VERSION_THERE).fetchone() or ("",)
         digits = re.search(r"\d+$", text)

@@ -13,28 +13,24 @@
 DO $install$ DECLARE
     home text := CURRENT_SCHEMA;
     path text := pg_catalog.current_setting('search_path');
+    patience text := pg_catalog.current_setting('lock_timeout');
+    part text;
     one record;
 BEGIN
 IF home IS NULL THEN
     RAISE EXCEPTION 'no schema of the search_path exists: set it to the schema of the tables';
 END IF;
 SET LOCAL search_path = pg_catalog, pg_temp;
-FOR one IN
-    SELECT o.name, quote_ident(r.rolname) AS owner
-    FROM (SELECT relname, relnamespace, relowner, relkind <> 'r' FROM pg_class
-          WHERE relname IN ('redlock_lease', 'redlock_waiter', 'redlock_memory')
-          UNION ALL SELECT proname, pronamespace, proowner, false FROM pg_proc
-          WHERE starts_with(proname::text, 'redlock_')) AS o (name, namespace, owner, no_table),
-        pg_namespace n, pg_roles r, pg_database d
-    WHERE n.oid = o.namespace AND n.nspname = home AND r.oid = o.owner
-    AND d.datname = current_database() AND (o.no_table OR NOT (
-        r.rolsuper OR r.rolname = CURRENT_USER OR r.oid = n.nspowner OR r.oid = d.datdba))
-LOOP
-    RAISE EXCEPTION '% is there already, made by %, whose code all who lock would execute;'
-        ' if you trust that role, run this as %, else drop it', one.name, one.owner, one.owner;
-END LOOP;
-
-EXECUTE regexp_replace($sql$
+IF strpos(home, '$$') > 0 THEN
+    RAISE EXCEPTION 'the name of the schema % has $$ in it; rename it', home;
+ELSIF current_setting('transaction_isolation') NOT LIKE 'read%' THEN
+    RAISE EXCEPTION 'a transaction at % does not see what others make meanwhile; run this at'
+        ' READ COMMITTED', current_setting('transaction_isolation');
+ELSIF patience = '0' THEN
+    SET LOCAL lock_timeout = '20s';
+END IF;
+-- Before each part: while the first one waits for a lock, others may make what is not there yet.
+FOREACH part IN ARRAY ARRAY[$sql$
 CREATE TABLE IF NOT EXISTS redlock_lease (
     resource text COLLATE "C" PRIMARY KEY,
     token text COLLATE "C" NOT NULL,         -- the proof of who holds it, or held it last
@@ -95,9 +91,6 @@ BEGIN
                 THEN extract(epoch FROM clock_timestamp() - m.since) ELSE 'infinity' END
     INTO identity, age FROM redlock_memory m WHERE m.memory = identity;
 END $$;
-
-INSERT INTO redlock_memory SELECT redlock_identity(), '-infinity'
-WHERE NOT EXISTS (SELECT FROM redlock_memory);
 
 -- All of these names or none, for one token; in one order, so that no two wait for each other.
 -- held_by and place (from 1): whose lock is in the way, and which of the names it is. A fence is
@@ -319,12 +312,43 @@ BEGIN
         ));
     END IF;
 END $$;
-$sql$, '\mredlock_(?=[a-z])', quote_ident(home) || '.redlock_', 'g');
+
+-- Nobody makes a trigger there from now on.
+LOCK TABLE redlock_memory IN ROW EXCLUSIVE MODE;
+$sql$, $sql$
+INSERT INTO redlock_memory SELECT redlock_identity(), '-infinity'
+WHERE NOT EXISTS (SELECT FROM redlock_memory);
+$sql$] LOOP
+    FOR one IN
+        SELECT o.name, quote_ident(r.rolname) AS owner
+        FROM (SELECT relname, relnamespace, relowner, relkind <> 'r' FROM pg_class
+              WHERE relname IN ('redlock_lease', 'redlock_waiter', 'redlock_memory')
+              UNION ALL SELECT proname, pronamespace, proowner, false FROM pg_proc
+              WHERE starts_with(proname::text, 'redlock_')) AS o (name, namespace, owner, no_table),
+            pg_namespace n, pg_roles r, pg_database d
+        WHERE n.oid = o.namespace AND n.nspname = home AND r.oid = o.owner
+        AND d.datname = current_database() AND (o.no_table OR NOT (
+            r.rolsuper OR r.rolname = CURRENT_USER OR r.oid = n.nspowner OR r.oid = d.datdba))
+    LOOP
+        RAISE EXCEPTION '% is there already, made by %, whose code all who lock would execute;'
+            ' if you trust that role, run this as %, else drop it', one.name, one.owner, one.owner;
+    END LOOP;
+    FOR one IN
+        SELECT c.relname, t.tgname FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+        JOIN pg_namespace n ON n.oid = c.relnamespace
+        WHERE n.nspname = home AND c.relname = 'redlock_memory' AND NOT t.tgisinternal
+    LOOP
+        RAISE EXCEPTION '% has the trigger %, which this would fire; drop it', one.relname,
+            one.tgname;
+    END LOOP;
+    EXECUTE regexp_replace(part, '\mredlock_(?=[a-z])',
+        replace(quote_ident(home), '\', '\\') || '.redlock_', 'g');
+END LOOP;
 FOR one IN
     SELECT oid::regprocedure AS name FROM pg_proc
     WHERE pronamespace = quote_ident(home)::regnamespace AND starts_with(proname::text, 'redlock_')
 LOOP
     EXECUTE format('ALTER FUNCTION %s SET search_path = pg_catalog, pg_temp', one.name);
 END LOOP;
-PERFORM set_config('search_path', path, true);
+PERFORM set_config('search_path', path, true), set_config('lock_timeout', patience, true);
 END $install$;
