@@ -321,3 +321,27 @@ def test_without_one_of_them_it_says_so_before_the_first_lock(
     postgres.sql(server, f"REVOKE {right} ON {table} FROM poor")
     with pytest.raises(ConfigurationError, match=f"permission denied for table {table}"):
         make(poor).acquire("r")
+
+
+def test_error_of_a_neighbours_code_reaches_log_and_callers_without_escapes(
+    server: LocalPostgres, make: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
+) -> None:
+    redlock = make()
+    assert redlock.release(redlock.acquire("r"))
+    postgres.sql(
+        server,
+        "CREATE FUNCTION loud() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION"
+        " E'\\x1b[31mred\\u202e\\u009b31m\\x07' USING ERRCODE = '42501'; END $$;"
+        "CREATE TRIGGER loud BEFORE INSERT ON redlock_lease EXECUTE FUNCTION loud()",
+    )
+    try:
+        said = []
+        for one, error in ((redlock, QuorumUnavailable), (make(), ConfigurationError)):
+            with pytest.raises(error) as caught:
+                one.acquire("r")
+            said.append(str(caught.value))
+        said += [record.getMessage() for record in caplog.records]
+    finally:
+        postgres.sql(server, "DROP FUNCTION loud CASCADE")
+    assert any("red" in text for text in said)
+    assert [text for text in said if not text.replace("\n", "").isprintable()] == []

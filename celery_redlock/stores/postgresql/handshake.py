@@ -12,6 +12,7 @@ import psycopg
 from psycopg import errors
 
 from ...protocol.node_info import NodeInfo
+from .address import reason
 from .schema import VERSION
 
 __all__ = ["hang_up", "introduce", "pooled"]
@@ -42,8 +43,8 @@ def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
     except (errors.UndefinedFunction, errors.UndefinedTable):
         return NodeInfo(unfit="its tables are missing; run celery redlock migrate")
     except errors.InsufficientPrivilege as error:
-        said = error.diag.message_primary
-        return NodeInfo(unfit=f"its user lacks a right ({said}); see docs/postgresql.md")
+        why = reason(error)
+        return NodeInfo(unfit=f"its user lacks a right ({why}); see docs/postgresql.md")
     finally:
         end.cancel()
     version, isolation, identity, age = row or (0, "", "", 0.0)

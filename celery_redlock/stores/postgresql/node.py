@@ -20,6 +20,7 @@ from ...protocol.node_info import NodeInfo
 from ...protocol.replies import decode
 from ...protocol.restart_guard import ALWAYS
 from ...protocol.round import Round
+from ...protocol.texts import printable
 from ..node import Node
 from .address import PostgresAddress, reason
 from .handshake import introduce
@@ -178,4 +179,4 @@ def _ends(pgconn: Any, result: Any) -> bool:
 
 def _error(result: Any) -> str:
     said = result.error_field(pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-    return " ".join(said.decode("utf-8", "replace").split())[:200]
+    return printable(" ".join(said.decode("utf-8", "replace").split())[:200])
