@@ -18,6 +18,7 @@ from celery_redlock.stores.etcd import subscription as subscription_module
 from celery_redlock.stores.etcd.address import parse
 from celery_redlock.stores.etcd.reader import EtcdReader
 from celery_redlock.stores.etcd.subscription import EtcdSubscription
+from celery_redlock.survey.reader import read_nodes
 from tests.support.etcd_peer import EtcdPeer, MemoryEtcd, coded, http
 from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line
@@ -210,6 +211,18 @@ def test_a_look_at_a_hostile_member_is_an_error_of_that_node(after: int, name: s
             reader.rtt()
         reader.close()
         assert_little_was_sent(bad)
+
+
+def test_a_look_asks_the_next_member_if_the_first_hangs_for_the_timeout(
+    world: PeerWorld, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(address_module, "TIMEOUT_S", 1.0)
+    honest = world.etcd_peer(etcd=MemoryEtcd())
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"etcd://127.0.0.1:{silent.getsockname()[1]},127.0.0.1:{honest.port}"
+        address = parse(url, "nodes[0]")
+        (look,), results = read_nodes([address], "redlock:", lambda _reader: "read", 1.0)
+    assert (look.error, results) == ("", ["read"])
 
 
 def test_a_look_that_finds_ever_more_keys_is_given_up(monkeypatch: Patch) -> None:

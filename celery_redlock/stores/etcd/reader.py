@@ -62,6 +62,8 @@ class EtcdReader:
         Raises:
             NodeError: None can be reached, or it refuses us.
         """
+        # Each member has the timeout: one that hangs is no silence of the cluster.
+        self.heard = monotonic() + self._timeout * (len(self._address.members) - 1)
         self.connection = self._address.connect(
             timeout=self._timeout,
             life=MAX_TIMEOUTS * self._timeout,
