@@ -78,7 +78,7 @@ def seen(password: str, text: str) -> list[str]:
 @pytest.fixture(scope="module")
 def app() -> Celery:
     app = Celery("shop", broker="redis://b", set_as_current=False)
-    app.task(lambda: None, name="charge", base=SingletonTask)
+    app.task(lambda: None, name="charge", base=SingletonTask, shared=False)
     return app
 
 
