@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from celery.utils.collections import LimitedSet
@@ -25,7 +26,7 @@ from ..protocol.values import token_digest
 from ..runtime.clock import monotonic
 from .reservation import UNSENT_TTL_S, Reservation, claim_of, free, prolong
 
-__all__ = ["discard", "hold"]
+__all__ = ["discard", "hold", "is_discarded"]
 
 logger = logging.getLogger("celery_redlock.worker")
 
@@ -66,11 +67,26 @@ def discard(digest: str) -> None:
 
 
 def _discard(request: Any) -> None:
-    """Have Celery discard a message, unless the pool has it."""
-    if request._apply_result is None and not request.acknowledged:
-        name = printable(f"{request.name}[{request.id}]")
-        logger.info("%s is discarded: a later call has taken its place", name)
-        request._announce_revoked("revoked", False, None, False)
+    """Discard a message, unless the pool has it; Celery meets it again when it is due."""
+    if request._apply_result is not None or request.acknowledged:
+        return
+    name = printable(f"{request.name}[{request.id}]")
+    logger.info("%s is discarded: a later call has taken its place", name)
+    request.revoked = partial(_is_over, request)
+    request._announce_revoked("revoked", False, None, False)
+    _forget(request)
+
+
+def _is_over(request: Any) -> bool:
+    from celery.worker.state import task_ready  # of no use to producers
+
+    task_ready(request)  # as Celery does once it has found a message revoked
+    return True
+
+
+def is_discarded(request: Any) -> bool:
+    """Return True if a later call has taken the place of a message, which is over."""
+    return "revoked" in vars(request)
 
 
 def hold(request: Any, note: Reservation) -> None:

@@ -56,6 +56,17 @@ def test_replace_takes_the_place_of_a_queued_one(
     reservations.freed(key)
 
 
+def test_last_call_of_a_burst_runs_behind_those_that_it_replaced(
+    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
+) -> None:
+    task, replace = reservations.until_executed, {"on_duplicate": "replace"}
+    burst = [task.apply_async((key,), countdown=1.0, lock=replace) for _ in range(3)]
+    cluster.result(burst[-1])
+    assert [cluster.state(one) for one in burst[:-1]] == ["REVOKED"] * 2
+    assert [run.task for run in cluster.runs(key)] == [burst[-1].id]
+    reservations.freed(key)
+
+
 def test_replaced_calls_do_not_run_after_a_restart_of_their_worker(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:

@@ -37,6 +37,7 @@ from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for, urgency_of
 from ...messages.headers import ATTEMPTS, RESERVATION, attempts_of, receive, said
 from ...messages.policy import parkable, set_parking
+from ...messages.received import is_discarded
 from ...messages.reservation import Reservation
 from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
@@ -143,6 +144,9 @@ class Parking(bootsteps.StartStopStep):
 
     def __call__(self, request: Any) -> None:
         """Give a request to the pool, unless it has to wait here."""
+        if is_discarded(request):
+            request.revoked()
+            return
         try:
             waits = (self._pauses and self._hold_back(request)) or self._park(request)
         except Exception:
@@ -377,8 +381,9 @@ class Parking(bootsteps.StartStopStep):
     def _discard_revoked(self) -> None:
         """Have Celery discard what is parked and was revoked, or has expired."""
         for parked in self.admission.parked():
-            due = parked.request.expires or parked.request.id in state.revoked
-            if (due or parked.request._already_revoked) and parked.request.revoked():
+            request = parked.request
+            due = request.expires or request.id in state.revoked or is_discarded(request)
+            if due and request.revoked():
                 self.admission.withdraw(parked)
 
 
