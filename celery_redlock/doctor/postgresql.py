@@ -62,20 +62,51 @@ WITH ours AS (
     SELECT * FROM pg_class c WHERE c.oid IN (pg_catalog.to_regclass('redlock_lease')::oid,
         pg_catalog.to_regclass('redlock_waiter')::oid,
         pg_catalog.to_regclass('redlock_memory')::oid)
+), path AS (
+    SELECT place, n.oid, n.nspname, n.nspowner, n.nspacl
+    FROM pg_catalog.unnest(pg_catalog.string_to_array(pg_catalog.replace(
+        pg_catalog.current_setting('search_path'), '$user', current_user::text), ','))
+        WITH ORDINALITY u (given, place)
+    LEFT JOIN pg_namespace n ON n.nspname = pg_catalog.btrim(given, ' "')
+), front AS (  -- up to our tables; all, if there are none
+    SELECT *, oid IN (SELECT relnamespace FROM ours) AS home FROM path WHERE place <= coalesce(
+        (SELECT pg_catalog.min(place) FROM path JOIN ours ON relnamespace = path.oid), 1000)
 ), granted AS (
-    SELECT 'CREATE' AS what, pg_catalog.format('SCHEMA %%I', n.nspname) AS place, a.*
-    FROM pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
-    WHERE n.nspname = ANY (pg_catalog.current_schemas(false)) AND a.grantee <> n.nspowner
+    SELECT 'CREATE' AS what, pg_catalog.format('SCHEMA %%I', p.nspname) AS place, a.*
+    FROM path p, pg_catalog.aclexplode(p.nspacl) a WHERE a.grantee <> p.nspowner
+    UNION ALL SELECT 'CREATE', pg_catalog.format('DATABASE %%I', datname), a.*
+    FROM pg_database d, pg_catalog.aclexplode(d.datacl) a
+    WHERE datname = current_catalog AND EXISTS (SELECT FROM front WHERE oid IS NULL)
     UNION ALL SELECT 'TRIGGER', pg_catalog.format('TABLE %%I', o.relname), a.*
     FROM ours o, pg_catalog.aclexplode(o.relacl) a
+), made AS (
+    SELECT relname AS name, relowner AS owner FROM ours
+    UNION ALL SELECT proname, proowner FROM pg_proc JOIN front ON front.oid = pronamespace
+    WHERE home AND pg_catalog.starts_with(proname::text, 'redlock_')
+), others AS (
+    SELECT r.oid AS role, pg_catalog.quote_ident(rolname::text) AS who FROM pg_roles r
+    WHERE NOT rolsuper AND rolname <> 'pg_database_owner' AND r.oid NOT IN (
+        SELECT datdba FROM pg_database WHERE datname = current_catalog)
+    UNION ALL SELECT 0::oid, 'PUBLIC'
+), strangers AS (
+    SELECT * FROM others WHERE role NOT IN (SELECT owner FROM made)
 )
 SELECT pg_catalog.format('%%s on %%s is granted to %%s', what, place, who),
     pg_catalog.format('REVOKE %%s ON %%s FROM %%s', what, place, who)
-FROM granted LEFT JOIN pg_roles r ON r.oid = grantee,
-    LATERAL (SELECT coalesce(pg_catalog.quote_ident(rolname::text), 'PUBLIC') AS who) w
-WHERE what = privilege_type AND rolsuper IS NOT TRUE AND grantee NOT IN (
-    SELECT relowner FROM ours
-    UNION SELECT datdba FROM pg_database WHERE datname = current_catalog)
+FROM granted JOIN strangers ON role = grantee WHERE what = privilege_type
+UNION ALL SELECT pg_catalog.format('SCHEMA %%I of the search_path belongs to %%s', nspname, who),
+    'name a search_path without it in the URL, or ALTER SCHEMA ... OWNER TO another role'
+FROM front JOIN strangers ON role = nspowner WHERE who <> pg_catalog.quote_ident(current_user::text)
+UNION ALL SELECT pg_catalog.format('%%I, which comes before the schema of our tables in the'
+        ' search_path, has the function %%I', nspname, proname),
+    'name a search_path without it in the URL, or drop the function'
+FROM front JOIN pg_proc ON pronamespace = front.oid
+WHERE NOT home AND pg_catalog.starts_with(proname::text, 'redlock_')
+    AND EXISTS (SELECT FROM ours)
+UNION ALL SELECT pg_catalog.format('%%s belongs to %%s, and others of ours do not', name, who),
+    'ALTER ... OWNER TO the role that owns the others'
+FROM made JOIN others ON role = owner WHERE EXISTS (
+    SELECT FROM made m WHERE m.owner <> role)
 UNION ALL SELECT pg_catalog.format('%%I has the trigger %%I', relname, tgname),
     pg_catalog.format('DROP TRIGGER %%I ON %%I', tgname, relname)
 FROM ours o JOIN pg_trigger ON tgrelid = o.oid AND NOT tgisinternal"""

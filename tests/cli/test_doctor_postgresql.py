@@ -162,6 +162,41 @@ def test_roles_that_could_have_their_code_executed_are_found(
     assert examined(of(url))[1]["findings"] == []
 
 
+SAME_NAME = "FUNCTION app.redlock_free() RETURNS int LANGUAGE sql AS 'SELECT 1'"
+NEIGHBOURS = {
+    "CREATE SCHEMA app AUTHORIZATION other": "SCHEMA app of the search_path belongs to other",
+    "CREATE SCHEMA worker AUTHORIZATION other": "SCHEMA worker of the search_path belongs to other",
+    "GRANT CREATE ON DATABASE {} TO other": "CREATE on DATABASE {} is granted to other",
+    "ALTER TABLE redlock_lease OWNER TO other": (
+        "redlock_lease belongs to other, and others of ours do not"
+    ),
+    "ALTER FUNCTION redlock_sweep() OWNER TO other": (
+        "redlock_sweep belongs to other, and others of ours do not"
+    ),
+    f"CREATE SCHEMA app; CREATE {SAME_NAME}": (
+        "app, which comes before the schema of our tables in the search_path, has the function"
+        " redlock_free"
+    ),
+}
+
+
+@pytest.mark.parametrize("done", NEIGHBOURS)
+def test_roles_that_decide_which_functions_are_called_are_found(
+    host: LocalPostgres, database: str, done: str
+) -> None:
+    execute(database, ROLE + ";" + ROLE.replace("worker", "other") + ";" + GRANTS)
+    name = name_of(database)
+    path = "-csearch_path%3Dapp,%22$user%22,public"
+    url = f"{url_of(host, user='worker', database=name)}?options={path}"
+    # Schemas behind ours, and roles that may do all of it anyway, are nobody's business.
+    execute(database, "CREATE SCHEMA behind AUTHORIZATION other")
+    assert examined(of(f"{url},behind"))[1]["findings"] == []
+    execute(database, done.format(name))
+    execute(database, GRANTS)
+    one = only(url, "neighbours", "warning")
+    assert one["what"].partition(":")[0] == NEIGHBOURS[done].format(name)
+
+
 def test_a_lock_that_cannot_be_taken_for_another_reason(database: str) -> None:
     execute(database, "ALTER TABLE redlock_lease ADD CHECK (token <> 'doctor')")
     one = only(database, "writes")

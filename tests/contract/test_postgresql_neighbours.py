@@ -188,3 +188,22 @@ def test_no_command_of_an_administrator_calls_anything_of_a_neighbour(
         *(("limit", "order:*", "2", "--for", "60s"), ("release", "order:1", "--force")),
     ):
         call(server, *command)
+
+
+def test_url_that_names_the_schema_calls_nothing_in_front_of_it(
+    surrounded: LocalPostgres,
+) -> None:
+    server = surrounded
+    postgres.sql(server, "CREATE SCHEMA postgres AUTHORIZATION neighbour")  # "$user"
+    trap = TRAP.format("redlock_version", "", "int", "redlock_version()")
+    neighbour = url_of(server, user="neighbour")
+    execute(neighbour, trap.replace("FUNCTION public.", "FUNCTION postgres."))
+    execute(neighbour, "GRANT USAGE ON SCHEMA postgres TO PUBLIC")
+    named = f"{server.url}?options=-csearch_path%3Dpublic"
+    for command in (("ls",), ("doctor",), ("pause", "order:*", "--for", "60s")):
+        result = CliRunner().invoke(main, ["--nodes", named, *command])
+        assert (result.exit_code, trapped(server)) == (0, False), (command, result.output)
+    # This is what it is for: without it, the neighbour's function is called.
+    assert CliRunner().invoke(main, ["--nodes", server.url, "pause", "x", "--for", "1s"]).exit_code
+    assert trapped(server)
+    postgres.sql(server, "DROP SCHEMA postgres CASCADE; ALTER SEQUENCE trapped RESTART")
