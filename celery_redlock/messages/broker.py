@@ -140,12 +140,15 @@ def later_at(app: Any, request: Any, countdown: float) -> dict[str, Any]:
 
 
 def without_delays(headers: Any) -> dict[str, Any]:
-    """Return a message's headers without the traces of RabbitMQ's delays.
+    """Return a message's headers without the traces of RabbitMQ's delays, and without its copies.
 
-    They look like a circle of dead letters: RabbitMQ 3 silently drops a message that has been in
+    RabbitMQ sends a copy to each queue that CC and BCC name: that was done when it came. Traces of
+    delays look like a circle of dead letters: RabbitMQ 3 silently drops a message that has been in
     one of these queues, comes with that in its `x-death`, and is to pass through it again.
     """
     kept: dict[str, Any] = dict(headers) if isinstance(headers, Mapping) else {}
+    for copies in ("CC", "BCC"):
+        kept.pop(copies, None)
     deaths = kept.get("x-death")
     if isinstance(deaths, list):
         del kept["x-death"]

@@ -165,6 +165,10 @@ def test_of_what_has_no_text(app: Celery, given: Any) -> None:
     assert Skipped.of({"celery_redlock": "skipped", "resource": given}) == Skipped("", "")
 
 
+def test_message_that_is_sent_again_makes_no_more_copies() -> None:
+    assert without_delays({"CC": ["q2"], "BCC": ["q3"], "lang": "py"}) == {"lang": "py"}
+
+
 @CASES
 @given(
     info=junk | some(exchange=texts, routing_key=texts), count=junk, deaths=junk | some(queue=texts)
