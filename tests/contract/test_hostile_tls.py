@@ -227,18 +227,23 @@ def test_master_that_a_sentinel_names_is_checked_by_the_name_that_it_says(
             wait_until(lambda node=node: node.channel.up, 10.0, "it is connected")
 
 
+@pytest.mark.parametrize("watched", [False, True], ids=["alone", "behind a Sentinel"])
 def test_broker_with_broker_use_ssl_is_locked_on_over_tls(
-    ports: list[int], ours: Authority, client: tuple[Path, Path]
+    watched: bool, ports: list[int], ours: Authority, client: tuple[Path, Path]
 ) -> None:
     """A listener without TLS would read the password."""
-    app = Celery("shop", broker=f"redis://localhost:{ports[0]}/0", set_as_current=False)
-    app.conf.redlock_restart_guard = "off"
-    app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED, **arguments(ours, client)}
-    redlock = Redlock.from_app(app)
-    try:
-        assert redlock.release(redlock.acquire("r", wait=10.0)) is True
-    finally:
-        redlock.client.driver.close(wait=5.0)
+    with Puppet(ports[0], host="localhost") as sentinel:
+        url = f"redis://localhost:{ports[0]}/0"
+        url = f"sentinel://127.0.0.1:{sentinel.port}/0" if watched else url
+        app = Celery("shop", broker=url, set_as_current=False)
+        app.conf.redlock_restart_guard = "off"
+        app.conf.broker_transport_options = {"master_name": SERVICE}
+        app.conf.broker_use_ssl = {"ssl_cert_reqs": ssl.CERT_REQUIRED, **arguments(ours, client)}
+        redlock = Redlock.from_app(app)
+        try:
+            assert redlock.release(redlock.acquire("r", wait=10.0)) is True
+        finally:
+            redlock.client.driver.close(wait=5.0)
 
 
 def test_what_we_make_of_an_address_weakens_nothing() -> None:
