@@ -260,7 +260,7 @@ OTHERS = re.findall(
     File Lock ONCE RateLimit REJECTED SETNX SIGKILL ModifyIndex CLOCK_BOOTTIME
     REDLOCK_NODES REDLOCK_TTL REDLOCK_WEB_TOKEN CELERY_BROKER_URL PROMETHEUS_MULTIPROC_DIR
     CELERY_ CELERY_TASK_ALWAYS_EAGER CACHES INSTALLED_APPS TestCase F
-    TimeoutStopSec KillMode RestartSec POST DELETE LISTEN DATABASE_URL CONN_MAX_AGE
+    TimeoutStopSec KillMode RestartSec POST DELETE LISTEN DATABASE_URL CONN_MAX_AGE CC BCC
     """,
 )
 """Words of votes, Celery, Redis, SQL, HTTP, systemd, Django, other libraries, the environment."""
