@@ -15,8 +15,9 @@ from celery_redlock.stores.kinds import open_reader, parse_nodes
 from celery_redlock.stores.postgresql.address import PostgresAddress
 from celery_redlock.stores.postgresql.subscription import PostgresSubscription
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.support import postgres
+from tests.support import postgres, postgres_sites
 from tests.support.names import Locks, Log, Patch
+from tests.support.postgres_sites import execute, new_database, open_folder, url_of
 from tests.support.wait import wait_until
 
 
@@ -124,3 +125,18 @@ def test_what_is_held_can_be_looked_at_through_it(make: Locks, pooler: str, capl
     reader.close()
     # No connection behind the pooler is left with what the reader has set.
     assert redlock.release(redlock.acquire("r"))
+
+
+def test_search_path_that_another_program_sets_in_the_same_pool_reaches_the_locks(
+    started_database: LocalPostgres, lock_over: Locks
+) -> None:
+    direct = new_database(started_database)
+    execute(direct, "CREATE SCHEMA tenant; SET search_path = tenant;" + postgres.SCHEMA)
+    with open_folder() as folder, postgres_sites.pooler(started_database, folder) as port:
+        url = url_of(started_database, database=direct.rpartition("/")[2], port=port)
+        first, second = lock_over([url]), lock_over([url])
+        first.acquire("r")
+        with pytest.raises(ResourceHeld):
+            second.acquire("r")
+        execute(url, "SET search_path = tenant")
+        assert second.acquire("r")  # so docs/postgresql.md gives locks a user of their own
