@@ -118,7 +118,7 @@ class EtcdEyes:
         (one,) = [parse_nodes([self._node.url])[0]]
         assert isinstance(one, EtcdAddress)
         connection = one.connect()
-        with contextlib.closing(connection._http):
+        with contextlib.closing(connection):
             every = {"key": etcd.text(start), "range_end": etcd.above(start)}
             found = connection.ask("kv/range", every).get("kvs", ())
         pairs = [(value_of(kv["key"])[len(start) :], value_of(kv["value"])) for kv in found]
