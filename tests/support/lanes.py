@@ -61,7 +61,7 @@ SPLIT = ("tests/worker/test_shutdown.py",)
 MORE = (
     "tests/faults/test_campaign.py::test_nor_over",
     "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over", "tests/beat/test_ticks.py",
-    "tests/canvas/test_cells_stores.py", "tests/canvas/test_cells.py::test_its_rabbitmq",
+    "tests/canvas/",
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
     "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
     "tests/contract/test_amnesia.py", "tests/contract/test_rolling_restart.py",
@@ -80,8 +80,8 @@ MORE = (
 """How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
 
 What locks promise is tested by both: here over Redis, with processes and threads. There follow the
-other stores and brokers, gevent, Sentinels, a keeper in a process of its own, the commands and what
-else operators see, the code in docs/ and examples/, other libraries.
+other stores and brokers, gevent, canvases, Sentinels, a keeper in a process of its own, the
+commands and what else operators see, the code in docs/ and examples/, other libraries.
 """
 ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd", "[gevent")
 """What is in the names of tests that bear it as well."""
