@@ -176,17 +176,15 @@ def visit(reader: PostgresReader, *, tries: bool) -> Said:
     if version < VERSION and not (info["standby"] or refused or fails):
         facts = NodeInfo(unfit="its tables are missing, or old; run celery redlock migrate")
     return Said(
-        *(
-            info,
-            reader.peer,
-            facts,
-            ahead,
-            version,
-            neighbours,
-            refused,
-            fails,
-            pooled(reader.connection),
-        ),
+        info=info,
+        peer=reader.peer,
+        facts=facts,
+        ahead=ahead,
+        version=version,
+        neighbours=neighbours,
+        refused=refused,
+        fails=fails,
+        pooled=pooled(reader.connection),
     )
 
 

@@ -43,7 +43,6 @@ from .wait_queue import Waiter
 
 __all__ = ["LockClient"]
 
-
 T = TypeVar("T")
 
 MAX_EXPIRED = 1000
