@@ -51,10 +51,8 @@ def register() -> None:
         utils.HIDDEN_SETTINGS = re.compile(f"{hidden.pattern}|{ours}", hidden.flags)
     control: Any = sys.modules.get("celery.worker.control")
     if control is not None and NAME not in control.Panel.data:
-        from ..messages.revokes import END
-
         control.inspect_command(name=NAME)(redlock)
-        control.control_command(name=END, visible=False)(end)
+        control.control_command(name="redlock_end", visible=False)(end)  # `revokes.END`
 
 
 def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
