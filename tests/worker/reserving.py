@@ -126,12 +126,13 @@ class Reservations:
         tokens = self.tokens(key)
         assert self._owner(tokens) == task.id, f"{task.id} has it on these nodes: {tokens}"
 
-    def lasts(self, key: str) -> None:
-        """Wait until a majority of nodes keeps it for longer than for a message that is not out."""
+    def lasts(self, key: str, *, everywhere: bool = False) -> None:
+        """Wait until a majority of nodes, or each, keeps it longer than for an unsent message."""
+        enough = len(self._nodes) if everywhere else len(self._nodes) // 2 + 1
 
         def lasting() -> bool:
             left = [node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes]
-            return sum(one > 1000 * UNSENT_TTL_S for one in left) > len(left) // 2
+            return sum(one > 1000 * UNSENT_TTL_S for one in left) >= enough
 
         wait_until(lasting, 3.0, f"the reservation of {key} lasts")
 

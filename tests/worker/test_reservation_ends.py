@@ -184,14 +184,15 @@ def test_a_worker_that_dies_leaves_it_for_no_longer_than_its_lock(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
     """With early acknowledgement the message is gone; with late, it comes back."""
+    reservations.until_executed.apply_async((f"{key}-early", 30.0), queue=key)
+    reservations.until_executed_late.apply_async((f"{key}-late", 30.0), queue=key)
+    # The sender's last requests may otherwise come behind the body's first. They leave a lock's ttl
+    # alone, but this worker's is far shorter than the sender's.
+    for end in ("early", "late"):
+        reservations.lasts(f"{key}-{end}", everywhere=True)
     with cluster.worker("-c", "2", queue=key, redlock_ttl=1.0) as worker:
-        reservations.until_executed.apply_async((f"{key}-early", 30.0), queue=key)
-        reservations.until_executed_late.apply_async((f"{key}-late", 30.0), queue=key)
         cluster.entered(f"{key}-early")
         cluster.entered(f"{key}-late")
-        # What the sender writes behind its messages may come behind the body's first request: to
-        # the second as to the first, and on the node that is the last to get it.
-        reservations.lasts(f"{key}-late")
         wait_until(lambda: reservations.left(f"{key}-early") <= 1.0, 2.0, "it has the lock's ttl")
         worker.process.kill()
         died(worker.process.pid)
