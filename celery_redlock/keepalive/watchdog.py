@@ -194,7 +194,13 @@ class Watchdog:
             self._thread = threading.Thread(
                 target=self._run, name="celery_redlock watchdog", daemon=True
             )
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                if error.__context__ is None:
+                    raise
+                # A time limit has struck while `threading` waited, and its lock hides that.
+                raise error.__context__ from None
 
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`. If it is over already, and nobody has noticed, say so first.

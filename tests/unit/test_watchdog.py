@@ -210,3 +210,21 @@ def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
     assert dog._thread is not None
     dog._thread.join(5.0)
     assert not dog._thread.is_alive()
+
+
+def test_a_time_limit_that_strikes_while_the_thread_starts_is_raised_as_itself(
+    claim: Claim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Struck(BaseException): ...
+
+    def start(_thread: threading.Thread) -> None:
+        try:
+            raise Struck
+        finally:
+            threading.Lock().release()  # as where `threading` waits for the thread
+
+    claim.granted_at = 0.0
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        with pytest.raises(Struck):
+            Watchdog(lambda claims: claims, FakeClock()).watch(claim, lambda _claim: None)
