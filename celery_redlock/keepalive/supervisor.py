@@ -81,7 +81,7 @@ class LeaseSupervisor:
         self._driver = driver
         self._node_timeout = node_timeout
         self._claims: dict[Name, Claim] = {}
-        self._over: dict[Name, float] = {}
+        self._over: dict[Name, float] = {}  # since when; infinity once it is reported
         self._watched: dict[int, int | None] = {}  # pidfd by block
         self._dead: dict[int, tuple[float, float]] = {}  # by block: since when, and when to retry
         self._killed: set[int] = set()  # pids, until they are dead
@@ -176,7 +176,9 @@ class LeaseSupervisor:
                 claim = seen[record.name] = self._claim(record, now)
                 if not claim.held(now):
                     self._report(record, claim, pid, now)
-                elif now < record.until and claim.deadline - now < record.ttl * LATE:
+                    continue
+                self._over.pop(record.name, None)
+                if now < record.until and claim.deadline - now < record.ttl * LATE:
                     late.append((record, claim))
         self._claims = seen
         self._silent = {name: known for name, known in self._silent.items() if name in seen}
@@ -232,9 +234,13 @@ class LeaseSupervisor:
     def _extend(self, late: list[tuple[LeaseRecord, Claim]], now: float) -> None:
         claims = [claim for _record, claim in late]
         patience = min(min(c.deadline - now, c.ttl / 10, self._node_timeout) for c in claims)
+        deadlines = [claim.deadline for claim in claims]
         self._driver.extend(claims, max(0.001, patience), Verb.RENEW)
-        for record, claim in late:
+        for (record, claim), deadline in zip(late, deadlines, strict=True):
             self._table.extended(record, claim.acknowledgements())
+            if claim.lost is not None:
+                # Until then it is only forgotten: its holder may set it again.
+                self._over[record.name] = deadline
 
     def _report(self, record: LeaseRecord, claim: Claim, pid: int, now: float) -> None:
         """Report a loss once, unless its holder does so itself in time."""

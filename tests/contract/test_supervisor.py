@@ -15,9 +15,11 @@ import pytest
 import redis
 
 from celery_redlock import HeldLease, Redlock
+from celery_redlock.keepalive import supervisor
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.keepalive.supervisor import REPORT_AFTER_S, LeaseSupervisor
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.redis.address import parse_nodes
 from tests.support.names import Log, Patch, Servers
@@ -137,6 +139,48 @@ def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
     assert len(said) == 1  # said once
     assert "lost the lock r held by pid" in said[0].getMessage()
     assert lease.lost
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_what_a_quorum_has_forgotten_is_lost_only_when_its_deadline_is_over(
+    keeper: LeaseSupervisor,
+    redlock: Redlock,
+    held: Callable[..., HeldLease],
+    servers: Servers,
+    monkeypatch: Patch,
+    caplog: Log,
+    wakes: bool,
+) -> None:
+    """Before that its holder may set its token again; if it is stopped, the loss is said once."""
+    claim = held("r", ttl=30.0)._known_claim()
+    until, began, passed = claim.deadline, monotonic(), 0.0
+    monkeypatch.setattr(supervisor, "monotonic", lambda: monotonic() + passed)
+    monkeypatch.setattr(supervisor, "LATE", 1.0)  # it asks at once
+    for server in servers[:3]:
+        with redis.Redis(port=server.port) as client:
+            client.flushall()
+
+    def is_refused() -> bool:
+        keeper.run_once()
+        return any(known.lost for known in keeper._claims.values())
+
+    wait_until(is_refused, 5.0, "it has asked")
+    assert "has forgotten r" in caplog.text
+
+    def said_at(moment: float) -> list[str]:
+        """Look at that moment; return the errors of all looks."""
+        nonlocal passed
+        passed = moment - monotonic()
+        keeper.run_once()
+        return [one.getMessage() for one in caplog.records if one.levelname == "ERROR"]
+
+    assert not said_at(began + 5.0)
+    assert not said_at(began + 10.0)
+    if wakes:
+        redlock.client.extended([claim], redlock.client.driver.extend([claim], 1.0))
+    assert not said_at(until - 0.1)
+    for moment in (until + REPORT_AFTER_S, until + 2 * REPORT_AFTER_S):
+        assert len(said_at(moment)) == (0 if wakes else 1)
 
 
 def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
