@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,7 +26,7 @@ from ..protocol.values import token_digest
 from ..runtime.clock import monotonic
 from .reservation import UNSENT_TTL_S, Reservation, claim_of, free, prolong
 
-__all__ = ["discard", "hold", "is_discarded"]
+__all__ = ["discard", "hold", "is_discarded", "is_revoked"]
 
 logger = logging.getLogger("celery_redlock.worker")
 
@@ -120,14 +120,12 @@ def _run() -> None:
 
 
 def _look(held: Sequence[tuple[Any, _Held]]) -> None:
-    from celery.worker.state import revoked, revoked_stamps  # of no use to producers
-
     now = monotonic()
     due: dict[Any, list[tuple[Any, _Held]]] = {}
     for request, one in held:
         if request.acknowledged or request.time_start is not None:
             _forget(request)  # its body has begun, or it is over
-        elif _is_revoked(request, revoked, revoked_stamps):
+        elif is_revoked(request):
             what = printable(f"{request.name}[{request.id}]"), printable(one.note.resource)
             redlock = Redlock.from_app(request.app)
             ballot = free(redlock, claim_of(redlock, one.note), redlock.node_timeout)
@@ -157,12 +155,14 @@ def _forget(request: Any) -> None:
         _held.pop(request, None)
 
 
-def _is_revoked(request: Any, revoked: Any, stamps: Mapping[str, Any]) -> bool:
-    """Whether a message is revoked, by its id or by one of its stamps."""
+def is_revoked(request: Any) -> bool:
+    """Return whether a message is revoked, by its id or by one of its stamps."""
+    from celery.worker.state import revoked, revoked_stamps  # of no use to producers
+
     try:
         return request.id in revoked or any(
-            stamp in maybe_list(stamps.get(name) or [])
-            for name, its_own in (request.stamps.items() if stamps else ())
+            stamp in maybe_list(revoked_stamps.get(name) or [])
+            for name, its_own in (request.stamps.items() if revoked_stamps else ())
             for stamp in maybe_list(its_own) or []
         )
     except (AttributeError, TypeError):  # forged ones: Celery will refuse it when it is due

@@ -79,10 +79,14 @@ def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, ke
     with cluster.redlock.lock(f"k:{key}"):
         kept, revoked = send(cluster, "work", key, 2)
         (expired,) = send(cluster, "work", key, 1, expires=2.5)
+        (stamped,) = send(cluster, "work", key, 1, stamped_headers=["who"], who=key)
         parked(cluster, [kept, revoked], 2)
-        narrow.said(f"work[{revoked.id}] waits (parked) for k:{key}")
+        for one in (revoked, stamped):
+            narrow.said(f"work[{one.id}] waits (parked) for k:{key}")
         revoked.revoke()
+        cluster.app.control.revoke_by_stamped_headers({"who": [key]})
         assert cluster.state(revoked) == "REVOKED"
+        assert cluster.state(stamped) == "REVOKED"
         assert cluster.state(expired) == "REVOKED"
     assert cluster.state(kept) == "SUCCESS"
     assert [run.task for run in cluster.runs(key)] == [kept.id]

@@ -237,13 +237,17 @@ def test_what_is_held_back_is_revoked_or_goes_to_another_worker(
     cluster, _worker = place
     key = f"stops{next(numbers)}-"
     with cluster.worker("-c", "1", queue="stops") as first, paused(cluster, f"k:{key}*"):
-        kept, revoked = (
-            cluster.send("work", f"{key}{number}", 0.0, queue="stops") for number in range(2)
+        stamp = {"stamped_headers": ["who"], "who": key}
+        kept, revoked, stamped = (
+            cluster.send("work", f"{key}{number}", 0.0, queue="stops", **options)
+            for number, options in enumerate(({}, {}, stamp))
         )
-        first.said(f"work[{kept.id}] waits (paused) for k:{key}0")
-        first.said(f"work[{revoked.id}] waits (paused) for k:{key}1")
+        for number, one in enumerate((kept, revoked, stamped)):
+            first.said(f"work[{one.id}] waits (paused) for k:{key}{number}")
         revoked.revoke()
+        cluster.app.control.revoke_by_stamped_headers({"who": key})
         assert cluster.state(revoked) == "REVOKED"
+        assert cluster.state(stamped) == "REVOKED"
         first.terminate()
         first.ended()
         assert f"work[{revoked.id}]\n" in first.text.split("Discarding revoked task")[1]

@@ -37,7 +37,7 @@ from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for, urgency_of
 from ...messages.headers import ATTEMPTS, RESERVATION, attempts_of, receive, said
 from ...messages.policy import parkable, set_parking
-from ...messages.received import is_discarded
+from ...messages.received import is_discarded, is_revoked
 from ...messages.reservation import Reservation
 from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
@@ -382,7 +382,7 @@ class Parking(bootsteps.StartStopStep):
         """Have Celery discard what is parked and was revoked, or has expired."""
         for parked in self.admission.parked():
             request = parked.request
-            due = request.expires or request.id in state.revoked or is_discarded(request)
+            due = request.expires or is_discarded(request) or is_revoked(request)
             if due and request.revoked():
                 self.admission.withdraw(parked)
 
