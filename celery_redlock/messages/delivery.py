@@ -75,10 +75,12 @@ class Delivery:
         # lock, it may be dead.
         self._redelivered = headers.is_redelivered(request.delivery_info)
         # Whether there may be another delivery of this very message: one that is kept for too long
-        # is delivered to another worker as well, which may be faster.
-        self._again = (
-            self._copy
-            or attempts.get("again") is True
+        # is delivered to another worker as well, which may be faster. So is one that was sent again
+        # if the broker was not told: it has both.
+        self._again = bool(
+            attempts.get("held")
+            or attempts.get("unavailable")
+            or self._copy
             or self._redelivered
             or (waited >= LEAST_KEPT_S and waited >= unacknowledged_for(task.app))
         )
@@ -128,8 +130,7 @@ class Delivery:
     def _attempts(self, refusal: NotAcquired) -> dict[str, Any]:
         """What goes with the message if it is sent again."""
         attempts = headers.count_refusal(self._request, refusal)
-        flags = {"copy": self._copy, "again": self._again}
-        return {**attempts, **{name: True for name, given in flags.items() if given}}
+        return {**attempts, "copy": True} if self._copy else attempts
 
     def _refused(self, refusal: NotAcquired, body: Callable[[], Any]) -> Any:
         """Do what the policy says: it has no lock, and may not wait any longer in its process."""

@@ -35,8 +35,8 @@ _serialization: Any = serialization  # its stubs lack the registry
 
 ATTEMPTS = "redlock_attempts"
 """Message header: how often a task was sent again because its lock was held or no quorum answered,
-since when, which holder was in its way and for how long, whether it is a copy of a message that was
-at work, and whether the broker has delivered it more than once."""
+since when, which holder was in its way and for how long, and whether it is a copy of a message that
+was at work."""
 RESERVATION = "redlock_reservation"
 """Message header: what its reservation is. Foreign input: see `Reservation.of`."""
 RECEIPT = "redlock_receipt"
@@ -88,7 +88,7 @@ def attempts_of(request: Any) -> dict[str, Any]:
     holder = given.get("holder")
     if isinstance(holder, str) and len(holder) <= MAX_ID_CHARS:
         attempts["holder"] = holder
-    for name in ("copy", "again", "parked"):
+    for name in ("copy", "parked"):
         if given.get(name) is True:
             attempts[name] = True
     for why in ("held", "unavailable"):

@@ -16,6 +16,7 @@ from celery.exceptions import Ignore, Reject, Retry
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, SingletonTask, current_lease
 from celery_redlock.locking.done_mark import look_up, mark_done
+from celery_redlock.messages import consume
 from celery_redlock.messages.delivery import Delivery
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
 from celery_redlock.protocol.claim import Claim
@@ -104,7 +105,7 @@ def test_copy_waits_while_the_mark_of_a_bare_quorum_is_uncertain(
     assert ran(deliver(task))
     redlock.driver.dead = {0}
     assert isinstance(deliver(task, **AGAIN)[0], Retry)
-    assert sent.pop().options["headers"][ATTEMPTS]["again"] is True
+    assert sent.pop().options["headers"][ATTEMPTS]["unavailable"] == 1
     assert redlock.free("k")
     redlock.driver.dead.clear()
     redlock.fakes[0].forget()
@@ -135,7 +136,8 @@ def test_copy_waits_while_a_release_is_under_way(
     [
         AGAIN,
         COPY,
-        {ATTEMPTS: {"again": True}},
+        {ATTEMPTS: {"held": 1}},  # sent again: the broker may have both
+        {ATTEMPTS: {"unavailable": 1}},
         {RECEIPT: {"at": time.monotonic() - 1801.0}},  # kept for longer than the broker lets it
     ],
 )
@@ -255,7 +257,7 @@ def test_who_cannot_tell_asks_again_later(
     monkeypatch.setattr(redlock.driver, "_carry", carry)
     assert isinstance(deliver(task, **AGAIN)[0], Retry)
     (again,) = sent
-    assert again.options["headers"][ATTEMPTS]["again"] is True
+    assert again.options["headers"][ATTEMPTS]["unavailable"] == 1
     assert redlock.free("k")
     away.remove(4)  # three have told
     assert ran(deliver(task, **AGAIN))
@@ -280,23 +282,53 @@ def test_who_is_refused_and_is_done_ends_quietly_whatever_the_policy(
 
 
 @pytest.mark.parametrize(
-    ("holder", "how", "flag"),
+    ("holder", "how", "copy"),
     [
-        # The message that it is sent again in is new: no broker knows what it once was.
-        ("other", AGAIN, "again"),
+        ("other", AGAIN, None),
         # It was kept for so long that the broker gave its message to another worker, too.
-        ("the-id", {RECEIPT: {"at": time.monotonic() - 1801.0}}, "copy"),
+        ("the-id", {RECEIPT: {"at": time.monotonic() - 1801.0}}, True),
     ],
 )
-def test_who_is_refused_and_is_not_done_stays_suspect(
-    redlock: FakeRedlock, declare: Any, sent: list[Any], holder: str, how: Any, flag: str
+def test_who_is_refused_by_its_first_delivery_is_sent_again_as_a_copy(
+    redlock: FakeRedlock, declare: Any, sent: list[Any], holder: str, how: Any, copy: bool | None
 ) -> None:
     redlock.acquire("k", owner=Owner("there", 1, task_id=holder, task="t"))
     result, _info = deliver(declare(), **how)
-    assert isinstance(result, Retry if flag == "again" else Ignore)
+    assert isinstance(result, Ignore if copy else Retry)
     (again,) = sent
-    assert again.options["headers"][ATTEMPTS][flag] is True
-    assert flag == "copy" or "copy" not in again.options["headers"][ATTEMPTS]
+    assert again.options["headers"][ATTEMPTS].get("copy") is copy
+
+
+@pytest.mark.parametrize("acks_late", [True, False])
+@pytest.mark.parametrize("why", ["held", "paused", "unavailable"])
+@pytest.mark.parametrize("order", ["first the old one", "first the new one"])
+def test_a_message_that_was_sent_again_and_delivered_again_runs_once(
+    redlock: FakeRedlock,
+    declare: Any,
+    sent: list[Any],
+    monkeypatch: Patch,
+    acks_late: bool,
+    why: str,
+    order: str,
+) -> None:
+    """Its worker lost the broker before it could acknowledge the old message."""
+    task = declare(acks_late=acks_late)
+    with monkeypatch.context() as patch:
+        if why == "held":
+            lease = redlock.acquire("k")
+        elif why == "paused":
+            patch.setattr(consume, "paused", lambda *_of: "k is paused")
+        else:
+            redlock.driver.dead.update({0, 1, 2})
+        assert isinstance(deliver(task)[0], Retry)
+    redlock.driver.dead.clear()
+    if why == "held":
+        redlock.release(lease)
+    (again,) = sent
+    both = [AGAIN, {ATTEMPTS: again.options["headers"][ATTEMPTS]}]
+    if order == "first the new one":
+        both.reverse()
+    assert [ran(deliver(task, **how)) for how in both] == [True, False]
 
 
 def test_a_mark_that_another_wrote_is_none(redlock: FakeRedlock, declare: Any) -> None:

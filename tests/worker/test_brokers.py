@@ -5,6 +5,7 @@ A part in `make test`, where there is a RabbitMQ; all of it in `make test-all`.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,6 +94,31 @@ def test_workers_survive_a_short_consumer_timeout(
             assert {other.state(one, 20.0) for one in sent} == {"SUCCESS"}
             assert "PRECONDITION_FAILED" not in worker.text
             assert worker.process.poll() is None
+
+
+def test_one_that_was_sent_again_by_a_worker_that_died_then_runs_once(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """The broker has both: the old one was not acknowledged, and is delivered again first."""
+    settings = settings_of("classic", rabbitmq) | {
+        "task_acks_late": True,
+        "worker_prefetch_multiplier": 1,  # it does not get the new one as well
+        "redlock_node_timeout": 2.0,
+    }
+    with own_queue(cluster, tmp_path, settings) as other:
+        with other.worker("-c", "1") as first:
+            for node in cluster.nodes[:3]:
+                node.pause()
+            sent = other.send("work", key, 0.02, ignore_result=True)
+            wait_until(lambda: other.accepted_by(sent), 10.0, "a pool child has begun with it")
+            first.process.send_signal(signal.SIGSTOP)
+            first.said(f"work[{sent.id}] waits (unavailable, attempt 1")
+            wait_until(other.queued, 5.0, "it is sent again")
+        for node in cluster.nodes[:3]:
+            node.resume()
+        with other.worker("-c", "1") as second:
+            second.said(f"work[{sent.id}] is done: this was a second delivery of it")
+    assert len(other.runs(key)) == 1
 
 
 def test_what_is_rejected_lies_with_the_dead_letters(
