@@ -105,7 +105,7 @@ class ParkingDispatcher:
 
     def watch(self, resources: Resources) -> None:
         """Look after some resources, from now on. Does not wait."""
-        self._ask(resources, self._look_now)
+        self._ask(resources, lambda *_: None)
 
     def ended(self, resources: Resources) -> None:
         """Look again soon: a body of ours has ended, and others are parked."""
@@ -214,10 +214,8 @@ class ParkingDispatcher:
         entry = QueueEntry(resources, len(self._redlock.nodes), place.member, place.since)
         watched = self._watched[resources] = Watched(resources, place, entry, exits)
         self._queue(watched, now)
-        return watched
-
-    def _look_now(self, watched: Watched, now: float) -> None:
         watched.due = now
+        return watched
 
     def _look_soon(self, watched: Watched, now: float) -> None:
         watched.due = min(watched.due, now + AFTER_END_S)
