@@ -15,6 +15,8 @@ MIN_TTL = 0.02
 DAY = 86_400.0
 """Seconds; the longest ttl, because a holder that dies blocks its resource for that long."""
 HOUR = 3600.0
+LEAST_MEMORY = 65_536
+"""Bytes; who gives less means megabytes."""
 LONG_TTL = 900.0
 """Seconds; whoever gives a longer ttl means milliseconds, or the time that the work may take."""
 Scope = Literal[
@@ -121,6 +123,12 @@ def count(value: Any) -> Any:
 
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SLOTS:
         raise ValueError(f"must be a whole number from 1 to {MAX_SLOTS}")
+    return value
+
+
+def memory(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_MEMORY:
+        raise ValueError(f"must be a whole number of bytes >= {LEAST_MEMORY} (not of megabytes)")
     return value
 
 

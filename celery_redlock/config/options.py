@@ -194,6 +194,16 @@ class Settings(_Shared):
         "Turn it off if the main process must not hold back messages, for their memory or because"
         " your keys are expensive to make.",
     )
+    parking_memory: int = _option(
+        64 * 2**20,
+        checks.memory,
+        "How much memory parked tasks may take in a worker's main process, in bytes; by default"
+        " 64 MiB. A task counts as 12 kB and 3.5 times the body of its message, as was measured."
+        " Tasks beyond that are sent again, with pauses that grow: see [Hot"
+        " keys](hot-keys.md#what-a-worker-holds-back).",
+        "Raise it if more tasks wait for hot keys at a time; lower it if a worker must not"
+        " become so large.",
+    )
     events: bool = _option(
         False,
         checks.flag,

@@ -184,6 +184,13 @@ def check_together(
             f"{p}retry_backoff_max must be at least {p}retry_backoff;"
             f" they are {longest:g} and {base:g}"
         )
+    if not values.get("parking", True) and (
+        values["parking_memory"] != GLOBAL["parking_memory"].default
+    ):
+        raise ConfigurationError(
+            f"{p}parking_memory is {values['parking_memory']}, but {p}parking is False, so that"
+            " nothing is parked and nothing reads it: leave one of the two out"
+        )
     silence, lifetime = values.get("progress_timeout"), values.get("max_lifetime")
     if silence is not None and lifetime is not None and silence >= lifetime:
         raise ConfigurationError(

@@ -175,10 +175,9 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     """
     app, request, copy = message.task.app, message.request, attempts.get("copy", False)
     why = "held" if isinstance(refusal, ResourceHeld) else "unavailable"
-    # The worker that receives it will park it. If it has been refused before and was not parked,
-    # too many are, and it will not.
-    parked = attempts.pop("parked", False) or attempts[why] == 1
-    parked = parked and parks(message.options)
+    # The worker that receives it will park it. If it could not stay parked, or has been refused
+    # before and was not parked, too many are, and it will not.
+    parked = attempts.pop("parked", attempts[why] == 1) and parks(message.options)
     holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
     if message.options.shared and holder and holder.owner:
         # Not if another delivery of this message reads: the key is free for all others, so that a

@@ -88,9 +88,10 @@ def attempts_of(request: Any) -> dict[str, Any]:
     holder = given.get("holder")
     if isinstance(holder, str) and len(holder) <= MAX_ID_CHARS:
         attempts["holder"] = holder
-    for name in ("copy", "parked"):
-        if given.get(name) is True:
-            attempts[name] = True
+    if given.get("copy") is True:
+        attempts["copy"] = True
+    if isinstance(given.get("parked"), bool):
+        attempts["parked"] = given["parked"]
     for why in ("held", "unavailable"):
         attempts[why] = count(given.get(why), MAX_ATTEMPTS)
     return attempts

@@ -24,6 +24,7 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime.complaints import Once
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
+from celery_redlock.worker.parking.memory import ParkingMemory
 from celery_redlock.worker.parking.notices import Notices
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log as Log
@@ -240,6 +241,7 @@ class Received(SimpleNamespace):
         super().__init__(**vars(request_of(task, header)))
         self.request_dict["delivery_info"] = {"exchange": "", "routing_key": "celery"}
         self.expires = self._apply_result = None
+        self.message = SimpleNamespace(body=b"[]")
         self._already_revoked = False
         self.send_event = self.on_success = self.on_failure = self.on_timeout = lambda *_, **__: (
             None
@@ -255,7 +257,8 @@ def _parking(app: Celery) -> Any:
     parking._app, parking._longest = app, 60.0
     parking._prefetch = SimpleNamespace(most=10, widen=nothing, widens=True, amqp=True)
     parking._full_since = None
-    parking.admission = AdmissionQueue(10)
+    parking.admission = AdmissionQueue()
+    parking._memory = ParkingMemory(parking.admission, 2**26)
     parking._notices = Notices(parking.admission, events=True)
     running = SimpleNamespace(worker_pid=1, id="running", name="charge")
     parking.admission.arrive(running, ("order:1",), 0.0, since=0.0, until=0.0)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from celery_redlock.protocol.names import Limits
+from celery_redlock.worker.parking import admission
 from celery_redlock.worker.parking.admission import PRESUMED_DEAD_S, AdmissionQueue, Parked
 
 LATE = 60.0
@@ -16,8 +18,8 @@ LATE = 60.0
 class Deliveries:
     """An admission queue, and deliveries by name."""
 
-    def __init__(self, most: int = 100) -> None:
-        self.queue = AdmissionQueue(most)
+    def __init__(self) -> None:
+        self.queue = AdmissionQueue()
         self.known: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:
@@ -121,21 +123,75 @@ def test_the_most_urgent_goes_first_then_the_one_that_has_waited_longest(some: D
     assert order == ["urgent", "old", "as old", "young"]
 
 
-def test_one_that_is_parked_for_too_long_goes_though_its_resource_is_held(row: Deliveries) -> None:
-    row.arrive("impatient", until=1.0)
-    assert name_of(row.queue.take_overdue(0.9)) == ""
-    assert name_of(row.queue.take_overdue(1.0)) == "impatient"
-    assert name_of(row.queue.take_overdue(1.0)) == ""
-    assert len(row.queue) == 3
+def test_a_parked_delivery_that_is_overdue_goes_once_though_its_resource_is_held(
+    row: Deliveries,
+) -> None:
+    first, second, third = row.queue.parked()
+    assert row.queue.go(second, 1.0)
+    assert not row.queue.go(second, 1.0)
+    assert row.queue.parked() == [first, third]
+    assert row.queue.counts(("r",)) == (2, 2)
     row.ended("first")
     assert row.call() == "", "it is with the pool"
 
 
-def test_overdue_ones_go_one_at_a_time(some: Deliveries) -> None:
-    for number in range(3):
-        some.arrive(f"a{number}", again=True, until=1.0)
-    assert name_of(some.queue.take_overdue(2.0)) == "a0"
-    assert len(some.queue) == 2
+def test_part_has_all_new_deliveries_and_each_within_a_few_calls(
+    some: Deliveries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "LEAST_PART", 3)
+    for number in range(40):
+        some.arrive(f"{number}", again=True)
+    assert len(some.queue.part()) == 40, "all are new"
+    seen = [parked for _ in range(admission.PARTS) for parked in some.queue.part()]
+    assert set(seen) == set(some.queue.parked())
+    assert len(seen) == 40
+    some.arrive("new", again=True)
+    assert name_of(some.queue.part()[-1]) == "new"
+
+
+def test_size_is_that_of_all_parked_deliveries_however_they_leave(some: Deliveries) -> None:
+    for number in range(8):
+        some.arrive(f"{number}", again=True, size=100 + number)
+    some.queue.hold(some["held"], ("else",), since=0.0, until=LATE, size=1000)
+    assert some.queue.size == 1828
+    some.take(free=True)
+    some.queue.go(some.queue.parked()[0], 0.0)
+    some.queue.withdraw(some.queue.parked()[0])
+    some.queue.pause(lambda names: names == ("r",))
+    assert some.queue.size == sum(parked.size for parked in some.queue.parked()) > 0
+    some.queue.take_back(2)
+    assert some.queue.size == sum(parked.size for parked in some.queue.parked()) > 0
+    some.queue.resume(lambda _names: False)
+    assert (some.queue.size, len(some.queue)) == (0, 0)
+
+
+@pytest.mark.parametrize("keys", [1, 20_000])
+def test_work_on_20_000_parked_deliveries_is_cheap(some: Deliveries, keys: int) -> None:
+    """By steps that are counted, not by a clock: no call may look at all of them."""
+    names = [f"r{number % keys}" for number in range(20_000)]
+    for number, name in enumerate(names):
+        some.arrive(f"{number}", resource=name, again=True, limit=1 + number % 2)
+    looked = 0
+
+    def count(_frame: Any, event: str, _arg: Any) -> None:
+        nonlocal looked
+        looked += event in ("call", "c_call")
+
+    some.queue.part()
+    parked = some.queue.parked()
+    sys.setprofile(count)
+    try:
+        some.queue.running()
+        some.queue.counts(("r0",))
+        some.queue.limit(("r0",))
+        some.queue.first_at_work(("r0",))
+        some.queue.withdraw(parked[0])
+        some.queue.go(parked[1], 0.0)
+        some.queue.take(("r0",), 0.0, free=True)
+        some.queue.arrive(some["new"], ("r0",), 0.0, since=0.0, until=LATE, again=True)
+    finally:
+        sys.setprofile(None)
+    assert looked < 500
 
 
 def test_no_more_are_parked_than_may(row: Deliveries) -> None:
@@ -248,7 +304,7 @@ def test_a_body_at_work_for_long_takes_no_place_that_the_nodes_say_is_free(
 
 def test_those_that_lock_more_than_one_wait_for_the_same_only_if_all_is_the_same() -> None:
     some = Deliveries()
-    queue = AdmissionQueue(10)
+    queue = AdmissionQueue()
     when: dict[str, Any] = {"since": 0.0, "until": LATE}
     assert queue.arrive(some["both"], ("a", "b"), 0.0, **when)
     assert queue.arrive(some["one"], ("a",), 0.0, **when), "it meets the lock, and is sent again"

@@ -38,7 +38,7 @@ class Watch:
         self.places: list[Waiter] = []
         wakeup: Any = SimpleNamespace(waiter=self._waiter)
         self.redlock.client.wakeup = wakeup
-        self.queue = AdmissionQueue(1000)
+        self.queue = AdmissionQueue()
         self.slot = True
         self.went: list[Went] = []
         self.last = 0.0

@@ -29,7 +29,7 @@ from celery_redlock.keepalive import watchdog
 from celery_redlock.messages import policy, signals
 from celery_redlock.protocol import lease, pipeline, values
 from celery_redlock.testing import pytest_plugin
-from celery_redlock.worker.parking.prefetch import MAX_PARKED
+from celery_redlock.worker.parking import dispatcher, memory, prefetch
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "celery_redlock"
@@ -413,7 +413,11 @@ def test_policies_are_documented(option: str) -> None:
         ("docs/algorithm.md", f"has not answered for {pipeline.STALLED_S:g} s"),
         ("README.md", f"their ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
         ("docs/settings.md", f"{settings.GLOBAL['wait'].default:g} s by default"),
-        ("docs/settings.md", f"parks up to {MAX_PARKED:,} messages".replace(",", " ")),
+        (
+            "docs/hot-keys.md",
+            f"takes {memory.REQUEST_BYTES // 1000} kB and {memory.BODY_COPIES:g} times its",
+        ),
+        ("docs/hot-keys.md", f"{prefetch.BACK_AT_ONCE / dispatcher.SWEEP_S:g} messages a second"),
         (
             "docs/settings.md",
             f"a delay of {policy.MIN_PAUSE_S:g} to {policy.MAX_PARKED_PAUSE_S:g} s",

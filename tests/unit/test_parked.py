@@ -26,7 +26,7 @@ def request(task_id: str, **headers: Any) -> Any:
 def test_a_task_that_was_sent_on_to_a_full_pool_still_waits() -> None:
     """From the moment it is parked until a process of the pool begins with it."""
     parking = object.__new__(Parking)
-    parking.admission = admission = AdmissionQueue(10)
+    parking.admission = admission = AdmissionQueue()
     consumer = SimpleNamespace(on_task_request=parking)
 
     def waiting() -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from queue import Empty
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,9 @@ from kombu import Queue
 from kombu.common import QoS
 from kombu.utils.eventio import poll
 
-from celery_redlock.worker.parking.prefetch import LOOP_S, MAX_PARKED, Prefetch
+from celery_redlock.worker.parking import prefetch as module
+from celery_redlock.worker.parking.admission import Parked
+from celery_redlock.worker.parking.prefetch import LOOP_S, RENEWED_AT_ONCE, Prefetch
 
 
 class Consumer:
@@ -182,7 +185,7 @@ def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
     prefetch = Prefetch(consumer)
     prefetch.connected()
     assert prefetch.widens is widens
-    assert prefetch.most == (MAX_PARKED if widens else 4)
+    assert prefetch.most == (math.inf if widens else 4)
     prefetch.widen(3)
     assert consumer.loop() == (11 if widens else 8)
 
@@ -199,8 +202,26 @@ def test_a_window_that_cannot_be_widened_is_full_by_all_that_waits_but_zero_is_n
     queue = [SimpleNamespace(entry=entry) for entry in entries]
     consumer.timer = SimpleNamespace(schedule=SimpleNamespace(queue=queue))
     consumer.task_buckets = {"limited": SimpleNamespace(contents=[object()]), "other": None}
-    assert prefetch.is_full is is_full
-    assert prefetch.most == (1 if window else MAX_PARKED)
+    assert prefetch.is_full(over=False) is is_full
+    assert prefetch.most == (1 if window else math.inf)
+
+
+@pytest.mark.parametrize("window", [8, 0])
+def test_window_is_full_when_it_must_not_be_wider_for_what_exceeds_memory(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is at work and acknowledged is not in it. Without a window any message is too much."""
+    consumer = Consumer(window=window)
+    prefetch = Prefetch(consumer)
+    prefetch.connected()
+    prefetch.widen(3)
+    reserved = [SimpleNamespace(acknowledged=number < 2) for number in range(12)]
+    monkeypatch.setattr(module.state, "reserved_requests", reserved)
+    monkeypatch.setattr(module.state, "active_requests", [r for r in reserved if r.acknowledged])
+    assert not prefetch.is_full(over=False)
+    assert prefetch.is_full(over=True) is (window == 0)
+    reserved.append(SimpleNamespace(acknowledged=False))
+    assert prefetch.is_full(over=True)
 
 
 class Wire:
@@ -270,17 +291,27 @@ def broker(consumer: Consumer) -> RedisQoS:
     return consumer.task_consumer.channel.qos  # type: ignore[no-any-return]
 
 
-def parked(*tags: str) -> list[Any]:
-    return [SimpleNamespace(message=SimpleNamespace(delivery_tag=tag)) for tag in tags]
+def parked(*tags: str) -> list[Parked]:
+    requests = [SimpleNamespace(message=SimpleNamespace(delivery_tag=tag)) for tag in tags]
+    return [Parked(request, ("r",), 1, False, 0.0, 0.0, (0.0, 0.0, 0)) for request in requests]
 
 
 def test_what_is_parked_is_dated_at_once_and_then_each_quarter_of_a_minute(
     prefetch: Prefetch, broker: RedisQoS
 ) -> None:
-    sweeps = [(0.0, False), (0.25, True), (0.5, False), (15.0, False), (15.25, False)]
-    for now, some_are_new in sweeps:
-        prefetch.renew(parked("a"), now, some_are_new=some_are_new)
-    assert len(broker.dated) == 3
+    (a, b) = parked("a", "b")
+    for now, some in ((0.0, [a]), (0.25, [a, b]), (0.5, [b, a]), (15.0, [b, a]), (15.25, [a, b])):
+        prefetch.renew(some, now)
+    assert broker.dated == [["a"], ["b"], ["a"], ["b"]]
+
+
+def test_many_parked_deliveries_are_dated_by_several_sweeps(
+    prefetch: Prefetch, broker: RedisQoS
+) -> None:
+    many = parked(*map(str, range(5 * RENEWED_AT_ONCE // 2)))
+    for sweep in range(4):
+        prefetch.renew(many, sweep / 4)
+    assert [len(tags) for tags in broker.dated] == [RENEWED_AT_ONCE] * 2 + [RENEWED_AT_ONCE // 2]
 
 
 def test_what_could_not_be_dated_is_dated_by_the_next_sweep_and_the_log_tells_of_it_once(
@@ -288,20 +319,21 @@ def test_what_could_not_be_dated_is_dated_by_the_next_sweep_and_the_log_tells_of
 ) -> None:
     """Else a worker that is killed within 15 s would strand it for the visibility timeout."""
     caplog.set_level("INFO")
+    some = parked("a", "b")
     broker.down = ConnectionError("connection reset by peer")
-    for now, some_are_new in ((100.0, True), (100.25, False), (100.5, True), (100.75, False)):
-        prefetch.renew(parked("a", "b"), now, some_are_new=some_are_new)
-    prefetch.renew([], 100.9, some_are_new=False)  # which tells nothing of the broker
+    for now in (100.0, 100.25, 100.5, 100.75):
+        prefetch.renew(some, now)
+    prefetch.renew([], 100.9)  # which tells nothing of the broker
     broker.down = None
-    prefetch.renew(parked("a", "b"), 101.0, some_are_new=False)
+    prefetch.renew(some, 101.0)
     assert broker.dated == [["a", "b"]]
     failed, again = [record.getMessage() for record in caplog.records]
     assert "connection reset by peer" in failed
     assert "again" in again
-    prefetch.renew(parked("a", "b"), 101.25, some_are_new=False)
+    prefetch.renew(some, 101.25)
     assert len(broker.dated) == 1, "every 15 s, as before"
     broker.down = ConnectionError("another outage")
-    prefetch.renew(parked("a", "b"), 117.0, some_are_new=False)
+    prefetch.renew(some, 117.0)
     assert "another outage" in caplog.text
 
 

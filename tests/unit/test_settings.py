@@ -93,6 +93,8 @@ def test_defaults() -> None:
         ("nodes", [*NODES, NODES[0]]),
         ("nodes", ["redis://127.0.0.1:7/0", "redis://localhost:7/1"]),
         ("nodes", ["127.0.0.1:6379"]), ("nodes", ["redis://127.0.0.1:70000"]),
+        ("parking_memory", 64), ("parking_memory", 1e8), ("parking_memory", True),
+        ("parking_memory", "64MB"),
     ],
 )  # fmt: skip
 def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
@@ -118,6 +120,12 @@ def test_what_can_work_is_kept(name: str, value: Any, kept: Any) -> None:
     checked = check_option(name, value)
     assert checked == kept
     assert type(checked) is type(kept)
+
+
+def test_memory_for_parked_tasks_is_refused_where_none_are_parked() -> None:
+    assert read_settings(app_with(redlock_parking=False)).parking_memory == 64 * 2**20
+    with pytest.raises(ConfigurationError, match=r"^redlock_parking_memory is 100000"):
+        read_settings(app_with(redlock_parking=False, redlock_parking_memory=100_000))
 
 
 def test_an_app_is_refused_by_the_name_of_its_setting() -> None:

@@ -91,7 +91,7 @@ class Row:
     """An admission queue for one key."""
 
     def __init__(self) -> None:
-        self.queue = AdmissionQueue(100)
+        self.queue = AdmissionQueue()
         self.known: dict[str, Any] = {}
 
     def arrive(self, name: str, **how: Any) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import json
+import uuid
+from typing import Any, cast
 
 import psutil
 import redis
@@ -19,6 +21,19 @@ Sent = list["AsyncResult[Any]"]
 def send(cluster: Cluster, task: str, key: str, count: int, *args: Any, **options: Any) -> Sent:
     options.setdefault("queue", "narrow")
     return [cluster.send(task, key, *args, **options) for _ in range(count)]
+
+
+def flood(cluster: Cluster, key: str, count: int, queue: str) -> None:
+    """Put so many messages of `work` into a queue, faster than they can be sent."""
+    cluster.send("work", key, 0.0, queue="template")
+    template = json.loads(cast(bytes, cluster.client.rpop("template")))
+    template["properties"]["delivery_info"]["routing_key"] = queue
+    with cluster.client.pipeline(transaction=False) as pipeline:
+        for _ in range(count):
+            template["headers"]["id"] = str(uuid.uuid4())
+            template["properties"]["delivery_tag"] = str(uuid.uuid4())
+            pipeline.lpush(queue, json.dumps(template))
+        pipeline.execute()
 
 
 def cut_off(cluster: Cluster, worker: Worker) -> None:

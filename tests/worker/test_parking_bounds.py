@@ -15,7 +15,44 @@ from tests.support.cluster import Cluster
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
 from tests.support.worker import pool
-from tests.worker.parking import all_done, cut_off, done, goes_back, occupied, parked, send
+from tests.worker.parking import all_done, cut_off, done, flood, goes_back, occupied, parked, send
+
+
+def test_1200_that_wait_for_one_key_delay_no_other(cluster: Cluster, key: str) -> None:
+    """All of them are parked, and given back to nobody, and looked after in passing."""
+    with cluster.worker("-c", "2", queue="flood") as worker, cluster.redlock.lock(f"k:{key}"):
+        flood(cluster, key, 1200, "flood")
+        wait_until(
+            lambda: (cluster.client.llen("flood"), cluster.client.hlen("unacked")) == (0, 1200),
+            30.0,
+            "all are parked",
+        )
+        for number in range(3):
+            sent = time.monotonic()
+            cluster.result(cluster.send("work", f"{key}-{number}", 0.0, queue="flood"))
+            (run,) = cluster.runs(f"{key}-{number}")
+            in_time(sent, run.begin, 1.0, "until one of another key begins")
+        assert worker.text.count(" waits (held") <= 4, "most never met the lock"
+        worker.kill()
+    cluster.client.delete("unacked", "unacked_index")
+
+
+def test_messages_beyond_the_memory_are_sent_again_a_few_at_a_time(
+    cluster: Cluster, key: str
+) -> None:
+    """They do not fill the pool, so that others pass by them; and none is lost."""
+    conf = {"redlock_parking_memory": 65_536, "redlock_retry_backoff_max": 30.0}
+    with cluster.worker("-c", "2", queue="beyond", **conf) as worker:
+        with cluster.redlock.lock(f"k:{key}"):
+            sent = send(cluster, "work", key, 24, 0.0, queue="beyond")
+            other = cluster.send("work", f"{key}-other", 0.0, queue="beyond")
+            worker.said("take more memory than redlock_parking_memory allows (65536 bytes)")
+            assert cluster.client.llen("beyond") >= 4, "it takes no more than its ordinary window"
+            assert cluster.state(other, 15.0) == "SUCCESS"
+        all_done(cluster, sent, key, 40.0)
+        again = worker.text.count(" waits (held")
+        assert again <= 100
+        assert "back in their queues" not in worker.text
 
 
 def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import math
 import threading
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from ...protocol.names import Limit, Limits, least, of_each
@@ -30,9 +33,16 @@ all names are the same."""
 PRESUMED_DEAD_S = 0.5
 """Seconds after which a body whose resource the nodes call free no longer holds up the next: its
 process has died or its lease is over, and the pool has yet to tell."""
+PARTS = 4
+"""In so many parts the worker looks through its parked deliveries, one part a sweep: 20 000 at once
+would take longer than the event loop may be blocked."""
+LEAST_PART = 1000
+"""Deliveries in such a part, at least."""
+
+_rank = attrgetter("rank")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Parked:
     """A delivery that waits here.
 
@@ -44,6 +54,8 @@ class Parked:
         since: Since when its task waits; seconds since 1970.
         until: When it goes even though its resource is held; seconds.
         rank: Its place among those of its resource: urgency, since, order of arrival.
+        size: Memory that its message takes; bytes.
+        dated: When the broker was last informed that it is here; seconds.
     """
 
     request: Any
@@ -53,6 +65,8 @@ class Parked:
     since: float
     until: float
     rank: tuple[float, float, int]
+    size: int = 0
+    dated: float = -math.inf
 
 
 @dataclass
@@ -63,6 +77,8 @@ class _Known:
     """By the `id` of its request, each delivery that is with the pool: the request, since when, and
     whether it is a reader."""
     parked: list[Parked] = field(default_factory=list)
+    limits: Counter[Limit] = field(default_factory=Counter)
+    """Of those that are parked: how many declare which."""
     called: bool = False
     """Whether the nodes have called this worker, and no delivery has gone since."""
 
@@ -71,23 +87,31 @@ class AdmissionQueue:
     """The parked deliveries of a worker, and those with its pool. Any thread may use it.
 
     Args:
-        most: How many deliveries are parked at most.
         limit_now: Returns what their declared limit is now: an operator may have changed it.
+
+    Attributes:
+        most: How many deliveries are parked at most.
+        size: Memory that the messages of all parked deliveries take; bytes.
     """
 
     def __init__(
-        self, most: int, limit_now: Callable[[Resources, Limit], Limit] = lambda _of, limit: limit
+        self, limit_now: Callable[[Resources, Limit], Limit] = lambda _of, limit: limit
     ) -> None:
-        self.most = most
+        self.most = math.inf
+        self.size = 0
         self._limit_now = limit_now
         self._known: dict[Resources, _Known] = {}
+        self._parked: OrderedDict[Parked, None] = OrderedDict()
+        """All, in the order in which the next parts have them."""
+        self._new: dict[Parked, None] = {}
+        """Of these, those that no part has had."""
         self._paused: dict[Parked, None] = {}
-        self._count = 0
+        self._running: dict[int, tuple[Any, Resources]] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._parked)
 
     def arrive(
         self,
@@ -101,6 +125,7 @@ class AdmissionQueue:
         again: bool = False,
         limit: Limit = 1,
         shared: bool = False,
+        size: int = 0,
     ) -> bool:
         """Return whether a delivery goes to the pool at once; else park it.
 
@@ -114,24 +139,28 @@ class AdmissionQueue:
             again: Whether it has met a held lock before.
             limit: How many may hold each of what it locks at a time.
             shared: Whether it is a reader.
+            size: Memory that its message takes; bytes.
         """
         with self._lock:
             known = self._known.setdefault(resources, _Known())
             rank = (urgency, since, next(self._numbers))
-            parked = Parked(request, resources, limit, shared, since, until, rank)
+            parked = Parked(request, resources, limit, shared, since, until, rank, size)
             is_first = not known.parked and _has_room(
                 parked, [*known.running.values()], self._limit_now(resources, limit)
             )
-            if (is_first and not again) or self._count >= self.most:
-                known.running[id(request)] = (request, now, shared)
+            if (is_first and not again) or len(self._parked) >= self.most:
+                self._run(known, parked, now)
                 return True
-            bisect.insort(known.parked, parked, key=lambda one: one.rank)
-            self._count += 1
+            bisect.insort(known.parked, parked, key=_rank)
+            known.limits[limit] += 1
+            self._keep(parked)
             return False
 
     # -- While keys are paused: a delivery that waits for one of them stays, even if it is free
 
-    def hold(self, request: Any, resources: Resources, *, since: float, until: float) -> bool:
+    def hold(
+        self, request: Any, resources: Resources, *, since: float, until: float, size: int = 0
+    ) -> bool:
         """Keep a delivery until it is resumed; return whether there was room.
 
         Args:
@@ -139,33 +168,38 @@ class AdmissionQueue:
             resources: What it locks.
             since: Since when its task waits, in seconds since 1970.
             until: When it goes in any case.
+            size: Memory that its message takes; bytes.
         """
         with self._lock:
-            if self._count >= self.most:
+            if len(self._parked) >= self.most:
                 return False
             rank = (0.0, since, next(self._numbers))
-            self._paused[Parked(request, resources, 1, False, since, until, rank)] = None
-            self._count += 1
+            parked = Parked(request, resources, 1, False, since, until, rank, size)
+            self._paused[parked] = None
+            self._keep(parked)
             return True
 
     def pause(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
         """Keep those that are parked for what is paused now; return them."""
         with self._lock:
-            everything = [one for known in self._known.values() for one in known.parked]
-            held = [parked for parked in everything if is_paused(parked.resources)]
-            for parked in held:
-                self._leave(parked)
-                self._paused[parked] = None
-                self._count += 1
+            now_paused = [one for one in self._known.items() if one[1].parked and is_paused(one[0])]
+            held = [parked for _of, known in now_paused for parked in known.parked]
+            for resources, known in now_paused:
+                self._paused.update(dict.fromkeys(known.parked))
+                known.parked.clear()
+                known.limits.clear()
+                self._forget_idle(resources, known)
             return held
 
     def resume(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
         """Remove those kept for what is paused no more; return them in their order."""
         with self._lock:
-            gone = [parked for parked in self._paused if not is_paused(parked.resources)]
+            names = {parked.resources for parked in self._paused}
+            free = {resources for resources in names if not is_paused(resources)}
+            gone = [parked for parked in self._paused if parked.resources in free]
             for parked in gone:
                 self._leave(parked)
-            return sorted(gone, key=lambda one: one.rank)
+            return sorted(gone, key=_rank)
 
     # -- Who goes
 
@@ -175,6 +209,7 @@ class AdmissionQueue:
             known = self._known.get(resources)
             if known is None or known.running.pop(id(request), None) is None:
                 return False
+            del self._running[id(request)]
             return not self._forget_idle(resources, known)
 
     def called(self, resources: Resources, is_so: bool = True) -> None:
@@ -209,18 +244,31 @@ class AdmissionQueue:
             known.called = known.called and go_on  # one call is for all readers that come next
             return self._go(parked, now)
 
-    def take_overdue(self, now: float) -> Parked | None:
-        """Return one that goes in any case: it must not stay unacknowledged any longer."""
+    def part(self) -> list[Parked]:
+        """Return some of the parked: all that are new, and each in one of `PARTS` calls or so."""
         with self._lock:
-            due = (parked for parked in self._everything() if parked.until <= now)
-            parked = next(due, None)
-            return None if parked is None else self._go(parked, now)
+            count = max(LEAST_PART, math.ceil(len(self._parked) / PARTS))
+            part = list(itertools.islice(self._parked, count))
+            for parked in part:
+                self._parked.move_to_end(parked)
+                self._new.pop(parked, None)
+            part += self._new
+            self._new.clear()
+            return part
+
+    def go(self, parked: Parked, now: float) -> bool:
+        """Note that one goes though its resource may be held; return whether it was still here."""
+        with self._lock:
+            if is_here := parked in self._parked:
+                self._go(parked, now)
+            return is_here
 
     def take_back(self, keep: int) -> list[Parked]:
         """Remove all but `keep` of the parked, those that would go last first; return them."""
         with self._lock:
-            everything = sorted(self._everything(), key=lambda one: one.rank, reverse=True)
-            surplus = everything[: max(0, len(everything) - keep)]
+            if len(self._parked) <= keep:
+                return []
+            surplus = sorted(self._parked, key=_rank, reverse=True)[: len(self._parked) - keep]
             for parked in surplus:
                 self._leave(parked)
             return surplus
@@ -228,10 +276,9 @@ class AdmissionQueue:
     def withdraw(self, parked: Parked) -> bool:
         """Remove a parked one; return whether it was still here."""
         with self._lock:
-            if parked not in self._everything():
-                return False
-            self._leave(parked)
-            return True
+            if is_here := parked in self._parked:
+                self._leave(parked)
+            return is_here
 
     def counts(self, resources: Resources) -> tuple[int, int]:
         """Return how many deliveries are parked for them, and how many are with the pool."""
@@ -254,42 +301,56 @@ class AdmissionQueue:
     def parked(self) -> list[Parked]:
         """Return all that are parked."""
         with self._lock:
-            return self._everything()
+            parked = [one for known in self._known.values() for one in known.parked]
+            return parked + list(self._paused)
 
     def running(self) -> list[tuple[Any, Resources]]:
         """Return all that are with the pool, each with its resources."""
         with self._lock:
-            everything = self._known.items()
-            return [(one, of) for of, known in everything for one, *_ in known.running.values()]
+            return list(self._running.values())
+
+    def first_at_work(self, resources: Resources) -> Any:
+        """Return the request for them that is with the pool, the oldest of several, or None."""
+        with self._lock:
+            known = self._known.get(resources)
+            return next((one for one, *_ in known.running.values()), None) if known else None
 
     def _limit(self, resources: Resources, known: _Known) -> Limit:
         """Return the largest of their limits: functions may return several, for tasks or over time.
 
         A delivery that goes too early is refused by its lock.
         """
-        limits = {parked.limit for parked in known.parked}
-        limit = limits.pop()
-        if limits:
-            limit = Limits(tuple(map(max, *(of_each(resources, one) for one in (limit, *limits)))))
+        limit, *others = known.limits
+        if others:
+            limit = Limits(tuple(map(max, *(of_each(resources, one) for one in known.limits))))
         return self._limit_now(resources, limit)
 
-    def _everything(self) -> list[Parked]:
-        parked = [parked for known in self._known.values() for parked in known.parked]
-        return parked + list(self._paused)
+    def _keep(self, parked: Parked) -> None:
+        self._parked[parked] = None
+        self._new[parked] = None
+        self.size += parked.size
+
+    def _run(self, known: _Known, parked: Parked, now: float) -> None:
+        known.running[id(parked.request)] = (parked.request, now, parked.shared)
+        self._running[id(parked.request)] = (parked.request, parked.resources)
 
     def _go(self, parked: Parked, now: float) -> Parked:
-        known = self._known.setdefault(parked.resources, _Known())
-        known.running[id(parked.request)] = (parked.request, now, parked.shared)
+        self._run(self._known.setdefault(parked.resources, _Known()), parked, now)
         self._leave(parked)
         return parked
 
     def _leave(self, parked: Parked) -> None:
-        self._count -= 1
+        del self._parked[parked]
+        self._new.pop(parked, None)
+        self.size -= parked.size
         if parked in self._paused:
             del self._paused[parked]
             return
         known = self._known[parked.resources]
-        known.parked.remove(parked)
+        del known.parked[bisect.bisect_left(known.parked, parked.rank, key=_rank)]
+        known.limits[parked.limit] -= 1
+        if not known.limits[parked.limit]:
+            del known.limits[parked.limit]
         self._forget_idle(parked.resources, known)
 
     def _forget_idle(self, resources: Resources, known: _Known) -> bool:

@@ -8,7 +8,8 @@ went. A parked delivery stays unacknowledged, like one with an ETA: the broker h
    tasks of other keys pass by (`prefetch.py`).
 2. While no slot is free, nothing could pass by, and other workers may have one: the window is the
    ordinary one, and what is parked beyond it goes back to the broker.
-3. Where the window cannot be wider, and is full while a slot is free, the last is sent again.
+3. Where the window cannot be wider, and is full while a slot is free, the last is sent again. So
+   are a few each second if what is parked takes more memory than it may.
 4. When the worker stops, all of it goes back at once, and does not wait for bodies that still run.
 
 No error in here stops a delivery: it goes to the pool, as it would without parking.
@@ -23,6 +24,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from celery import bootsteps, signals
@@ -37,14 +39,15 @@ from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for, urgency_of
 from ...messages.headers import ATTEMPTS, RESERVATION, attempts_of, receive, said
 from ...messages.policy import parkable, set_parking
-from ...messages.received import is_discarded, is_revoked
+from ...messages.received import is_discarded
 from ...messages.reservation import Reservation
 from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
 from .admission import AdmissionQueue, Parked, Resources
 from .dispatcher import ParkingDispatcher
-from .notices import Notices, when_over
-from .prefetch import MAX_PARKED, Prefetch
+from .memory import ParkingMemory, size_of
+from .notices import Notices, discard_revoked, when_over
+from .prefetch import Prefetch
 
 __all__ = ["Parking", "begin"]
 
@@ -57,6 +60,8 @@ MIN_PARKED_S = 0.1
 """Seconds that a delivery is parked at least before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
+OVERDUE_AT_ONCE = 1000
+"""One in so many of the parked goes in a sweep if it is overdue: all in 250 s, however many."""
 JITTER = random.SystemRandom()
 
 
@@ -93,13 +98,14 @@ class Parking(bootsteps.StartStopStep):
         consumer.on_task_request = self
         self._longest = min(MAX_PARKED_S, unacknowledged_for(app) / 4)
         self._full_since: float | None = None
-        self._some_are_new = False
         self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
         self._pauses: tuple[Pause, ...] = ()
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self.admission = AdmissionQueue(MAX_PARKED, lambda *call: limited(self._pauses, *call))
-        self._notices = Notices(self.admission, events=read_settings(app).events)
+        self.admission = AdmissionQueue(lambda *call: limited(self._pauses, *call))
+        settings = read_settings(app)
+        self._memory = ParkingMemory(self.admission, settings.parking_memory)
+        self._notices = Notices(self.admission, events=settings.events)
         self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
             self.admission,
@@ -115,6 +121,7 @@ class Parking(bootsteps.StartStopStep):
         """Begin: the consumer has connected to its broker, and has yet to ask for messages."""
         self.admission.take_back(0)  # of another connection: the broker delivers them again
         self._prefetch.connected()
+        self.admission.most = self._prefetch.most
         if consumer.hub is not None:
             if self._wire is None:
                 self._wire = os.pipe()
@@ -126,7 +133,8 @@ class Parking(bootsteps.StartStopStep):
         """Give all back: the consumer stops, or has lost its connection."""
         if consumer.blueprint.state != RUN:
             self.dispatcher.close()
-            self._discard_revoked()  # another worker may not have heard of it, and would run it
+            # Another worker may not have heard of it, and would run it.
+            discard_revoked(self.admission, self.admission.parked())
         self._prefetch.stop([parked.request for parked in self.admission.take_back(0)])
 
     # -- Deliveries ------------------------------------------------------------------------------
@@ -154,12 +162,17 @@ class Parking(bootsteps.StartStopStep):
             waits = False
         if not waits:
             self._to_pool(request)
-        _guarded(self._leave_room)
+        if not self._memory.is_over:  # else as many are sent as have slots, and four times a second
+            _guarded(self._leave_room)
 
     def _leave_room(self) -> None:
         """Send the last in line again if the window is full: nothing could come for a free slot."""
-        if len(self.admission) and self._slots() > 0 and self._prefetch.is_full:
-            for parked in self.admission.take_back(len(self.admission) - 1):
+        is_over, slots, count = self._memory.is_over, self._slots(), len(self.admission)
+        if count and slots > 0 and self._prefetch.is_full(is_over):
+            for parked in self.admission.take_back(count - (min(slots, count) if is_over else 1)):
+                if is_over:  # its pauses grow, or it would soon be in the way again
+                    message = parked.request.request_dict
+                    message[ATTEMPTS] = {**attempts_of(message), "parked": False}
                 self._unpark(parked)
 
     def _park(self, request: Any) -> bool:
@@ -192,7 +205,6 @@ class Parking(bootsteps.StartStopStep):
             # It must go in time to be refused once more; before that, once to learn by whom.
             left = deadline - attempts["stuck"] if again else deadline / 4
             longest = min(longest, max(left, MIN_PARKED_S))
-        self.admission.most = self._prefetch.most
         when_over(request, partial(self._ended, request, resources))
         if self.admission.arrive(
             request,
@@ -204,12 +216,12 @@ class Parking(bootsteps.StartStopStep):
             again=again,
             limit=limit,
             shared=options.shared,
+            size=size_of(request),
         ):
             return False
         # It waits from now on, though it may not have met a lock yet.
         request.request_dict[ATTEMPTS] = {**attempts, "parked": True}
         try:
-            self._some_are_new = True
             self._prefetch.widen(self._extra)
             self.dispatcher.watch(resources)
             self._notices.parked(request, resources, since)
@@ -234,13 +246,12 @@ class Parking(bootsteps.StartStopStep):
             return False
         attempts, now = attempts_of(request.request_dict), monotonic()
         until = now + self._longest * JITTER.uniform(0.75, 1.0)
-        self.admission.most = self._prefetch.most
         when_over(request, partial(self._ended, request, resources))
-        if not self.admission.hold(request, resources, since=attempts["since"], until=until):
+        when: dict[str, float] = {"since": attempts["since"], "until": until}
+        if not self.admission.hold(request, resources, **when, size=size_of(request)):
             return False
         try:
             request.request_dict[ATTEMPTS] = attempts
-            self._some_are_new = True
             self._prefetch.widen(self._extra)
             self._notices.held_back(request, resources, pause)
         except Exception:  # it is kept all the same, and must not go to the pool twice
@@ -337,54 +348,49 @@ class Parking(bootsteps.StartStopStep):
         def is_paused(resources: Resources) -> Pause | None:
             return covering(pauses, resources)
 
-        self._pauses = pauses
-        for parked in self.admission.pause(is_paused):
-            pause = is_paused(parked.resources)
-            assert pause is not None
-            self._notices.held_back(parked.request, parked.resources, pause)
-        resumed = self.admission.resume(is_paused)
-        if resumed:
-            logger.info("%d tasks go on: their keys are no longer paused", len(resumed))
-        for parked in resumed:
-            request = parked.request
-            if self._is_ours(request):
-                # As if it came only now: while it was paused, no holder was in its way.
-                receive(request.request_dict, request.content_type)
-                self(request)
+        before, self._pauses = self._pauses, pauses
+        if {pause.token for pause in before} != {pause.token for pause in pauses}:
+            for parked in self.admission.pause(is_paused):
+                pause = is_paused(parked.resources)
+                assert pause is not None
+                self._notices.held_back(parked.request, parked.resources, pause)
+            resumed = self.admission.resume(is_paused)
+            if resumed:
+                logger.info("%d tasks go on: their keys are no longer paused", len(resumed))
+            for parked in resumed:
+                request = parked.request
+                if self._is_ours(request):
+                    # As if it came only now: while it was paused, no holder was in its way.
+                    receive(request.request_dict, request.content_type)
+                    self(request)
         self._sweep()
 
     @property
     def _extra(self) -> int:
         """By how much the prefetch window is to be wider: not while the pool is full."""
-        return 0 if self._full else len(self.admission)
+        return 0 if self._full else self._memory.fitting
 
     def _sweep(self) -> None:
         """Deal with what was revoked, has expired or is overdue; note whether the pool is full."""
         now = monotonic()
         has_slot = self._slots() > 0
         self._full_since = None if has_slot else self._full_since or now
-        self._discard_revoked()
-        if has_slot and (overdue := self.admission.take_overdue(now)) is not None:
-            self._unpark(overdue)
+        part = self.admission.part()
+        self._prefetch.renew(part, now)
+        discard_revoked(self.admission, part)
+        overdue = (parked for parked in part if has_slot and parked.until <= now)
+        for parked in islice(overdue, 1 + len(self.admission) // OVERDUE_AT_ONCE):
+            if self.admission.go(parked, now):
+                self._unpark(parked)
         for request, resources in self.admission.running():
             if request not in state.reserved_requests:
                 self._ended(request, resources)
         self._prefetch.widen(self._extra)
         if self._full and self._prefetch.widens:
-            gone = self.admission.take_back(max(0, len(self.admission) - self._prefetch.surplus))
+            gone = self.admission.take_back(len(self.admission) - self._prefetch.surplus)
             self._prefetch.give_back([parked.request for parked in gone])
         self._leave_room()
-        requests = [parked.request for parked in self.admission.parked()]
-        some_are_new, self._some_are_new = self._some_are_new, False
-        self._prefetch.renew(requests, now, some_are_new=some_are_new)
-
-    def _discard_revoked(self) -> None:
-        """Have Celery discard what is parked and was revoked, or has expired."""
-        for parked in self.admission.parked():
-            request = parked.request
-            due = request.expires or is_discarded(request) or is_revoked(request)
-            if due and request.revoked():
-                self.admission.withdraw(parked)
+        self._memory.warn()
 
 
 def _guarded(function: Callable[..., None], *args: Any) -> None:

@@ -1,6 +1,6 @@
 """Tell which deliveries wait in this worker, and for what: in its log, and as events of tasks.
 
-And learn when one is over.
+And learn when one is over, or was revoked.
 """
 
 from __future__ import annotations
@@ -8,17 +8,20 @@ from __future__ import annotations
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from celery.worker import state
+
 from ...locking.pauses import Pause
+from ...messages.received import is_discarded, is_revoked
 from ...protocol.names import plain
 from ...protocol.texts import printable, shown
 from ...protocol.values import Owner
 from ..task_events import WAITING, told
-from .admission import AdmissionQueue, Resources
+from .admission import AdmissionQueue, Parked, Resources
 
-__all__ = ["Notices", "when_over"]
+__all__ = ["Notices", "discard_revoked", "when_over"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
@@ -40,8 +43,7 @@ class Notices:
         """Say that it is parked; and which delivery holds its lock, if that is at work here."""
         what, is_start = _said(resources)
         # A start is not kept back by bodies that are at work.
-        running = () if is_start else self._admission.running()
-        here = next((one for one, name in running if name == resources), None)
+        here = None if is_start else self._admission.first_at_work(resources)
         if self._events:
             holder = None
             if here is not None:
@@ -74,6 +76,19 @@ def _said(resources: Resources) -> tuple[str, bool]:
     """Return what is waited for, for people; and whether it is a start and not a lock."""
     names = list(map(plain, resources))
     return printable(shown(names)), names != list(resources)
+
+
+def discard_revoked(admission: AdmissionQueue, some: Iterable[Parked]) -> None:
+    """Have Celery discard those of the parked that were revoked, or have expired."""
+    now, revoked, stamps = time.time(), state.revoked, state.revoked_stamps
+    for parked in some:
+        request = parked.request
+        due = (revoked and request.id in revoked) or (stamps and is_revoked(request))
+        if not due and (expires := request.expires) is not None:
+            due = expires.timestamp() <= now
+        due = due or is_discarded(request)
+        if due and request.revoked():
+            admission.withdraw(parked)
 
 
 def when_over(request: Any, over: Callable[[], object]) -> None:

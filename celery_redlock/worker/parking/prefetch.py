@@ -15,6 +15,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Collection, Iterable
+from itertools import islice
 from queue import Empty
 from typing import Any
 
@@ -24,18 +25,21 @@ from kombu.transport import virtual
 
 from ...messages.broker import has_quorum_queues
 from ...runtime.clock import monotonic
+from .admission import Parked
 
-__all__ = ["MAX_PARKED", "Prefetch"]
+__all__ = ["Prefetch"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
-MAX_PARKED = 1000
-"""Deliveries that a worker parks at most. Those beyond meet the lock and are sent again."""
 RETURN_S = 60.0
 """Seconds after which a Redis broker gives what is parked to another worker, if we are silent. It
 looks every 100 s or so."""
 RENEW_S = 15.0
 """Seconds between two times that we say that we are here."""
+RENEWED_AT_ONCE = 1000
+"""Messages of which a sweep says so; more would block the event loop for longer than 5 ms."""
+BACK_AT_ONCE = 100
+"""Messages that go back in one sweep: each takes a Redis broker 0.5 ms, in the event loop."""
 LAST_READ_S = 0.2
 """Seconds for which a worker that stops reads what its broker was sending."""
 LAST_POP_S = 1.5
@@ -59,7 +63,6 @@ class Prefetch:
         self._consumer = consumer
         self._extra = 0
         self._own = 0
-        self._renewed = -math.inf
         self._failing = False
         self.widens = True
 
@@ -124,31 +127,35 @@ class Prefetch:
             self._consumer.qos.prev = None
 
     @property
-    def most(self) -> int:
-        """How many deliveries may be parked."""
-        return max(1, self._own // 2) if self._is_fixed else MAX_PARKED
+    def most(self) -> float:
+        """How many deliveries may be parked, by the window."""
+        return max(1, self._own // 2) if self._is_fixed else math.inf
 
     @property
     def surplus(self) -> int:
-        """By how many the unacknowledged messages exceed Celery's own window, if by any.
+        """How many go back: by which the unacknowledged messages exceed Celery's own window.
 
         What is with the pool counts: RabbitMQ has it in the window until it is acknowledged.
         """
-        return _unacknowledged() - int(self._consumer.qos.value)
+        return min(max(0, _unacknowledged() - int(self._consumer.qos.value)), BACK_AT_ONCE)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether nothing more can come, as the window is full and cannot be wider.
+    def is_full(self, over: bool) -> bool:
+        """Return whether nothing more can come, as the window is full and must not be wider.
 
-        What waits for its ETA, or for a rate limit of Celery's, is in it as well.
+        What waits for a rate limit of Celery's is in it as well. So is what waits for its ETA; but
+        Celery widens a window for that if it can.
+
+        Args:
+            over: Whether more is parked than fits into memory.
         """
-        if not self._is_fixed:
+        if not (self._is_fixed or over):
             return False
         buckets = [one for one in self._consumer.task_buckets.values() if one]
-        entries = [waiting.entry for waiting in self._consumer.timer.schedule.queue]
-        waiting = sum(isinstance(one, Request) for entry in entries for one in entry.args[:1])
-        waiting += sum(len(bucket.contents) for bucket in buckets)
-        return _unacknowledged() + waiting >= self._own
+        waiting = sum(len(bucket.contents) for bucket in buckets)
+        if self._is_fixed:
+            entries = [waiting.entry for waiting in self._consumer.timer.schedule.queue]
+            waiting += sum(isinstance(one, Request) for entry in entries for one in entry.args[:1])
+        return _unacknowledged() + waiting >= self._own + self._extra
 
     def give_back(self, requests: Collection[Any]) -> None:
         """Give messages back to the heads of their queues."""
@@ -187,20 +194,21 @@ class Prefetch:
 
     # -- A Redis broker ---------------------------------------------------------------------------
 
-    def renew(self, requests: Collection[Any], now: float, *, some_are_new: bool) -> None:
+    def renew(self, parked: Iterable[Parked], now: float) -> None:
         """Say that we still have these messages: for a minute, not for the visibility timeout.
 
-        It is said at once of new ones (`some_are_new`), and every `RENEW_S` seconds of all. Where
-        that fails, the next call tries again, and the log says so once.
+        It is said at once of new ones, and every `RENEW_S` seconds or so of all. Where that fails,
+        it is tried again, and the log says so once.
         """
-        if not requests or (not some_are_new and now - self._renewed < RENEW_S):
+        due = list(islice((one for one in parked if now - one.dated >= RENEW_S), RENEWED_AT_ONCE))
+        if not due:
             return
+        requests = [one.request for one in due]
         try:
             qos = self._redis_qos
             if qos is not None and qos.visibility_timeout > 2 * RETURN_S:
                 self._date(qos, requests, time.time() + RETURN_S - qos.visibility_timeout)
         except Exception as error:
-            self._renewed = -math.inf
             if not self._failing:
                 logger.warning(
                     "cannot tell the broker to give parked tasks to another worker soon if this"
@@ -209,7 +217,8 @@ class Prefetch:
                 )
             self._failing = True
             return
-        self._renewed = now
+        for one in due:
+            one.dated = now
         if self._failing:
             logger.info("the broker knows again what is parked here")
         self._failing = False
@@ -249,7 +258,9 @@ class Prefetch:
 
 
 def _unacknowledged() -> int:
-    return sum(not request.acknowledged for request in tuple(state.reserved_requests))
+    # What is acknowledged is at work: that is less to look through than all that is reserved.
+    at_work = tuple(state.active_requests)
+    return len(state.reserved_requests) - sum(bool(one.acknowledged) for one in at_work)
 
 
 def _wait_less_long(connection: Any) -> None:
