@@ -280,6 +280,42 @@ def test_many_resources_are_asked_about_together(monkeypatch: pytest.MonkeyPatch
     assert many < 200 * few / 4
 
 
+def test_thousands_of_resources_are_looked_at_more_rarely_and_their_calls_answered_at_once(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def looks() -> float:
+        asked.clear()
+        watch.run(20.0)
+        return sum(asked) / 20.0
+
+    asked: list[int] = []
+    peek = module.quorum.peek
+    monkeypatch.setattr(
+        module.quorum, "peek", lambda names, *how: asked.append(len(names)) or peek(names, *how)
+    )
+    monkeypatch.setattr(module, "LOOKED_AT", 20)
+    for number in range(20):
+        watch.park(f"r{number}")
+    few = looks()
+    for number in range(20, 80):
+        watch.park(f"r{number}")
+    assert looks() < 1.5 * few
+    watch.call()
+    watch.run(0.01)
+    assert watch.went == [("r0", False, False)]
+
+
+def test_resource_is_left_at_once_when_its_last_delivery_goes(watch: Watch) -> None:
+    watch.park(held=False)
+    watch.run(0.01)
+    watch.queue.take(("r",), watch.clock(), free=True)
+    watch.redlock.driver.rounds.clear()
+    watch.dispatcher.gone(("r",))
+    watch.run(0.01)
+    assert watch.redlock.driver.rounds == ["pass"], "it does not join the queue again"
+    assert watch.places == []
+
+
 # -- A limit, and several resources ---------------------------------------------------------------
 
 

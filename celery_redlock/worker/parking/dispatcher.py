@@ -9,7 +9,7 @@ pool slot hands the call on at once, and stays out of the queue until it has one
 free resource from others.
 
 Calls get lost, holders die, nodes are away: so the nodes are also asked which of the resources are
-free, all of them in one request, more often than once a second.
+free, all of them in one request, more often than once a second (more rarely if they are thousands).
 
 For deliveries that lock several resources the worker stands in the queues of those that the last
 look found held. When it is called for one of them, it looks whether all are free. If they are not,
@@ -47,6 +47,8 @@ logger = logging.getLogger("celery_redlock.parking")
 LOOK_S = (0.4, 0.8)
 """Seconds, at random, between two looks at a resource that nobody has called us for. Below one: a
 free resource that is waited for is taken within a second, whatever became of its call."""
+LOOKED_AT = 1000
+"""Resources for which that holds; of more, each waits longer: these cost a third of a core."""
 AFTER_END_S = 0.1
 """Seconds after the end of a body of ours until we look: its release has called someone."""
 SLOT_S = 0.05
@@ -98,7 +100,7 @@ class ParkingDispatcher:
         self._bell = SafeEvent()
         self._watched: dict[Resources, Watched] = {}
         self._slotless: dict[Resources, None] = {}  # seen free, in this order, when no slot was
-        self._asked: deque[tuple[Resources, Callable[[Watched, float], None]]] = deque()
+        self._asked: deque[tuple[Resources, Callable[[Watched, float], object]]] = deque()
         self._thread: threading.Thread | None = None
         self._swept = 0.0
         self._closing = False
@@ -113,7 +115,7 @@ class ParkingDispatcher:
 
     def found_no_slot(self, resources: Resources) -> None:
         """Let its delivery go when a pool slot is free: it might have gone now."""
-        self._ask(resources, self._wait_for_slot)
+        self._ask(resources, lambda *_: self._slotless.setdefault(resources))
 
     def slot_freed(self) -> None:
         """Let the next one go that has found no slot: a body of ours has ended."""
@@ -140,7 +142,7 @@ class ParkingDispatcher:
         self._closing = True
         self._bell.set()
 
-    def _ask(self, resources: Resources, what: Callable[[Watched, float], None]) -> None:
+    def _ask(self, resources: Resources, what: Callable[[Watched, float], object]) -> None:
         self._asked.append((resources, what))
         if self._thread is None and not self._closing:
             self._thread = threading.Thread(
@@ -165,10 +167,10 @@ class ParkingDispatcher:
         while self._asked:
             resources, what = self._asked.popleft()
             watched = self._watched.get(resources)
-            if watched is None and self._admission.counts(resources)[0]:
-                watched = self._begin(resources, now)
-            if watched is not None:
-                what(watched, now)
+            if self._admission.counts(resources)[0]:
+                what(watched or self._begin(resources, now), now)
+            elif watched is not None:
+                self._unwatch(watched)
         if now - self._swept >= SWEEP_S:
             self._swept = now
             self._sweep()
@@ -177,6 +179,8 @@ class ParkingDispatcher:
         horizon = now if waits else now + LOOK_S[0]
         self._offer_slots(now)
         for watched in list(self._watched.values()):
+            if watched.due > horizon and not watched.place.calls:
+                continue
             try:
                 if self._attend(watched, now, horizon):
                     looks.append(watched)
@@ -220,22 +224,23 @@ class ParkingDispatcher:
     def _look_soon(self, watched: Watched, now: float) -> None:
         watched.due = min(watched.due, now + AFTER_END_S)
 
-    def _wait_for_slot(self, watched: Watched, _now: float) -> None:
-        self._slotless[watched.resources] = None
-
     def _queue(self, watched: Watched, now: float) -> None:
         """Join the queue, behind the others that wait already."""
         since = time.time_ns() // 1000
         watched.entry = replace(watched.entry, resources=watched.resources, since=since)
         watched.called = False
         watched.no_slot = None
-        watched.due = now + JITTER.uniform(*LOOK_S)
+        watched.due = now + self._pause()
         self._stand(watched, now)
 
     def _queue_for_next(self, watched: Watched, now: float) -> None:
         self._queue(watched, now)
         if self._admission.limit(watched.resources) != 1:
             self._look_soon(watched, now)  # one call may have been for two places that were freed
+
+    def _pause(self) -> float:
+        """Return the seconds until the next look at a resource if nobody calls us for it."""
+        return JITTER.uniform(*LOOK_S) * max(1.0, len(self._watched) / LOOKED_AT)
 
     def _stand(self, watched: Watched, now: float) -> None:
         """Join the queue, or keep our place in it."""
@@ -348,7 +353,7 @@ class ParkingDispatcher:
         now = monotonic()
         at = 0
         for (watched, limit), each in zip(looks, every, strict=True):
-            watched.due = now + JITTER.uniform(*LOOK_S)
+            watched.due = now + self._pause()
             count = sum(map(len, each))
             left = [] if ballot.yes < ballot.quorum else free_in(ballot, at, count)
             if watched.is_start and left and min(left) > 0:
