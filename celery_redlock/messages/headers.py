@@ -81,6 +81,8 @@ def mapping_of(request: Any, name: str) -> Mapping[str, Any]:
 def attempts_of(request: Any) -> dict[str, Any]:
     """How often this message was sent again, and since when."""
     given, now = mapping_of(request, ATTEMPTS), time.time()
+    if not given:  # nearly always
+        return {"since": now, "stuck": 0.0, "pause": 0.0, "held": 0, "unavailable": 0}
     since = _number(given.get("since"), -MAX_SECONDS)
     attempts: dict[str, Any] = {"since": now if since is None else min(since, now)}
     for name in ("stuck", "pause"):

@@ -52,14 +52,15 @@ def plant(name: str) -> None:
 
 
 def _blind_release() -> None:
-    from celery_redlock.stores.redis import scripts
+    from celery_redlock.stores.redis import requests, scripts
 
     blind = b"""\
 local freed = redis.call('DEL', KEYS[1])
 redis.pcall('PUBLISH', KEYS[1], '')
 return freed"""
     scripts.RELEASE = (blind, blind)
-    scripts.RELEASE_DIGEST = hashlib.sha1(blind).hexdigest().encode()
+    known, scripts.RELEASE_DIGEST = scripts.RELEASE_DIGEST, hashlib.sha1(blind).hexdigest().encode()
+    requests._FREE = requests._FREE.replace(known, scripts.RELEASE_DIGEST)
 
     from celery_redlock.protocol.round import Verb
     from celery_redlock.stores.postgresql import statements

@@ -41,6 +41,12 @@ def request(*words: bytes) -> bytes:
 
 
 LOOK = request(b"INFO", b"replication")
+# The two that nearly all are, with a hole for each value and its length: for every task there is
+# one of each.
+_SET = request(b"SET", b"<>", b"<>", b"NX", b"GET", b"PX", b"<>").replace(b"$2\r\n<>", b"$%d\r\n%b")
+_FREE = request(b"EVALSHA", scripts.RELEASE_DIGEST, b"1", b"<>", b"<>").replace(
+    b"$2\r\n<>", b"$%d\r\n%b"
+)
 
 
 def _mark_values(mark: Mark) -> tuple[bytes, ...]:
@@ -56,17 +62,18 @@ def _keys(claims: Sequence[Any], prefix: str, suffix: str = "") -> list[bytes]:
 
 
 def _acquire(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
-    claim, keys = claims[0], _keys(claims, prefix)
-    values = (_bytes(claim.token), _milliseconds(claim.ttl))
+    (claim,) = claims
+    token, lasts = _bytes(claim.token), _milliseconds(claim.ttl)
+    is_reader = is_shared(claim.token)
+    if not (plain or is_reader or len(claim.resources) > 1 or claim.proposal is not None):
+        key = _bytes(prefix + claim.resources[0])
+        return _SET % (len(key), key, len(token), token, len(lasts), lasts)
+    keys = _keys(claims, prefix)
     if claim.proposal is not None:
         keys += _keys(claims, prefix, FENCE_SUFFIX)
         numbers = (b"%d" % claim.proposal, FENCE_LIFE_MS, b"%d" % claim.ceiling)
-        return _eval(scripts.ACQUIRE_FENCED, keys, *values, *numbers)
-    if is_shared(claim.token):
-        return _eval(scripts.ACQUIRE_SHARED, keys, *values)
-    if plain or len(keys) > 1:
-        return _eval(scripts.ACQUIRE, keys, *values)
-    return request(b"SET", keys[0], values[0], b"NX", b"GET", b"PX", values[1])
+        return _eval(scripts.ACQUIRE_FENCED, keys, token, lasts, *numbers)
+    return _eval(scripts.ACQUIRE_SHARED if is_reader else scripts.ACQUIRE, keys, token, lasts)
 
 
 def _extension(
@@ -94,14 +101,18 @@ def _peek(queries: Sequence[Any], prefix: str, _plain: bool) -> bytes:
 
 
 def _release(claims: Sequence[Any], prefix: str, plain: bool) -> bytes:
-    (claim,), keys = claims, _keys(claims, prefix)
-    values = [_bytes(claim.token)]
+    (claim,) = claims
+    token, is_reader = _bytes(claim.token), is_shared(claim.token)
+    if not (plain or is_reader or len(claim.resources) > 1 or claim.mark is not None):
+        key = _bytes(prefix + claim.resources[0])
+        return _FREE % (len(key), key, len(token), token)
+    keys, values = _keys(claims, prefix), [token]
     if claim.mark is not None:
         name, life = claim.mark
         keys.append(_bytes(prefix + name))
         values.append(_milliseconds(life))
-    if plain or is_shared(claim.token):
-        return _eval(scripts.RELEASE[is_shared(claim.token)], keys, *values)
+    if plain or is_reader:
+        return _eval(scripts.RELEASE[is_reader], keys, *values)
     return request(b"EVALSHA", scripts.RELEASE_DIGEST, b"%d" % len(keys), *keys, *values)
 
 
