@@ -20,6 +20,7 @@ from celery_redlock.worker.parking.dispatcher import (
     LOOK_S,
     NO_QUORUM_S,
     QUEUE_UP_S,
+    SLOT_S,
     ParkingDispatcher,
 )
 from tests.support.fake_lock import FakeRedlock
@@ -213,6 +214,26 @@ def test_without_a_slot_the_nodes_are_not_asked(watch: Watch) -> None:
     watch.redlock.driver.rounds.clear()
     watch.run(QUEUE_UP_S / 2)
     assert watch.redlock.driver.rounds == []
+
+
+def test_resource_without_a_slot_rests_until_there_is_one(
+    watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch.park(held=False)
+    watch.slot = False
+    attended: list[float] = []
+    attend = watch.dispatcher._attend
+
+    def noted(*args: Any) -> bool:
+        attended.append(watch.clock())
+        return attend(*args)
+
+    monkeypatch.setattr(watch.dispatcher, "_attend", noted)
+    watch.run(QUEUE_UP_S * 0.9)
+    assert len(attended) <= 2 and watch.went == []
+    watch.slot, freed = True, watch.clock()
+    watch.run(1.0, lambda: watch.went)
+    assert watch.went == [("r", True, False)] and watch.last - freed <= 2 * SLOT_S
 
 
 def test_where_a_slot_is_never_free_it_takes_its_turn_among_the_others(watch: Watch) -> None:

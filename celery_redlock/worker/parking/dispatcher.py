@@ -201,8 +201,7 @@ class ParkingDispatcher:
         """Have as many go as there are free slots, of those that have found none before."""
         for resources in list(islice(self._slotless, max(0, self._slots()))):
             del self._slotless[resources]
-            watched = self._watched.get(resources)
-            if watched is None:
+            if (watched := self._watched.get(resources)) is None:
                 continue
             if watched.called and watched.is_one:
                 self._proceed(resources, False, False)
@@ -294,9 +293,10 @@ class ParkingDispatcher:
             self._admission.called(watched.resources, False)
             self._hand_on(watched)
         if not has_slot:
-            watched.no_slot = now if watched.no_slot is None else watched.no_slot
-            watched.due = now + SLOT_S
-            return now - watched.no_slot >= QUEUE_UP_S
+            self._slotless.setdefault(watched.resources)
+            watched.no_slot = since = now if watched.no_slot is None else watched.no_slot
+            watched.due = max(since + QUEUE_UP_S, now + SLOT_S)
+            return now >= since + QUEUE_UP_S
         if watched.queued is None and not watched.called:
             self._queue(watched, now)
         elif watched.queued is not None and (
