@@ -74,6 +74,7 @@ MORE = (
     "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",
     "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
     "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",
+    "tests/worker/test_parking_bounds.py::test_1200",
     "tests/worker/test_start.py",
     "tests/compat/", "tests/peers/", "tests/packaging/", "tests/spin/", "benchmarks/",
 )  # fmt: skip
