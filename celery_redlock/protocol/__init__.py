@@ -1,1 +1,1 @@
-"""The algorithm: what is asked, what answers mean, and how long a lease is held. Pure."""
+"""The algorithm: requests, the meaning of their answers, and how long a lease is held. Pure."""

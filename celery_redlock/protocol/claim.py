@@ -1,4 +1,4 @@
-"""What one token may hold: the mutable book-keeping behind a lease, by the rules of `lease.py`."""
+"""Claims: the mutable book-keeping behind leases, one per token, by the rules of `lease.py`."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ __all__ = ["Claim", "acknowledged"]
 
 
 class Claim:
-    """What one token may hold: until when on each node, and the deadline that follows.
+    """The expiry of one token on each node, and the deadline that follows from them.
 
     The mutable book-keeping behind a `Lease`. A claim is *pending* until it is granted, then
     *held* until it is lost or ended. Every attempt makes a new one, with a new token.
 
     Args:
-        resource: What it claims: a name, or several of which it gets all or none.
+        resource: The name to claim, or several names: all are granted, or none.
         token: The proof of who holds it.
-        ttl: For how long the nodes are asked; seconds.
-        nodes: How many there are.
+        ttl: The ttl that the nodes are asked for; seconds.
+        nodes: The number of nodes.
 
     Attributes:
-        resource: What is exclusive, for people.
-        resources: Its names on the nodes, each once, in their order.
+        resource: The name or names as one text, for people.
+        resources: The names on the nodes, each once, in their order.
         expiries: Per node, send time of the last acknowledged request plus ttl, in seconds. The
             list is replaced, never changed: leases that are extended together share it.
         deadline: The lease is held while the clock is before this; seconds.
         written: A bit for each node to which a request that may set our token was ever written.
-        ended: The holder gave it back (or never got it): nothing may be extended any more.
-        lost: Why it was lost, or None. Never unset.
-        proposal: What its fencing token is to be at least; None: it asks for none.
-        ceiling: What its fencing token can be at most; see `quorum.FENCE_AHEAD`.
-        fencing_token: Its fencing token, from before it is granted on; None without one.
+        ended: True once the holder has released it, or failed to get it: no extension may follow.
+        lost: The reason of its loss, or None. Never unset.
+        proposal: The least fencing token that it may get; None if it asks for none.
+        ceiling: The largest fencing token that it may get; see `quorum.FENCE_AHEAD`.
+        fencing_token: Its fencing token, set before the grant; None without one.
         granted_at: When it was granted, or None while pending; seconds.
-        mark: A key that its release sets on each node, and for how long, in seconds; or None.
-        below: A RENEW extends it only where no more than this is left of it; seconds.
-        recall: For how long an earlier grant of its names may count, where that may be longer than
-            any ttl; a node that may have forgotten it has no vote on this claim; seconds.
-        silent: Nodes that did not answer the last request for it, and why not.
-        kept: Returns, per node, the expiry that a supervisor in another process had confirmed for
-            this token. It is asked before the lease is called lost.
+        mark: A key that its release sets on each node, and the ttl of that key in seconds; or None.
+        below: A RENEW extends it only on nodes where at most this much of it is left; seconds.
+        recall: For how long an earlier grant of its names may count, if that may be longer than
+            any ttl. A node that may have forgotten such a grant has no vote on this claim; seconds.
+        silent: The nodes that did not answer the last request for it, each with the reason.
+        kept: Function that returns, per node, the expiry that a supervisor in another process has
+            had confirmed for this token. It is called before the lease is declared lost.
     """
 
-    # Ten thousand of them may be alive.
+    # Slots, because ten thousand claims may be alive.
     __slots__ = (
         *("_learnt", "below", "ceiling", "deadline", "ended", "expiries", "fencing_token"),
         *("granted_at", "kept", "lost", "mark", "nodes", "proposal", "recall", "resource"),
@@ -76,7 +76,7 @@ class Claim:
         self.silent: Mapping[int, str] = {}
 
     def acknowledged(self, node: int, sent: float, now: float) -> None:
-        """Note that `node` confirmed our token: asked at `sent`, its answer was read at `now`."""
+        """Note that `node` confirmed our token: it was asked at `sent`, and answered by `now`."""
         if self.granted_at is not None and not self._open(now):
             return
         expiry = sent + self.ttl
@@ -86,10 +86,10 @@ class Claim:
                 self._settle(now)
 
     def forgotten(self, node: int, now: float) -> bool:
-        """Note that `node` does not hold our token; return whether it lost it before its time."""
+        """Note that `node` does not hold our token; return True if it lost the token early."""
         if not self._open(now):
             return False
-        self._ask_supervisor()  # what the node told it before must not count after this
+        self._ask_supervisor()  # now: what the node confirmed to it must not be learnt later
         amnesia = self.expiries[node] > now
         if self.expiries[node] != NEVER:
             self._put(node, NEVER)
@@ -97,7 +97,7 @@ class Claim:
         return amnesia
 
     def grant(self, now: float) -> bool:
-        """Make a pending claim a held one, if time is left of it. The answer is final."""
+        """Grant a pending claim if time is left of it; return True if granted. This is final."""
         self._settle(now)
         if self.ended or self.deadline <= now:
             return False
@@ -105,14 +105,14 @@ class Claim:
         return True
 
     def held(self, now: float) -> bool:
-        """Whether the lease is held at `now`: granted, never lost, and before its deadline."""
+        """Return True if the lease is held at `now`: granted, never lost, before its deadline."""
         if self.granted_at is None or self.ended:
             return False
-        # Nearly always: ten thousand are asked several times a second.
+        # The short way is taken nearly always: ten thousand are checked several times a second.
         return self.lost is None if now < self.deadline else self._open(now)
 
     def lease(self, clock: Callable[[], float]) -> Lease:
-        """Return the lease as it stands, as a value; `clock` is the holder's."""
+        """Return the present state of the lease as a value; `clock` is the holder's."""
         return Lease(
             self.resource,
             self.token,
@@ -125,22 +125,23 @@ class Claim:
         )
 
     def lose(self, reason: str) -> None:
-        """Give the lease up for `reason`; the first reason stays."""
+        """Mark the lease as lost for `reason`; the first reason stays."""
         if self.lost is None:
             self.lost = reason
 
     def learn(self, expiries: Sequence[float]) -> bool:
-        """Count what another process was acknowledged for this very token.
+        """Count the expiries that nodes confirmed to another process for this very token.
 
-        It has kept to the rule of `acknowledged`, and knew of no later deadline than this claim and
-        itself together: so there has been no moment without a quorum. Each counts once: a node may
-        have forgotten since.
+        The other process followed the rule of `acknowledged`, and its deadline was never later than
+        the one that follows from its expiries and ours together. So there has been no moment
+        without a quorum. Each expiry counts once, because the node may have forgotten the token
+        since.
 
         Args:
-            expiries: Per node, as in `expiries`; empty for nothing.
+            expiries: Per node, as in `self.expiries`; empty if there are none.
 
         Returns:
-            Whether there was anything new in it.
+            True if any of them is new.
         """
         news = False
         for node, expiry in enumerate(expiries):
@@ -152,10 +153,10 @@ class Claim:
         return news
 
     def acknowledgements(self) -> list[float]:
-        """Per node, what was acknowledged to this claim itself and stands, not what it has learnt.
+        """Return per-node expiries confirmed to this claim itself, without those it has learnt.
 
-        This alone is for another to learn: an echo of its own words would bring back a node that it
-        knows to have forgotten.
+        Another process may learn only these. If its own expiries came back to it, a node that it
+        has already struck off as forgetful would count again.
         """
         pairs = zip(self.expiries, self._learnt, strict=True)
         return [expiry if expiry > learnt else NEVER for expiry, learnt in pairs]
@@ -168,7 +169,7 @@ class Claim:
             self.learn(self.kept())
 
     def _open(self, now: float) -> bool:
-        """Return whether answers still count; past the deadline, note that the lease is lost."""
+        """Return True if answers still count; past the deadline, mark the lease as lost."""
         if self._over(now):
             self.lose("expired")
         return self.lost is None
@@ -183,7 +184,7 @@ class Claim:
         self.deadline = sorted(self.expiries)[count - quorum_of(count)] - drift(self.ttl)
 
     def _over(self, now: float) -> bool:
-        """Whether a lease has reached its deadline, and no supervisor knows of a later one."""
+        """Return True if the deadline has passed, and a supervisor has no later one."""
         if self.granted_at is None or self.lost is not None or now < self.deadline:
             return False
         self._ask_supervisor()
@@ -191,10 +192,10 @@ class Claim:
 
 
 def acknowledged(claims: Iterable[Claim], node: int, sent: float, now: float) -> None:
-    """Call `Claim.acknowledged` for each; for a row of claims that are alike, only for the first.
+    """Call `Claim.acknowledged` for each claim, but only once for a run of equal claims.
 
-    Leases that are extended together mostly have the same numbers, before and after: the others
-    take over what the first was given.
+    Leases that are extended together mostly have equal expiries, before and after. So the claims
+    of such a run copy the result of its first one.
     """
     known, until, ttl = _nothing(0), NEVER, 0.0
     then, deadline = known, until
@@ -210,7 +211,7 @@ def acknowledged(claims: Iterable[Claim], node: int, sent: float, now: float) ->
         known, until, ttl = claim.expiries, claim.deadline, claim.ttl
         claim.acknowledged(node, sent, now)
         if now >= until or claim.lost is not None:
-            until = math.nan  # it was over, or has asked its supervisor: none is like it
+            until = math.nan  # it was over, or has asked its supervisor: copy it to no other claim
         then, deadline = claim.expiries, claim.deadline
 
 
@@ -220,7 +221,7 @@ def _nothing(nodes: int) -> list[float]:
 
 
 def _with(expiries: list[float], node: int, expiry: float) -> list[float]:
-    # Nodes that were asked at once share one float: five separate ones would be 120 bytes a lease.
+    # Nodes that were asked together share one float: five floats would take 120 bytes a lease.
     expiries = expiries.copy()
     expiries[node] = expiries[expiries.index(expiry)] if expiry in expiries else expiry
     return expiries

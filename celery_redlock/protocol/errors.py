@@ -1,10 +1,10 @@
 """Every exception a user can meet, in one tree.
 
 A message says what happened, to what, and what to do about it. Two failures are never folded into
-one: a resource *held by another* is ordinary and its task waits its turn; a *missing quorum* is
-infrastructure and somebody is paged.
+one: a resource *held by another* is ordinary and its task waits its turn; a *missing quorum* is an
+infrastructure failure that somebody is paged for.
 
-What an error carries is a class attribute, given by its name when the error is made.
+Each attribute of an error has its default on the class; the constructor takes it by name.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class RedlockError(Exception):
     """Base of all errors of this library.
 
     Attributes:
-        resource: The resource it is about, or None where it is about none.
+        resource: The resource that it is about, or None.
     """
 
     __module__ = "celery_redlock"
@@ -50,10 +50,10 @@ class RedlockError(Exception):
 
 
 class ConfigurationError(RedlockError, ValueError):
-    """A setting or an option cannot work; raised when decorating or starting, before any task.
+    """A setting or an option that cannot work; raised when decorating or starting, before any task.
 
     Attributes:
-        no_node: Whether no node is named, and the broker is no Redis.
+        no_node: True if no node is configured, and the broker is not Redis.
     """
 
     __module__ = "celery_redlock"
@@ -61,12 +61,12 @@ class ConfigurationError(RedlockError, ValueError):
 
 
 class NotAcquired(RedlockError):
-    """The lock was not acquired. Catch this one to treat both reasons alike.
+    """A lock that was not acquired. Catch this class to treat both reasons alike.
 
     Attributes:
-        votes: What each node answered, one per node.
-        ends_delivery: Whether a task fails with it because its own lock was refused: by
-            `on_conflict="raise"`, say.
+        votes: The vote of each node.
+        ends_delivery: True if a task fails with it because its own lock was refused, for example
+            with `on_conflict="raise"`.
     """
 
     __module__ = "celery_redlock"
@@ -75,11 +75,11 @@ class NotAcquired(RedlockError):
 
 
 class ResourceHeld(NotAcquired):
-    """A quorum answered and too many nodes said that another holds the resource. Ordinary.
+    """A resource that another holds: a quorum answered, and too many nodes said NO. Ordinary.
 
     Attributes:
-        holder: Who holds it, as far as the nodes told; None if they did not agree on one.
-        conflicting: If several resources were asked for: those that were found held.
+        holder: The holder that the nodes reported; None if they did not agree on one.
+        conflicting: The resources that were found held, if several were asked for.
     """
 
     __module__ = "celery_redlock"
@@ -88,16 +88,16 @@ class ResourceHeld(NotAcquired):
 
     @property
     def permanent(self) -> bool:
-        """Whether nobody will free it: another program's key that has no ttl lies there."""
+        """True if it will never be free: the key belongs to another program and has no ttl."""
         return self.holder is not None and self.holder.expires_in == math.inf
 
 
 class QuorumUnavailable(NotAcquired):
-    """Fewer than a quorum of the nodes answered in time. Infrastructure: look at the nodes.
+    """A missing quorum: too few nodes answered in time. Infrastructure: look at the nodes.
 
     Attributes:
-        retry_after: Seconds until enough nodes can have a vote, where so many were started a short
-            time ago that no quorum can come before; None if the next try may succeed.
+        retry_after: Seconds until enough nodes have a vote, if so many were started a short time
+            ago that there can be no quorum before; None if the next try may succeed.
     """
 
     __module__ = "celery_redlock"
@@ -105,17 +105,19 @@ class QuorumUnavailable(NotAcquired):
 
 
 class DuplicateTask(RedlockError):
-    """A task was not published, or not run: another has reserved its key (`on_duplicate="raise"`).
+    """A task that was not published, or not run, because another task has reserved its key.
+
+    It is raised with `on_duplicate="raise"`.
 
     Attributes:
-        task_id: The id of the task that has.
+        task_id: The id of the other task.
     """
 
     __module__ = "celery_redlock"
 
     def __init__(self, message: str = "", task_id: str = "", **attributes: Any) -> None:
         super().__init__(message, **attributes)
-        # What a result backend without pickle keeps of an exception.
+        # A result backend without pickle keeps only `args` of an exception.
         self.args = (*self.args, task_id)
         self.task_id = task_id
 
@@ -124,20 +126,20 @@ class DuplicateTask(RedlockError):
 
 
 class LeaseLost(RedlockError):
-    """The lease ended before its holder released it; another may hold the resource now.
+    """A lease that ended before its holder released it; another may hold the resource now.
 
-    A result backend without pickle keeps the text alone: the attributes of an error that is read
-    from it are None, and `votes` is empty.
+    A result backend without pickle stores only the text. If the error is read from such a backend,
+    its attributes are None, and `votes` is empty.
 
     Attributes:
-        lease: The lease as it was last known.
+        lease: The last known state of the lease.
         reason: `"refused"` (a quorum no longer holds our token), `"expired"` (the deadline passed
             without a quorum of extensions), `"max_lifetime"`; or `"stalled"`: no progress was
             reported, and the lock is kept until the work has ended.
         owner: Who held it: host, process and, in a task, its id.
         task: The name of the task that held it; empty outside tasks.
-        held_for: Seconds from the grant until the loss was noticed; None where nobody measured it.
-        votes: What each node answered last, one per node.
+        held_for: Seconds from the grant until the loss was noticed; None if that was not measured.
+        votes: The last vote of each node.
     """
 
     __module__ = "celery_redlock"
@@ -154,13 +156,13 @@ class LeaseLost(RedlockError):
         super().__init__(message, **attributes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A task's result is for others to read; the token is not.
+        # Anybody may read a task's result, but nobody else may have the token.
         lease = self.lease and replace(self.lease, token="")
         return type(self), self.args, {**self.__dict__, "lease": lease}
 
 
 class NodeError(RedlockError):
-    """One node failed. It becomes a SILENT vote and a log line; users never meet it.
+    """A failure of one node. It becomes a SILENT vote and a log line; users never meet it.
 
     Attributes:
         node: The node's address, without credentials.

@@ -1,18 +1,18 @@
 """The lease and the arithmetic of time.
 
-A lease is a promise of N independent nodes, each with a clock of its own, so its holder counts for
-itself, and always to its own disadvantage. For every node it keeps one number: the time *before*
-the acknowledged request was sent, plus the ttl. No node drops our token before that moment (its
-own countdown began later), except that clocks run at different rates: the *drift* is deducted for
-that. A quorum of nodes holds our token until the q-th largest of these numbers: that is the
+A lease is a promise of N independent nodes, each with a clock of its own. So the holder counts the
+time itself, and always to its own disadvantage. For every node it keeps one number: the time
+*before* the acknowledged request was sent, plus the ttl. No node drops our token before then,
+because the node's own countdown began later. Clocks may run at different rates, so the *drift* is
+deducted. A quorum of nodes holds our token until the q-th largest of these numbers: that is the
 deadline. The same rule serves acquisition, late answers, partial extensions and repair, and
 nothing else ever moves the deadline.
 
-Once the clock has reached the deadline the lease is lost for good, decided here, without a word
-from any node. An extension that is acknowledged later cannot revive it, because another may have
+Once the clock has reached the deadline, the lease is lost for good. That is decided here, without
+asking any node. An extension that is acknowledged later cannot revive it, because another may have
 held the resource in between.
 
-Times are seconds on a monotonic clock which the caller owns; this module never looks at one.
+Times are seconds on a monotonic clock that the caller owns; this module never reads a clock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ DRIFT_FLOOR = 0.002
 """Allowance in seconds for the 1 ms granularity of expiry on a node, at both ends."""
 
 FENCE_LIMIT = 2**53 - 1
-"""Scripts count in doubles, exactly up to here: microseconds until the year 2255."""
+"""The largest fencing token. Lua scripts count in doubles, which are exact up to here: enough for
+microseconds until the year 2255."""
 
 
 def drift(ttl: float) -> float:
@@ -48,18 +49,18 @@ def drift(ttl: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A resource that is ours until a deadline. A value: extending one returns a new one.
+    """A resource that is ours until a deadline. A value: extending it makes a new one.
 
     Attributes:
-        resource: What is exclusive; several names in one text, where it is more than one.
-        token: The random proof of who holds it, new for every attempt. It is no fencing token: it
-            does not tell which of two leases is the newer one.
-        ttl: What the nodes were asked for, in seconds.
-        deadline: Held while the clock is before this, in seconds of that clock.
-        clock: The monotonic clock of the driver that granted it.
-        fencing_token: Larger than that of any earlier holder of the resource, so the resource can
-            refuse a write that comes late; None unless asked for (`fencing=True`).
-        resources: Each name of what is exclusive.
+        resource: The name of the resource; several names are joined to one text.
+        token: The random proof of who holds it, new for every attempt. It is not a fencing token:
+            of two tokens you cannot see which one is newer.
+        ttl: The ttl that the nodes were asked for, in seconds.
+        deadline: The lease is held while the clock is before this, in seconds of that clock.
+        clock: The monotonic clock of the driver that acquired it.
+        fencing_token: A number larger than that of any earlier holder of the resource, so that the
+            resource can refuse a late write; None unless asked for (`fencing=True`).
+        resources: The names of all resources, one by one.
         granted_at: When it was granted, in seconds of that clock; 0.0 if that is not known.
     """
 
@@ -80,7 +81,7 @@ class Lease:
 
     @property
     def lost(self) -> bool:
-        """Whether this lease is over. Extending may have made a newer one that is not."""
+        """True if this lease is over. An extension may have made a newer one that is not over."""
         return self.remaining() <= 0.0
 
     def ensure(self, seconds: float = 0.0) -> None:

@@ -1,7 +1,7 @@
-"""The names of resources: which a user may give, and which are made of them.
+"""The names of resources: those that a user may give, and those that are made from them.
 
-What is kept on the nodes besides locks has a name that ends in a reserved suffix; no resource may
-end so.
+Everything on the nodes besides locks has a name that ends in a reserved suffix. No resource may
+have such a name.
 """
 
 from __future__ import annotations
@@ -52,59 +52,64 @@ __all__ = [
 ]
 
 FENCE_SUFFIX = "#fence"
-"""Ends the key of a resource's last fencing token; no resource's own name may end so."""
+"""Suffix of the key with a resource's last fencing token; no resource's own name may end so."""
 SLOT_SUFFIX = "#slot"
-"""With a number, ends the key of one of several holders of a resource; no name may end so."""
+"""Suffix, before a number, of the key of one of several holders of a resource; likewise."""
 START_SUFFIX = "#start"
-"""Ends the key of a start that a rate counts (`rate.py`), before the number of its slot."""
+"""Suffix of the key of a start that a rate counts (`rate.py`), before the suffix of its slot."""
 RESERVED_SUFFIX = "#reserved"
-"""Ends the key of a resource's reservation (`reservation.py`), likewise."""
+"""Suffix of the key of a resource's reservation (`reservation.py`); likewise."""
 MARK_SUFFIX = "#done"
-"""Ends the key that marks a delivery as done, likewise."""
+"""Suffix of the key that marks a delivery as done; likewise."""
 LINE_SUFFIX = "#line"
-"""Ends the key of a resource's wait queue (`wait_queue.py`), likewise."""
+"""Suffix of the key of a resource's wait queue (`wait_queue.py`); likewise."""
 PAUSE_SUFFIX = "#pause"
-"""With a number before it, names a pause (`pauses.py`); no resource's own name may end so."""
+"""Suffix, after a number, of the key of a pause (`pauses.py`); likewise."""
 PAUSE_NAMES = tuple(f"{number}{PAUSE_SUFFIX}" for number in range(1, 17))
-"""All that there can be, so that one request asks for them, and nobody has to list keys."""
+"""The names of all possible pauses. They are fixed, so that one request can ask for all of them,
+and nobody has to list keys."""
 TRUSTED_KEY = "#trusted"
-"""Names the mark of a node that has earned its vote (`restart_guard.py`, rules 2 and 6): for how
-many seconds it had been known by then, and as what. No ttl. No resource's name may end so."""
+"""Key of the mark of a node that has earned its vote (`restart_guard.py`, rules 2 and 6). Its value
+is for how many seconds the node had been known by then, and its `NodeInfo.memory`. It has no ttl.
+No resource's name may end so."""
 QUEUE_LIFE_S = 60.0
-"""After which a wait queue is forgotten, in seconds; every waiter that tries renews it."""
+"""The ttl of a wait queue, in seconds; every waiter that tries renews it."""
 MAX_DEAF = 200
-"""Waiters that do not listen, which one call passes over (schema.sql has it as a number): a node
-serves nobody else meanwhile, and a queue may have any length. The next tries by itself, soon."""
+"""The most waiters that one wake-up passes over because they do not listen (schema.sql repeats the
+number). The limit is there because the node serves nobody else meanwhile, and a queue may have any
+length. The next waiter tries by itself soon."""
 FENCE_LIFE_S = 7 * 86_400.0
-"""For how many seconds a node remembers a fencing token: as long as a write may be late, while
-clocks have moved on."""
+"""The seconds for which a node remembers a fencing token: the longest that a write may be late,
+while clocks have moved on."""
 MAX_NAME_CHARS = 512
-"""What a node's connection takes at once is finite, and every request bears the name."""
+"""The most characters of a name: a node's connection takes a limited amount at once, and every
+request contains the name."""
 MAX_NAMES = 100
-"""Names in one claim: while a node sets them it serves nobody else."""
+"""The most names in one claim: while a node sets them, it serves nobody else."""
 MAX_NAMES_BYTES = 30_000
-"""Of all names of one claim: a supervisor in another process reads them where a holder notes them
-(`shared_table.py`), and it would not guard what it could not read."""
+"""The most bytes of all names of one claim. The holder writes them into a table of limited size
+(`shared_table.py`), where a supervisor in another process reads them; it could not guard a claim
+whose names it cannot read."""
 
 MAX_SLOTS = 100
-"""Bodies at a time per key. Each has its own name on the nodes, and whoever finds one slot taken
-looks at all of them."""
+"""The most holders of one key at a time. Each has its own name on the nodes, and a process that
+finds one slot taken looks at all of them."""
 
 ANY = frozenset(range(256))
 
 T = TypeVar("T")
 Resources = str | Sequence[str]
-"""A name, or several of which a claim gets all or none."""
+"""A name, or several names of which a claim gets all or none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How many may hold each name of a claim, where it is not one fixed number for all of them.
+    """The limit of each name of a claim, where one number for all of them is not enough.
 
     Attributes:
-        of: Per name, in the order of the names.
-        wide: Per name, how many slots there are in which others count: more than a claim may take,
-            where others may have taken them under a larger limit. Empty: as many as it may take.
+        of: The most holders per name, in the order of the names.
+        wide: Per name, the number of slots in which others count as holders. It is larger than `of`
+            if others may hold slots under a larger limit. If empty, `of` holds for it, too.
     """
 
     of: tuple[int, ...]
@@ -112,7 +117,7 @@ class Limits:
 
 
 Limit = int | Limits
-"""How many may hold each name of a claim at a time: the same number of each, or `Limits`."""
+"""The most holders of each name of a claim at a time: one number for all names, or `Limits`."""
 
 _OURS = {
     re.escape(FENCE_SUFFIX): "fencing tokens",
@@ -127,22 +132,22 @@ _OURS = {
 
 
 def base_of(name: str) -> str:
-    """Return the resource whose slot this is; of any other name, the name."""
+    """Return the resource that a slot's name is of; return any other name unchanged."""
     base, _, number = name.rpartition(SLOT_SUFFIX)
     return base if number.isascii() and number.isdecimal() else name
 
 
 def plain(name: str) -> str:
-    """Return the resource whose slot, or whose start, this is; of any other name, the name."""
+    """Return the resource that the name of a slot or start is of; any other name unchanged."""
     return base_of(name).removesuffix(START_SUFFIX)
 
 
 def checked_names(resource: Resources, *, fencing: bool = False) -> tuple[str, ...]:
-    """Check the names of a claim, once; return each of them once.
+    """Check the names of a claim and return them without repetitions, in their fixed order.
 
     Raises:
-        ConfigurationError: One of them cannot be a name, or is reserved; they are too many; or a
-            fencing token is asked for several.
+        ConfigurationError: One of them cannot be a name, or is reserved; there are too many; or a
+            fencing token is requested for several.
     """
     if isinstance(resource, str):
         names: tuple[str, ...] = (_checked(resource),)
@@ -201,10 +206,10 @@ def _check_together(names: Sequence[str]) -> None:
 
 
 def checked_glob(pattern: str) -> str:
-    """Check a glob that a person wrote, and that is to do something to all names that fit it.
+    """Check a glob that a person wrote to act on all names that match it; return it.
 
     Raises:
-        ConfigurationError: It is empty, too long, or does not mean what it looks like.
+        ConfigurationError: It is empty, too long, or does not mean what it seems to mean.
     """
     if not pattern:
         wrong = f"has 1 to {MAX_NAME_CHARS} characters; it has 0"
@@ -218,17 +223,17 @@ def checked_glob(pattern: str) -> str:
 
 
 def escaped(name: str) -> str:
-    """Return the glob that this very name fits, and no other."""
+    """Return the glob that matches this very name and no other."""
     return re.sub(r"([\\*?\[])", r"\\\1", name)
 
 
 def matching(pattern: str) -> Callable[[str], object]:
-    """Return what tells whether a whole name fits a glob, byte by byte as in Redis.
+    """Return a function that matches a whole name against a glob, byte by byte as in Redis.
 
-    That is `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash before a character that means itself.
+    The syntax is `*`, `?`, `[a-z]`, `[^a-z]`, and a backslash before a character that means itself.
 
     Raises:
-        ConfigurationError: It is too long.
+        ConfigurationError: The glob is too long.
     """
     runs = [b""]
     for allowed, _closed in _steps(pattern):
@@ -238,15 +243,15 @@ def matching(pattern: str) -> Callable[[str], object]:
             runs[-1] += _one_of(allowed)
     first, *others = runs
     last = b".*" + others.pop() if others else b""
-    # Each run between two stars stands where it first fits, and stays there: its length is fixed,
-    # so the rest has the most room then. Trying the other places would take exponential time.
+    # Each run between two stars is put where it first matches, and stays there: its length is
+    # fixed, so the rest then has the most room. Trying other places would take exponential time.
     between = b"".join(b"(?=(?P<g%d>.*?%b))(?P=g%d)" % (n, run, n) for n, run in enumerate(others))
     fits = re.compile(first + between + last, re.S).fullmatch
     return lambda name: fits(name.encode("utf-8", "surrogatepass"))
 
 
 def _one_of(allowed: Set[int]) -> bytes:
-    """Return a regular expression that fits one byte of a set."""
+    """Return a regular expression that matches one byte of a set."""
     if len(allowed) > 128:
         return b"[^%b]" % _listed(ANY - allowed) if allowed != ANY else b"."
     return b"[%b]" % _listed(allowed) if allowed else b"(?!)"
@@ -257,9 +262,10 @@ def _listed(some: Set[int]) -> bytes:
 
 
 def _steps(pattern: str) -> Iterator[tuple[Set[int] | None, bool]]:
-    """Yield which bytes each step of a glob takes, None for any number of any; and if it is closed.
+    """Yield, for each step of a glob, the bytes that it matches and True if its bracket is closed.
 
-    It is read as `stringmatchlen` in the servers' util.c reads it.
+    For a star, which matches any number of any bytes, None stands in place of the set. The glob is
+    read in the same way as by `stringmatchlen` in the servers' util.c.
     """
     if len(pattern) > MAX_NAME_CHARS:
         raise ConfigurationError(
@@ -294,10 +300,11 @@ def _steps(pattern: str) -> Iterator[tuple[Set[int] | None, bool]]:
 
 
 def mark_of(owner: Owner, resources: Sequence[str]) -> str:
-    """Return the name of the mark that says that a delivery is done.
+    """Return the name of the mark that a delivery is done.
 
-    Anybody who may publish can give a task the id of another one. So the name has a digest of the
-    task and of what it locks, too: it says nothing of another task's delivery, or of another lock.
+    Anybody who may publish can give a task the id of another one. So the name also contains a
+    digest of the task's name and its resources: the mark does not apply to a delivery of another
+    task, or to another lock.
     """
     work = ascii((owner.task, tuple(resources)))  # the same text in every version of Python
     digest = hashlib.sha256(work.encode()).hexdigest()[:16]
@@ -308,40 +315,40 @@ def slots(name: str, limit: int) -> list[str]:
     """Return the names of the slots of a resource; the first is the resource's own name.
 
     So a lock without a limit, or with another one, takes one of the same slots, and there are never
-    more holders than the largest limit says.
+    more holders than the largest limit allows.
     """
     return [name, *(f"{name}{SLOT_SUFFIX}{number}" for number in range(2, limit + 1))]
 
 
 def of_each(names: Sequence[str], limit: Limit) -> tuple[int, ...]:
-    """Return how many may hold each of some names."""
+    """Return the most holders of each of some names."""
     return limit.of if isinstance(limit, Limits) else (limit,) * len(names)
 
 
 def least(limit: Limit) -> int:
-    """Return how many claims of the same names there can be at a time."""
+    """Return the most claims of the same names that there can be at a time."""
     return min(limit.of) if isinstance(limit, Limits) else limit
 
 
 def slots_of(names: Sequence[str], limit: Limit) -> list[list[str]]:
-    """Return, for each name, the slots that others may have taken, and that count."""
+    """Return, for each name, the slots in which others count as holders (`Limits.wide`)."""
     wide = limit.wide if isinstance(limit, Limits) else ()
     return [*map(slots, names, wide or of_each(names, limit))]
 
 
 def grouped(items: Iterable[T], like: Iterable[Sequence[object]]) -> Iterator[list[T]]:
-    """Yield the items of a row in groups that are as long as those of `like`."""
+    """Split a row of items into groups as long as those of `like`."""
     row = iter(items)
     return (list(islice(row, len(group))) for group in like)
 
 
 def takeable(names: Sequence[str], limit: Limit, free: Iterable[bool]) -> list[list[str]]:
-    """Return, for each name, slots that a claim may take: as many as there is room for.
+    """Return, for each name, the slots that a claim may take: as many as there is room for.
 
     Args:
-        names: Of the claim.
-        limit: How many may hold each of them.
-        free: For each slot of `slots_of`, in one row, whether nobody holds it.
+        names: The names of the claim.
+        limit: The most holders of each of them.
+        free: For each slot of `slots_of`, in one row, True if nobody holds it.
     """
     every, found = slots_of(names, limit), []
     each = zip(every, grouped(free, every), of_each(names, limit), strict=True)
@@ -352,10 +359,13 @@ def takeable(names: Sequence[str], limit: Limit, free: Iterable[bool]) -> list[l
 
 
 def paired(names: Sequence[str], limits: Sequence[int]) -> tuple[tuple[str, ...], Limit]:
-    """Return names as a claim has them, each once, with the limit of each; the smaller of two.
+    """Return the names of a claim, each once and in its fixed order, and their limits.
+
+    A name that is given twice gets the smaller of its limits.
 
     Raises:
-        ConfigurationError: There is not one limit for each name, or the names have no order.
+        ConfigurationError: The number of limits differs from that of the names, or the names have
+            no order.
     """
     if not isinstance(names, (list, tuple)):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""What a node says of itself: the fields of INFO that decide whether it may be a node, and vote."""
+"""A node's report about itself: the INFO fields that decide if it may be a node, and may vote."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ NO_REPLICATION_ID = "0" * 40
 
 @dataclass(frozen=True, slots=True)
 class NodeInfo:
-    """What a node says of itself.
+    """A node's report about itself.
 
     Attributes:
-        run_id: Names one run of one server; empty if it does not say.
-        uptime: Whole seconds since it was started; None if it does not say.
-        role: "master" or "slave"; empty if it does not say.
-        master: Of a replica: `host:port` of its master.
-        cluster: Whether it is a member of a Redis Cluster.
+        run_id: The id of one run of one server; empty if not reported.
+        uptime: Whole seconds since the server was started; None if not reported.
+        role: "master" or "slave"; empty if not reported.
+        master: For a replica, `host:port` of its master.
+        cluster: True if it is a member of a Redis Cluster.
         history: The replication id it had before it was promoted; empty if it never was.
-        replication: Its replication id; empty if it does not say.
-        appends: Whether it has an append-only file.
-        mark: What `TRUSTED_KEY` says there: seconds, and `memory`; empty if nothing.
-        eviction: Its `maxmemory-policy`; empty if it does not say.
+        replication: Its replication id; empty if not reported.
+        appends: True if it has an append-only file.
+        mark: The value of its `TRUSTED_KEY`: seconds, and a `memory`; empty if there is none.
+        eviction: Its `maxmemory-policy`; empty if not reported.
         scripts: Why it runs no scripts; empty if it does.
-        denied: Why it does not tell us anything; empty if it does.
+        denied: Why it refused to report anything; empty if it did not refuse.
         unfit: Why it cannot be a node, in the words of its kind of store; empty if it can.
-        twin: Index of a node that is this same server, as a nonce has shown; None if none is.
+        twin: Index of another node that a nonce has shown to be the same server; None without one.
     """
 
     run_id: str = ""
@@ -63,7 +63,7 @@ class NodeInfo:
         )
 
     def still(self, text: str) -> bool:
-        """Whether it is said, as lines of an INFO reply, that it is a master as before."""
+        """Return True if the lines of an INFO reply show that it is the same master as before."""
         return (
             "role:master\r\n" in text
             and f"master_replid:{self.replication}\r\n" in text
@@ -72,18 +72,18 @@ class NodeInfo:
 
     @property
     def memory(self) -> str:
-        """Names this run of this server, with the history that it has."""
+        """The identity of this run of this server, with its replication history."""
         return f"{self.run_id} {self.replication} {self.history}"
 
     @property
     def trusted(self) -> float:
-        """For how many seconds this memory has been known, as its mark says; else 0.0."""
+        """The seconds for which this memory has been known, from its mark; 0.0 without a mark."""
         seconds, _, memory = self.mark.partition(" ")
         return float(seconds) if self.history and memory == self.memory else 0.0
 
     @property
     def misfit(self) -> str:
-        """Why it cannot be a node, whatever the other nodes are; empty if it can."""
+        """The reason why it cannot be a node, whatever the other nodes are; empty if it can."""
         if self.unfit:
             return self.unfit
         if self.role not in ("", "master"):
@@ -96,8 +96,11 @@ class NodeInfo:
 
 
 def _seconds(uptime: str) -> float | None:
-    """Read an uptime. It is negative where the server's clock was set back since its start, which
-    may have been a moment ago."""
+    """Return the seconds of an uptime, or None if the text is not one.
+
+    An uptime is negative if the server's clock has been set back since its start. That may have
+    been a moment ago, so a negative uptime counts as 0.0.
+    """
     if not uptime.removeprefix("-").isdecimal() or len(uptime) >= 16:
         return None
     return max(0.0, float(uptime))

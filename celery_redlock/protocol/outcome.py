@@ -1,6 +1,6 @@
-"""Turn the votes of a round into an error that tells people why an attempt failed.
+"""Turn the votes of a round into an error that explains why an attempt failed.
 
-Either another holds it, or there is no quorum; never say one for the other. Pure.
+The reason is either another holder or a missing quorum; never report one as the other. Pure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = [
 
 
 def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> NotAcquired:
-    """Return the error for an attempt that was not granted, from the round that decided."""
+    """Return the error for an attempt that was not granted, from the round that decided it."""
     if ballot.verb is Verb.FENCE and ballot.yes < ballot.quorum:
         told = f"{of_nodes(ballot.yes, len(nodes))} confirmed its fencing token in time"
         return unavailable(resource, ballot, nodes, told)
@@ -69,7 +69,10 @@ def refusal(resource: str, ballot: Round, nodes: Sequence[str], ttl: float) -> N
 def unavailable(
     resource: str, ballot: Round, nodes: Sequence[str], what: str = ""
 ) -> QuorumUnavailable:
-    """Return the error for a round that no quorum answered, or not as was needed (`what`)."""
+    """Return the error for a round that failed without another holder; `what` is the reason.
+
+    Without `what` the reason is that too few nodes voted.
+    """
     what = what or f"{of_nodes(ballot.silent, len(nodes))} did not vote"
     votes = _votes(ballot, nodes)
     return QuorumUnavailable(
@@ -81,9 +84,9 @@ def unavailable(
 
 
 def _retry_after(ballot: Round) -> float | None:
-    """Return the seconds until a quorum can come; None if one may come at any moment.
+    """Return the seconds until a quorum is possible; None if it is possible at any moment.
 
-    Only nodes that were started a short time ago are sure to have no vote: others that were silent
+    Only nodes that were started a short time ago are sure to have no vote. Any other silent node
     may answer the next time.
     """
     left = sorted(detail.left for detail in ballot.details if isinstance(detail, Doubt))
@@ -94,7 +97,7 @@ def _retry_after(ballot: Round) -> float | None:
 def holder(
     resource: str, tokens: Sequence[str], quorum: int, expires_in: float | None = None
 ) -> Holder:
-    """Return whose token most nodes hold; `tokens` has one per node that holds any."""
+    """Return the holder whose token most nodes hold; `tokens` has one per node that holds any."""
     token, count = Counter(tokens).most_common(1)[0]
     if is_shared(token):  # all readers count as one holder
         count = sum(map(is_shared, tokens))
@@ -102,11 +105,14 @@ def holder(
 
 
 def add_readers(ballot: Round, look: Round) -> bool:
-    """Put readers' tokens into a ballot that only says that something is there; return if any.
+    """Put the tokens of readers into a writer's ballot, whose answers do not contain them.
 
     Args:
-        ballot: A writer's ACQUIRE.
+        ballot: The writer's ACQUIRE. A node where readers are answers only that a key is there.
         look: A PEEK after it.
+
+    Returns:
+        True if any token was put in.
     """
     found = False
     for node, held in enumerate(look.details):
@@ -117,20 +123,21 @@ def add_readers(ballot: Round, look: Round) -> bool:
 
 
 def seen(ballot: Round, query: int = 0) -> list[tuple[str, float] | None]:
-    """Return what the nodes that answered a PEEK hold for a query: token, seconds left."""
+    """Return the (token, seconds left) of a query, or None, on each node that answered a PEEK."""
     details = _details(ballot, Vote.YES)
     return [detail[query] for detail in details] if len(ballot.claims) > 1 else details
 
 
 def tokens(ballot: Round, query: int = 0) -> list[str]:
-    """Return the tokens that these nodes hold for a query, one per node that holds any."""
+    """Return the tokens that the nodes of `seen` hold for a query, one per node that holds any."""
     return [held[0] for held in seen(ballot, query) if held is not None]
 
 
 def may_hold(ballot: Round, query: int = 0) -> list[str]:
     """Return the tokens that a quorum of nodes may hold for a query of a PEEK.
 
-    Each node that has not answered counts as one that holds it; one node alone is none of them.
+    Each node that has not answered is counted as holding the token. A token that no node has
+    reported is not returned.
     """
     silent = len(ballot.votes) - ballot.yes
     counts = Counter(tokens(ballot, query)).items()
@@ -143,7 +150,7 @@ def _details(ballot: Round, wanted: Vote) -> list[Any]:
 
 
 def free_in(ballot: Round, query: int = 0) -> float:
-    """Return the seconds until a quorum is free, if nobody extends, from the answers to a PEEK."""
+    """Return the seconds until a quorum is free, without extensions, from a PEEK's answers."""
     left = [0.0 if held is None else held[1] for held in seen(ballot, query)]
     return float(sorted(left)[ballot.quorum - 1])
 
@@ -155,15 +162,16 @@ def room_in(ballot: Round, every: Iterable[Sequence[str]]) -> float:
 
 
 def free(ballot: Round) -> list[bool]:
-    """Return whether each query of a PEEK may be granted: nobody holds it at a quorum."""
+    """Return, for each query of a PEEK, True if it may be granted: a quorum reports no holder."""
     numbers = range(len(ballot.claims))
     return [seen(ballot, n).count(None) >= ballot.quorum for n in numbers]
 
 
 def settled(ballot: Round, queries: Iterable[int]) -> bool:
-    """Return whether each of some queries of a PEEK is held by one token at a quorum.
+    """Return True if for each of some queries of a PEEK a quorum holds one token.
 
-    Else several may be trying at once, and it may be free in a moment, whatever the ttl.
+    If not, several attempts may be under way at once, and the name may be free in a moment,
+    whatever the ttl.
     """
     quorum = ballot.quorum
     return all(max(Counter(tokens(ballot, n)).values(), default=0) >= quorum for n in queries)
@@ -180,18 +188,21 @@ def all_held(
     """Return the error for a request that found no free slot of some of its names.
 
     Args:
-        resource: All that was asked for, for people.
-        full: The names without a free slot: how many may hold each, and which queries are of it.
+        resource: All requested names as one text, for people.
+        full: The names without a free slot, each with its limit and the indexes of its queries.
         ballot: A PEEK over all slots.
         nodes: The nodes' addresses.
-        lost: Who took a slot that was free in this PEEK; None if there was no such slot.
+        lost: The holder of a slot that was free in this PEEK; None if there was no such slot.
         rate: The rate, if the slots are its starts.
     """
     name, (many, queries) = next(iter(full.items()))
     several = name != resource and rate is None
 
     def promise(slot: int) -> tuple[bool, float]:
-        """Whether one token holds it at a quorum, else it is free soon; and for how long yet."""
+        """Return a sort key: slots in doubt come first, because they may be free soon.
+
+        A slot is in doubt while no token has a quorum. Then the slots follow by the seconds left.
+        """
         counts = Counter(tokens(ballot, slot)).values()
         return max(counts) >= ballot.quorum, free_in(ballot, slot)
 
@@ -224,13 +235,13 @@ def all_held(
 def if_permanent(
     error: NotAcquired, ballot: Round, nodes: Sequence[str], keys: Sequence[str]
 ) -> NotAcquired:
-    """Return an error that says so if another program's key will never go away; else the same one.
+    """Return an error that explains it if another program's key has no ttl; else return `error`.
 
     Args:
-        error: For the ACQUIRE that was not granted.
+        error: The error of the ACQUIRE that was not granted.
         ballot: A PEEK after it.
         nodes: The nodes' addresses.
-        keys: The whole names of what was asked for, with their prefix.
+        keys: The requested names with their prefix.
     """
     found = {
         name: detail[0]
@@ -252,7 +263,7 @@ def if_permanent(
 
 
 def last_votes(claim: Claim, nodes: Sequence[str]) -> list[NodeVote]:
-    """Return what each node answered to the last request for `claim`, as far as it did."""
+    """Return the vote of each node on the last request for `claim`."""
     return [
         NodeVote(name, Vote.SILENT, claim.silent[index])
         if index in claim.silent
@@ -262,7 +273,7 @@ def last_votes(claim: Claim, nodes: Sequence[str]) -> list[NodeVote]:
 
 
 def silent(ballot: Round) -> Mapping[int, str]:
-    """Return the nodes that have not answered in a round, and why not."""
+    """Return the nodes that have not answered in a round, each with the reason."""
     answers = enumerate(zip(ballot.votes, ballot.details, strict=True))
     whys = [
         (index, NOT_WAITED_FOR if vote is None else str(detail))
@@ -274,7 +285,7 @@ def silent(ballot: Round) -> Mapping[int, str]:
 
 @lru_cache
 def _shared(whys: tuple[tuple[int, str], ...]) -> Mapping[int, str]:
-    """Return the same object for the same reasons: each of many leases keeps one."""
+    """Return the same object for the same reasons, because each of many leases keeps one."""
     return MappingProxyType(dict(whys))
 
 

@@ -1,21 +1,21 @@
-"""What one node has been asked and has not answered yet.
+"""The unanswered requests of one node, and the releases that it has not confirmed.
 
-A connection answers in order, so a queue tells which answer belongs to which request; and a node
-executes in order what came on one connection, so a release that is written *behind* the request it
-undoes can never be overtaken by it. From this follow the rules kept here:
+The answers on a connection come in the order of the requests, so a queue is enough to match them.
+And a node executes the requests of one connection in order, so a release that is written *behind*
+the request it undoes can never be overtaken by it. From this follow the rules kept here:
 
 - A connection that merely times out is kept: the late SET and the release behind it travel on.
   (Closing it orphaned 5,310 locks in 12,000 simulated schedules, keeping it none.)
-- When a connection does break, the releases it had not acknowledged are *owed*: they are written
-  first on the next one, until the ttl has made them pointless (which it never does on a node whose
-  ttls start over after it was down).
+- When a connection does break, the releases that it had not acknowledged are *owed*: they are
+  written first on the next one, until the ttl has made them pointless. (On a node whose ttls start
+  over after it was down, it never does.)
 - A release that the node refused with an error (it cannot write, it is busy) is owed as well, and
-  tried again once the node has done something else that was asked of it.
+  tried again once the node has executed another request.
 - A node that is down is silent at once; nobody waits for a connection attempt that has failed.
-  Only while the first attempt after a break is under way (a server that closes idle connections
-  breaks one that way, and is back in a millisecond) are rounds held back for it.
-- A node that answers nothing is asked nothing new, lest requests pile up in front of it; nor is one
-  that does not read what it is asked, whatever it answers.
+  Rounds are held back for a node only during the first attempt after a break: a server that closes
+  idle connections causes such a break, and is back in a millisecond.
+- A node that does not answer gets no new requests, because they would pile up in front of it.
+  Neither does a node that does not read its requests, whatever it answers.
 
 Pure: the simulated world of the tests drives this very code.
 """
@@ -31,12 +31,12 @@ from .round import Round, Verb
 __all__ = ["MAX_OWED", "MAX_RETRIED", "STALLED_S", "Pipeline"]
 
 STALLED_S = 1.0
-"""How long a node may answer nothing before it is asked nothing new: far more than a slow network
-takes, and less than most ttls."""
+"""The seconds after which a node that does not answer gets no new requests: far more than a slow
+network takes, and less than most ttls."""
 MAX_OWED = 1000
-"""Releases that are owed to a node; of more the oldest are left to their ttl."""
+"""The most releases that are owed to a node; beyond that the oldest are left to their ttl."""
 MAX_RETRIED = 16
-"""Refused releases that are tried again after one has succeeded; after anything else it is one."""
+"""The most refused releases retried after a successful release (after other requests: one)."""
 
 
 class Pipeline:
@@ -44,17 +44,18 @@ class Pipeline:
 
     Args:
         node: The node's index.
-        lapses: Whether a key is over there after its ttl, however long the node was down.
+        lapses: True if a key is gone after its ttl, however long the node was down.
 
     Attributes:
         node: The node's index.
-        up: Whether there is a connection to write to.
-        down: Why there is none and none to be expected soon, or None.
+        up: True if there is a connection to write to.
+        down: Why there is no connection and none can be expected soon; None if there is or can.
         unanswered: The rounds written and not answered, oldest first.
         waiting: The rounds that are held back for a connection that is being made.
-        clogged: Since when its connection has taken nothing of what is to be written; None if it
-            has taken all.
-        owed: Releases that it has not confirmed, by token: it is told of them once it can be.
+        clogged: The time since when the connection has accepted no bytes, although some remain to
+            be written; None if none remain.
+        owed: Releases that the node has not confirmed, by token; they are sent as soon as it can
+            be asked.
     """
 
     def __init__(self, node: int, *, lapses: bool = True) -> None:
@@ -68,7 +69,7 @@ class Pipeline:
         self.owed: dict[str, Round] = {}
 
     def ask(self, round_: Round, now: float) -> bool:
-        """Take up a round; return whether to write it to the connection now, in this order."""
+        """Take up a round; return True if it must be written to the connection now, in order."""
         if self.up:
             if self.stalled(now) and not self._pending_release(round_):
                 why = "it does not read what it is asked"
@@ -86,20 +87,23 @@ class Pipeline:
         return False
 
     def stalled(self, now: float, after: float = STALLED_S) -> bool:
-        """Whether it has not answered or not read for so long that no request should follow."""
+        """Return True if it has not answered or not read for longer than `after`; seconds.
+
+        No request should follow then.
+        """
         if self.clogged is not None and now - self.clogged > after:
             return True
-        # A release that was owed is older than the connection: the node is late by neither.
+        # An owed release may be older than the connection, so count from the later of the two.
         unanswered = self.unanswered
         return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > after
 
     def connected(self, now: float) -> list[Round]:
         """Note a new connection; return the rounds to write to it first, in this order."""
         owed = [r for r in self.owed.values() if self._matters(r, now)]
-        # A round that nobody waits for any more is not worth a request that must be undone.
+        # A closed round has no waiter any more: do not send a request that must then be undone.
         waiting = [r for r in self.waiting if not r.closed]
         for round_ in [r for r in waiting if any(claim.ended for claim in r.claims)]:
-            # Written behind an owed release, it would set the released token again.
+            # If it were written behind an owed release, it would set the released token again.
             round_.silence(self.node, "connection lost")
             waiting.remove(round_)
         self.owed.clear()
@@ -110,14 +114,17 @@ class Pipeline:
         return [*owed, *waiting]
 
     def owe(self, round_: Round) -> None:
-        """Keep what could not be asked, or was refused with an error, if it must still be freed."""
+        """Keep a release that could not be sent, or was refused with an error, to send it later.
+
+        Any other round is ignored, and so is a release for which no token was ever written here.
+        """
         if self._pending_release(round_):
             self.owed[round_.claims[0].token] = round_
             if len(self.owed) > MAX_OWED:
                 del self.owed[next(iter(self.owed))]
 
     def unfreed(self, now: float) -> list[Claim]:
-        """Return what is released, under way or owed here, and too few nodes have confirmed."""
+        """Return the claims whose release is unanswered or owed here, and lacks a quorum."""
         return [
             round_.claims[0]
             for round_ in (*self.unanswered, *self.owed.values())
@@ -127,7 +134,7 @@ class Pipeline:
         ]
 
     def due(self, done: Verb, now: float) -> list[Round]:
-        """Return what is owed to a node that has just written, for `done`: ask it again now."""
+        """Return owed releases to write now, because the node has just executed a `done`."""
         tokens = list(self.owed)[: MAX_RETRIED if done.frees else 1]
         rounds = [self.owed.pop(token) for token in tokens]
         rounds = [r for r in rounds if self._matters(r, now)]
@@ -136,9 +143,9 @@ class Pipeline:
         return rounds
 
     def dropped(self) -> None:
-        """The connection broke. Another attempt is under way.
+        """Note that the connection broke. The next attempt to connect is under way.
 
-        If an exception interrupts it, it can be called again: it goes on where it was.
+        If an exception interrupts this call, call it again: it continues where it stopped.
         """
         while self.unanswered:
             round_ = self.unanswered[0]
@@ -151,7 +158,7 @@ class Pipeline:
         self.up, self.down = False, None
 
     def unreachable(self, reason: str) -> None:
-        """The attempt to connect failed."""
+        """Note that the attempt to connect failed."""
         self.down = reason
         for round_ in self.waiting:
             round_.silence(self.node, reason)
@@ -164,9 +171,9 @@ class Pipeline:
                 claim.written |= 1 << self.node
 
     def _matters(self, round_: Round, now: float) -> bool:
-        """Whether what a release is to free may still be there."""
+        """Return True if the key that a release deletes may still be there."""
         return not self._lapses or now < round_.sent + round_.claims[0].ttl
 
     def _pending_release(self, round_: Round) -> bool:
-        """Whether this round frees what an earlier request may have set here."""
+        """Return True if this round releases a token that an earlier request may have set here."""
         return round_.verb.frees and bool(round_.claims[0].written >> self.node & 1)

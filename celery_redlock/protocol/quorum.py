@@ -1,4 +1,4 @@
-"""Redlock itself: which nodes are asked what, and what the answers mean.
+"""Redlock itself: the requests of each operation, and the meaning of their answers.
 
 Nothing here reads a clock, draws a random number or touches a socket. An operation is a generator
 of *rounds* (`round.py`). It yields a round; its driver writes the request to every target, hands in
@@ -7,8 +7,9 @@ time once the round is decided or its patience is over. The driver over real soc
 and the simulated world of the tests run this very code. A round whose votes are counted is called a
 *ballot*.
 
-The page this implements: https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
-docs/algorithm.md lists the rules, why each is there, and which lines keep it.
+This module implements the page
+https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
+docs/algorithm.md lists the rules, the reason of each, and the lines that keep it.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ __all__ = [
 ]
 
 FENCE_AHEAD = 86_400 * 1_000_000
-"""Microseconds by which a fencing token may be ahead of the wall clock of its holder. A node may
-answer any number, and the largest one spreads to all nodes, so a node that lies would poison them.
-It is more than the error of a clock that shows local time instead of UTC. It is less than the time
-for which a node remembers a number (`names.FENCE_LIFE_S`); otherwise a number that was forgotten
-might be larger than the next."""
+"""Microseconds by which a fencing token may be ahead of the wall clock of its holder. A limit is
+needed because a node may answer any number, and the largest one spreads to all nodes: one lying
+node would poison them. The limit is more than the error of a clock that shows local time instead of
+UTC. It is less than the time for which a node remembers a number (`names.FENCE_LIFE_S`); otherwise
+a forgotten number might be larger than the next one."""
 
 
 def acquire(
@@ -56,16 +57,17 @@ def acquire(
 ) -> Steps[Round]:
     """Try once to acquire a claim (Redis page, "The Redlock algorithm").
 
-    `claim.held` tells the outcome. The numbers in the comments are the steps of that page.
+    The outcome is in `claim.held`. The numbers in the comments are the steps of that page.
 
     Args:
         claim: A fresh claim, with a token that no earlier attempt used.
         now: Step 1, the time before anything is sent; seconds.
-        patience: How long to wait for a quorum; small against the ttl; seconds.
+        patience: How long to wait for a quorum; small compared to the ttl; seconds.
         proposal: The least fencing token, from a wall clock that was read *after* `now`; None for a
             lease without a fencing token. See `_fence`.
-        wall: That clock, in microseconds since 1970; None takes the proposal. The two differ where
-            the proposal follows the last token: a node that lies could raise it step by step.
+        wall: The reading of that clock, in microseconds since 1970; None means the proposal. The
+            two differ if the proposal follows the last token. Then the clock limits the token,
+            because a lying node could raise the proposal step by step.
 
     Returns:
         The round that decided: the FENCE if there was one, else the ACQUIRE.
@@ -80,11 +82,12 @@ def acquire(
     if proposal is not None and asked.yes >= asked.quorum and not _fence(asked):
         ballot = Round(Verb.FENCE, [claim], now, patience)
         now = yield ballot
-    # 3. Granted if a quorum said yes, and 4. time is left of it.
+    # 3. Granted if a quorum said yes, and 4. time is left of the ttl.
     if ballot.yes >= ballot.quorum and claim.grant(now):
         return ballot
-    # 5. Otherwise undo it everywhere, also where no answer came: the request may yet arrive. There
-    # is nothing to undo where none was written: the node is down, or was silent for too long.
+    # 5. Otherwise undo it everywhere, also on nodes that did not answer: the request may yet
+    # arrive. Leave out nodes that no request was written to (they are down, or were silent for too
+    # long): there is nothing to undo.
     suspects = [
         node
         for node in asked.targets
@@ -97,10 +100,10 @@ def acquire(
 def start(claim: Claim, now: float, patience: float, rate: Rate) -> Steps[Round]:
     """Try once to take one of the starts that a rate allows (`rate.py`).
 
-    A start is a claim that nobody extends or gives back, and it must outlast the rate's window,
-    counted from the moment when this returns. `claim.held` tells the outcome. If the claim would
+    A start is a claim that nobody extends or releases, and it must outlast the rate's window,
+    counted from the moment when this returns. The outcome is in `claim.held`. If the claim would
     end too soon, because nodes are far away or we were paused, it is renewed once, for longer. Half
-    of the slack is left for what comes between this and the body's first line.
+    of the slack remains for the time between this and the body's first line.
 
     Args:
         claim: As for `acquire`, of one slot, with the rate's ttl.
@@ -121,16 +124,17 @@ def start(claim: Claim, now: float, patience: float, rate: Rate) -> Steps[Round]
 
 
 def _fence(ballot: Round) -> bool:
-    """Give the claim of a won ACQUIRE its fencing token; return whether a quorum knows it already.
+    """Set the fencing token of a won ACQUIRE; return True if a quorum of nodes has it already.
 
-    Every node that set our token has raised its own number: above all that it had before, and at
+    Every node that set our token has raised its own number: above all numbers it had before, and at
     least to our proposal. The largest of these numbers is our fencing token. Before anybody sees
-    it, a quorum must know it, and must have learnt it while our token held the key there. If the
-    nodes did not all answer the same number, a FENCE round tells them. Then tokens increase
-    strictly with every grant: a later quorum shares a node with ours, and on that node the later
-    token was set after ours was known, so it got a larger number. If the number were written where
-    our token no longer holds the key, it might arrive after another holder got its own. And if the
-    largest number were told to nobody, the next quorum might not know it.
+    it, a quorum must have stored it, and must have done so while our token held the key there. If
+    the answers differ, and less than a quorum gave the largest number, a FENCE round writes it.
+    Then tokens increase strictly with every grant: a later quorum shares a node with ours, and on
+    that node the later token was set after ours was stored, so it got a larger number. If the
+    number were written where our token no longer holds the key, it might arrive after another
+    holder got its own. And if no FENCE wrote it, the next quorum might not include a node that has
+    it.
 
     A node that forgets its locks forgets its numbers, too. If it was the only node that two quorums
     shared, the larger number comes from the later proposal, that is, from clocks that differ by
@@ -139,7 +143,7 @@ def _fence(ballot: Round) -> bool:
     after our release.
 
     A number that is more than `FENCE_AHEAD` ahead of our clock does not count. An honest node never
-    goes there, and the quorums above treat a node that answers one as if it were down.
+    answers such a number, and a node that does counts in these quorums as if it were down.
     """
     claim = ballot.claims[0]
     pairs = zip(ballot.votes, ballot.details, strict=True)
@@ -151,15 +155,15 @@ def _fence(ballot: Round) -> bool:
 def queue_round(
     entry: QueueEntry, now: float, verb: Verb = Verb.ENQUEUE, nodes: Iterable[int] | None = None
 ) -> Round:
-    """Make the round that joins the wait queues of what `entry` names, or leaves them.
+    """Make the round that joins or leaves the wait queues of the resources of `entry`.
 
     Nobody waits for the answers.
 
     Args:
-        entry: Who waits, and for what.
+        entry: The waiter, and the resources that it waits for.
         now: The time before anything is sent; seconds.
         verb: ENQUEUE, DEQUEUE or HAND_ON.
-        nodes: On which nodes; None for all.
+        nodes: The nodes to ask; None for all.
     """
     return Round(verb, [entry], now, 0.0, nodes)
 
@@ -172,7 +176,7 @@ def queue(
 
 
 def undo(claim: Claim, now: float, nodes: Iterable[int] | None = None) -> Steps[None]:
-    """Delete our token from `nodes` (None: from all), after whatever was written before."""
+    """Delete our token from `nodes` (None: from all), behind all earlier requests."""
     claim.ended = True
     ballot = Round(Verb.UNDO, [claim], now, 0.0, nodes)
     if ballot.targets:
@@ -189,17 +193,18 @@ def extend(
 ) -> Steps[Round]:
     """Renew leases, many in one round ("Making the algorithm more reliable").
 
-    `confirmed()` of the result returns those that were renewed. The others are not lost yet: their
-    old deadline stands, and they can be tried again. A node that no longer has our token sets it
-    again. That is safe, because its answer counts only if it is read before the old deadline
+    `confirmed()` of the result returns the claims that were renewed. The others are not lost yet:
+    their old deadline stands, and they can be tried again. A node that no longer has our token sets
+    it again. That is safe, because its answer counts only if it is read before the old deadline
     (`Claim.acknowledged`), and until then no other can have had a quorum.
 
     Args:
-        claims: What to renew.
+        claims: The claims to renew.
         now: The time before anything is sent; seconds.
         patience: How long to wait for the answers; seconds.
-        verb: RENEW for a supervisor, which extends what another process holds.
-        nodes: On which nodes; None for all.
+        verb: EXTEND for the holder; RENEW for a supervisor, which extends leases of another
+            process.
+        nodes: The nodes to ask; None for all.
     """
     ballot = Round(verb, claims, now, patience, nodes)
     yield ballot
@@ -207,12 +212,12 @@ def extend(
 
 
 class Released(NamedTuple):
-    """What a release came to.
+    """The result of a release.
 
     Attributes:
-        held: Whether the lease was held until then.
-        called: Whether a node called a waiter.
-        confirmed: Whether a quorum has answered, so that the lock keeps nobody out any more.
+        held: True if the lease was held until then.
+        called: True if a node has notified a waiter.
+        confirmed: True if a quorum has answered, so that the lock keeps nobody out any more.
     """
 
     held: bool
@@ -221,10 +226,10 @@ class Released(NamedTuple):
 
 
 def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
-    """Give a lease back on all nodes.
+    """Release a lease on all nodes.
 
-    Never fails: where a node cannot be reached, the ttl ends the lock. May be run again if it was
-    interrupted.
+    It never fails: on a node that cannot be reached, the ttl ends the lock. It may be run again if
+    it was interrupted.
     """
     held = claim.held(now)
     claim.ended = True  # no extension may be written behind this
@@ -237,11 +242,11 @@ def release(claim: Claim, now: float, patience: float) -> Steps[Released]:
 def free(claim: Claim, now: float, patience: float) -> Steps[Round]:
     """Delete the token of another process from all nodes.
 
-    Only call it after its holder was seen to die, or after the message that it was for has ended.
-    Nodes that are away are told when they are back.
+    Call it only after the holder was seen to die, or after the message has ended for which the
+    token was set. Nodes that are down get the request when they are back.
     """
     claim.ended = True
-    claim.written = (1 << claim.nodes) - 1  # the other may have asked every node: all are told
+    claim.written = (1 << claim.nodes) - 1  # the other process may have asked every node
     ballot = Round(Verb.RELEASE, [claim], now, patience)
     yield ballot
     return ballot
@@ -255,7 +260,8 @@ def peek(
 ) -> Steps[Round]:
     """Ask `nodes` (None: all) who holds some resources.
 
-    `details`: per node None or (token, seconds left); for more than one query a list of such.
+    In the `details` of the round each node has None or (token, seconds left); with more than one
+    query it has a list of these.
     """
     ballot = Round(Verb.PEEK, queries, now, patience, nodes)
     yield ballot
@@ -263,7 +269,7 @@ def peek(
 
 
 def look(node: int, now: float) -> Round:
-    """Make the round that asks one node about itself, ahead of a request."""
+    """Make the round that asks one node for its role, ahead of another request."""
     return _aside(Verb.LOOK, Query((), node + 1), node, now)
 
 
@@ -275,7 +281,7 @@ def mark(node: int, now: float, text: str) -> Round:
 def _aside(verb: Verb, query: Query, node: int, now: float) -> Round:
     """Make a round for one node, in which nobody counts votes or waits for an answer.
 
-    The others are not in it: `query` is for so many nodes that this one has its index.
+    Other nodes have no part in it, so `query.nodes` need only be large enough for the index `node`.
     """
     round_ = Round(verb, [query], now, 0.0, (node,))
     round_.closed = True

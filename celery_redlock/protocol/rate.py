@@ -1,13 +1,14 @@
-"""How often bodies may start: at most so many in any window of so many seconds.
+"""Rates: at most a given number of body starts in any window of a given length.
 
-Each start takes one of as many slots as may start in a window, and the nodes remember it for the
-window, counted from the start, whatever becomes of the body. So whoever starts in the same slot
-next does so a window later, and of the starts in one window each has a slot of its own. A count of
-starts on each node would admit more, as with a limit (`names.slots`).
+A rate of n starts has n slots. Each start takes a slot, and the nodes remember it for the whole
+window, counted from the start, whatever becomes of the body. So the next start in the same slot
+comes at least a window later, and the starts of one window each have a slot of their own. A count
+of starts on each node would admit more, as with a limit (`names.slots`).
 
-The window of a slot is counted from before the nodes were asked, as a lease is (`lease.py`): a
-little is added for that, and for the drift of clocks, so a rate is never exceeded, and not quite
-reached: by 1 %, and by a twentieth at a window of one second.
+As with a lease (`lease.py`), the time of a slot is counted from before the nodes were asked. So its
+ttl is a little longer than the window: for the way to the body, and for the drift of clocks. A rate
+is therefore never exceeded, and not quite reached: 1 % is missing, and a twentieth at a window of
+one second.
 """
 
 from __future__ import annotations
@@ -22,18 +23,19 @@ __all__ = ["Rate", "outlasting", "parsed", "rate_of"]
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 86_400.0
-"""A shorter one would go for the way to the nodes; a restarted node has no vote on a start for a
-whole one."""
+"""The limits of a window, in seconds. A shorter one would be spent on the way to the nodes. For the
+length of a window a restarted node has no vote on a start, so it must not be longer either."""
 MAX_STARTS = 100
-"""In one window. Each has a slot, and whoever finds one taken looks at all of them."""
+"""The most starts in one window. Each has a slot, and a process that finds one slot taken looks at
+all of them."""
 MAX_SLACK_S = 0.25
-"""Seconds at most that may pass from the request to the start without another round."""
+"""The most seconds that may pass from the request to the start without another round."""
 SLACK_PART = 0.05
-"""The same, as a part of the window."""
+"""The same limit, as a part of the window."""
 
 
 class Rate(NamedTuple):
-    """At most `starts` in any `window`, in seconds; `text` is what a user wrote."""
+    """A limit of `starts` in any `window` (seconds); `text` is the user's spelling of it."""
 
     starts: int
     window: float
@@ -41,29 +43,34 @@ class Rate(NamedTuple):
 
     @property
     def slack(self) -> float:
-        """Seconds that a slot is taken for longer than the window, for the way to the body."""
+        """The seconds by which a slot is taken for longer than the window, until the body runs."""
         return min(MAX_SLACK_S, SLACK_PART * self.window)
 
     @property
     def ttl(self) -> float:
-        """Seconds for which a start asks the nodes to remember it."""
+        """The seconds for which the nodes are asked to remember a start."""
         return outlasting(self.window + self.slack)
 
     def longest(self, patience: float) -> float:
-        """The same where the first request took too long: a second may take this `patience`."""
+        """Return the ttl of a second request, which follows if the first one took too long.
+
+        It is longer by twice the `patience` of a request, in seconds.
+        """
         return outlasting(self.window + self.slack + 2 * patience)
 
 
 def outlasting(seconds: float) -> float:
-    """Return the ttl of a lease that is held for so long, the drift deducted (`lease.drift`)."""
+    """Return the ttl of a lease that is held for `seconds` after the drift (`lease.drift`)."""
     return (seconds + DRIFT_FLOOR) / (1 - DRIFT_RATE)
 
 
 def parsed(text: str) -> tuple[int, float]:
-    """Return how many, and in how many seconds: `"10/m"`, `"10/5m"`; Celery writes `rate_limit` so.
+    """Return the starts and the seconds of a rate such as `"10/m"` or `"10/5m"`.
+
+    Celery's `rate_limit` has the same syntax.
 
     Raises:
-        ValueError: It is no rate; says what is.
+        ValueError: The text is not a rate; the message explains the syntax.
     """
     found = re.fullmatch(r"([1-9][0-9]{0,8})/([1-9][0-9]{0,5})?([smhd])", text)
     if found is None:
@@ -75,13 +82,13 @@ def parsed(text: str) -> tuple[int, float]:
 
 @lru_cache
 def rate_of(text: str, burst: int | None = None) -> Rate:
-    """Return the rate that a text and a burst mean.
+    """Return the rate for a text and a burst.
 
-    With a burst, so many may start at once, and each of these comes back in the time that the rate
-    has for as many: a window that is as much shorter.
+    With a burst of b, b bodies may start at once, and the window is the time in which the rate
+    allows b starts: shorter than the rate's own window in the same proportion.
 
     Raises:
-        ValueError: There is none such; says why.
+        ValueError: There cannot be such a rate; the message says why.
     """
     starts, window = parsed(text)
     if burst is not None:

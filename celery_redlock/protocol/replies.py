@@ -1,6 +1,6 @@
-"""What a node's replies mean, whatever kind of store it is of. They come as Redis would give them.
+"""Decode the replies of a node. Every kind of store gives them in the form that Redis uses.
 
-Whatever is raised here means that it is no answer.
+Any exception raised here means that the reply is not an answer to the request.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ if TYPE_CHECKING:
 __all__ = ["DONE", "FOREIGN", "Held", "decode", "seconds_left"]
 
 FOREIGN = "<not a lock>"
-"""Stands for the token where a key of another type lies under our name: it is held, not by us."""
+"""Replaces the token if the key under our name is of another type: it is held, and not by us."""
 DONE = "done"
 """The value of a key that marks a delivery as done."""
 
 MAX_TTL_S = 10 * 365 * 86_400.0
-"""How long we believe that a key has left, of another program: nothing of ours is waited for as
-long, and a larger number would be more than some clocks and threads can take."""
+"""The longest remaining ttl that we accept from a node, in seconds; a longer one is cut. Only a key
+of another program has so much left, and some clocks and threads cannot handle larger numbers."""
 MAX_INFO_BYTES = 16384
-"""What a node may say of its replication, with a hundred replicas. It is asked between two
-requests, and everybody waits while it is read."""
+"""The most bytes of a report on replication: enough for a hundred replicas. It is requested between
+two other requests, and everything waits while it is read."""
 
 
 class Held(str):
-    """The token of another holder of one of several names, with the first name where it is."""
+    """The token of another holder, with the first of our names that it holds on this node."""
 
     name: str
 
     def __new__(cls, token: str, name: str) -> Held:
-        """Make a token that remembers a name."""
+        """Make a token with a name."""
         held = super().__new__(cls, token)
         held.name = name
         return held
 
 
 def decode(round_: Round, reply: Any) -> Any:
-    """Return what `Round.answer` takes, from a node's reply.
+    """Return a node's reply in the form that `Round.answer` takes.
 
     Raises:
-        NodeError: It is no answer to such a request.
+        NodeError: The reply is not an answer to such a request.
     """
     verb = round_.verb
     try:
@@ -93,25 +93,25 @@ def looked(_claims: Sequence[Any], reply: Any) -> str:
 
 
 def seconds_left(milliseconds: int) -> float:
-    """Return what PTTL says of a key that is there: infinite if it has no ttl, else `MAX_TTL_S`
-    at most.
+    """Return the seconds left of a key from the reply to PTTL: infinite if it has no ttl, else at
+    most `MAX_TTL_S`.
 
     Raises:
-        ValueError: No server says so.
+        ValueError: No server gives such a reply.
     """
     if milliseconds == -1:
         return math.inf
-    _checked(milliseconds, milliseconds >= -2)  # -2: it has just gone
+    _checked(milliseconds, milliseconds >= -2)  # -2: the key has just gone
     return min(max(0, milliseconds) / 1000, MAX_TTL_S)
 
 
 def _seen(token: bytes | None, milliseconds: int) -> tuple[str, float] | None:
-    """Return what a node holds under one key: a token, and for how long yet in seconds."""
+    """Return the token under one key and its seconds left; None if the key is free."""
     return None if token is None else (_text(token), seconds_left(milliseconds))
 
 
 def _first(seen: list[tuple[str, float] | None]) -> tuple[str, float] | None:
-    """Of the keys of a claim: the first that is held, and until the last of them is free."""
+    """Return the first token under the keys of a claim, and the seconds until all are free."""
     held = [pair for pair in seen if pair is not None]
     return (held[0][0], max(left for _token, left in held)) if held else None
 
@@ -126,4 +126,4 @@ def _text(value: bytes) -> str:
     try:
         return value.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
-        return value.decode("utf-8", "surrogateescape")  # not one of ours
+        return value.decode("utf-8", "surrogateescape")  # it is not one of our tokens

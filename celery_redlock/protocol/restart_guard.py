@@ -1,45 +1,48 @@
-"""Which node may vote: from what it says of itself.
+"""Decide from a node's report about itself if its vote counts.
 
 A node that restarts without its data has forgotten the locks it granted. If it votes at once, it
-may grant one of them to somebody else while its holder still counts on it. The Redis page's remedy
-("Performance, crash recovery and fsync") is to let it take no part until every lock that was alive
-when it crashed is over. Here the *clients* see to that, as nobody configures it on servers: a node
-has no vote until it has been up for longer than the longest ttl in use. Only locks count for that.
-Where an earlier grant of the same name may count for longer (a start of a rate, a lock with
-`hold_for`), the claim says so (`Claim.recall`), and the node has no vote on that claim alone.
+may grant one of them to somebody else while the holder still relies on it. The remedy of the Redis
+page ("Performance, crash recovery and fsync") is that such a node takes no part until every lock
+that was alive when it crashed is over. Here the *clients* enforce that, because nobody configures
+it on servers: a node has no vote until it has been up for longer than the longest ttl in use. Only
+the ttls of locks count for that. If an earlier grant of the same name may count for longer (a start
+of a rate, a lock with `hold_for`), the claim has a `Claim.recall`, and for that time the node has
+no vote on that claim.
 
-What an extension sets again on such a node does count. It is read before the old deadline, and
-until then no other can have been granted the lock: what the node forgot was of no living lease but
-this one (`docs/algorithm.md`, "A node that forgot").
+A token that an extension sets again on such a node does count. The answer is read before the old
+deadline, and until then no other can have been granted the lock: the node has forgotten no living
+lease of this resource except this very one (`docs/algorithm.md`, "A node that forgot").
 
 The rules. A *memory* is one run of one server (`run_id`) under one replication id. A memory has no
 vote until a whole span has passed since the latest moment at which it may have lacked a lock that
-was granted at its address:
+was granted at its address. That moment is:
 
-1. It was started no later than its uptime says: what it forgot was granted before that.
-2. A promoted replica was met now. Nobody knows when it was promoted, nor what never reached it.
-   Who has known it for a span marks it (`TRUSTED_KEY`): others have met it as long ago as that.
-   Behind Sentinels, other clients go on asking the old master until they, too, have the news.
-3. A run that was up when the run before it was last asked for something that it answered is not
-   that server come back but another, met now: up to now somebody may have been granted a lock by
-   the other. Any other is a restart, by rule 1, however long ago it was: for all we can see, it is
-   one. When an answer was read says nothing. An idle process reads it with its next request.
-4. The same run with a history (`master_replid2`) that it did not have was a replica in between:
-   met now, by rule 2. No client is disconnected when a server becomes a replica, or a master again.
-   So it is looked at again, ahead of a request whose answer is a vote, where no write of ours has
-   shown for a while that it is a master (`LOOK_AFTER_S`). A new replication id without a history is
-   that of a master which has gained its first replica or lost its last one; or, after an hour
-   (`BACKLOG_S`), of one that was promoted then or earlier.
-5. What is known belongs to the address, and to the memory that was met there last. A server that
-   was swapped out and is met there again is a stranger: it does not know what the other granted
-   meanwhile, however well it was known before. Behind Sentinels it would have been a replica, with
-   another history since: there, to a client that slept over a failover, the mark of the others
-   counts (2). That a connection breaks changes nothing by itself: else every client would be
-   without nodes for a span whenever its idle connections are closed.
-6. What a server says of its append-only file exempts it from nothing: the file may be another than
-   before, of yesterday, or from before a time without one.
+1. After a restart: the start, by its uptime. Everything that it forgot was granted before that.
+2. For a promoted replica: the moment at which it is met. Nobody can see when it was promoted, or
+   which writes never reached it. A client that has known it for a span marks it (`TRUSTED_KEY`),
+   and for other clients it then counts as met that long ago. Behind Sentinels a little is added,
+   because other clients use the old master until they, too, have the news (`NEWS_S`).
+3. For a different server at the same address: the moment at which it is met, because until now the
+   previous server may have granted locks. The server is a different one if it was already up when
+   the previous run was last asked for something that it answered. Otherwise it counts as a restart
+   (rule 1), however long ago that was: we can see no difference. The time of the request decides,
+   not the time at which its answer was read: an idle process reads it with its next request.
+4. For the same run with a new history (`master_replid2`): the moment at which that is seen. It was
+   a replica in between, so rule 2 holds. No client is disconnected when a server becomes a replica,
+   or a master again. So the node is asked for its role again, ahead of a request whose answer is a
+   vote, if no write of ours has shown recently that it is a master (`LOOK_AFTER_S`). A new
+   replication id without a history means that a master has gained its first replica or lost its
+   last one; or that a server was promoted an hour ago (`BACKLOG_S`) or earlier.
+5. All of this belongs to the address, and to the memory that was met there last. A server that was
+   swapped out and is met there again is new: it does not have the locks that the other one granted
+   meanwhile, however long it was known before. Behind Sentinels it would have been a replica, with
+   another history since. There, for a client that slept through a failover, the mark of other
+   clients counts (rule 2). A broken connection changes nothing by itself: otherwise every client
+   would be without nodes for a span whenever its idle connections are closed.
+6. A report of an append-only file exempts a server from nothing: the file may be another one than
+   before, or of yesterday, or from before a time without one.
 
-The rest is configuration: replicas, cluster members and one server under two names are no
+The rest is configuration: replicas, cluster members and one server under two names are not
 independent masters.
 
 Pure: facts and the time come in, verdicts go out.
@@ -57,42 +60,42 @@ from .node_info import NodeInfo
 __all__ = ["ALWAYS", "LOOK_AFTER_S", "Doubt", "Memory", "RestartGuard", "Trust"]
 
 ALWAYS = -math.inf
-"""Began: so long ago, or with such a memory, that nothing is forgotten."""
+"""A `Memory.began` so long ago, or of such a kind, that no lock can be missing."""
 
 LOOK_AFTER_S = 0.001
-"""How long after the last write that proved it a master a node is asked again: less than it takes
-to become a replica, to load another's data and to be promoted (3 ms at least were seen: two empty
-servers on one machine)."""
+"""The seconds after which a node is asked for its role again, counted from the last write that
+proved it a master: less than it takes to become a replica, to load another's data and to be
+promoted (3 ms at least were seen: two empty servers on one machine)."""
 
 NEWS_S = 3.0
-"""How long after one client has met a promoted replica others may be granted locks by the master
-before it, where that still runs: Sentinels tell each other of a failover within two seconds, and
-each its clients at once."""
+"""The seconds for which the previous master, if it still runs, may grant locks to other clients
+after one client has met the promoted replica. Sentinels inform each other of a failover within two
+seconds, and each informs its clients at once."""
 
 BACKLOG_S = 3600.0
-"""How long a promoted server without replicas remembers that it was one, at least
-(`repl-backlog-ttl`, as servers have it by default)."""
+"""The seconds for which a promoted server without replicas at least reports that it was a replica
+(`repl-backlog-ttl`, by the servers' default)."""
 
 ANOTHER = "is another server than before, met"
 
 
 class Doubt(str):
-    """Why the vote of a node does not count, for people; and for how many seconds it does not."""
+    """The reason why a node's vote does not count, for people; `left`: for how long, in seconds."""
 
     left = 0.0
 
 
 @dataclass(slots=True)
 class Memory:
-    """A memory that was met at an address, and how far it is to be believed.
+    """A memory that was met at an address, and the time from which it is trusted.
 
     Attributes:
-        facts: What it said of itself.
+        facts: Its report about itself.
         began: The latest time at which it may have lacked a lock; `ALWAYS` for never.
-        heard: When it was last asked for what it has answered, as far as that has been noted.
+        heard: The send time of the last request that it has answered, as far as noted.
         started: The latest time at which it may have been started.
-        what: What happened at `began`, for people.
-        marked: When its mark was last seen, or set.
+        what: The event at `began`, for people.
+        marked: The time when its mark was last seen, or set.
     """
 
     facts: NodeInfo
@@ -103,22 +106,23 @@ class Memory:
     marked: float = ALWAYS
 
     def same(self, facts: NodeInfo) -> bool:
-        """Whether `facts` are of this very memory."""
+        """Return True if `facts` are of this very memory."""
         ours, theirs = self.facts, (facts.run_id, facts.replication, facts.history)
         return (ours.run_id, ours.replication, ours.history) == theirs
 
 
 class RestartGuard:
-    """What is known of the nodes' memories. Survives a fork: children know what the parent knew.
+    """The memories of all nodes. It survives a fork: a child starts with its parent's.
 
     Args:
-        on: Whether a node that may have forgotten locks has no vote.
+        on: True if a node that may have forgotten locks has no vote.
         longest: The longest ttl of a lock in use, as far as known; seconds.
-        say: Takes a warning. Nothing is said twice.
+        say: Function that takes a warning. No warning is given twice.
 
     Attributes:
         longest: See above.
-        span: Seconds for which a node that has lost its memory has no vote: that, and the drift.
+        span: The seconds for which a node that lost its memory has no vote: `longest` and the
+            drift.
     """
 
     def __init__(self, on: bool, longest: float, say: Callable[[str], None]) -> None:
@@ -130,12 +134,12 @@ class RestartGuard:
         self._met: dict[int, Memory] = {}
 
     def expect(self, ttl: float) -> None:
-        """Note that locks of this ttl are in use, in seconds; here or elsewhere."""
+        """Note that locks with this ttl (seconds) are in use, here or elsewhere."""
         if ttl > self.longest:
             self.longest, self.span = ttl, _span(ttl)
 
     def saying(self, say: Callable[[str], None]) -> RestartGuard:
-        """Return a guard with the same memory that gives its warnings to somebody else."""
+        """Return a guard that shares these memories and gives its warnings to another `say`."""
         other = RestartGuard(self.on, self.longest, say)
         other._said, other._met = self._said, self._met
         return other
@@ -143,10 +147,14 @@ class RestartGuard:
     def meet(
         self, index: int, facts: NodeInfo, asked: float, now: float, moves: bool = False
     ) -> Memory:
-        """Return what is to be believed of a node that has just said what it is.
+        """Return the memory of a node that has just reported `facts`.
 
-        It was asked at `asked` or later, and has answered at `now` or before. `moves`: a replica
-        takes its place while the old master may still run (`NEWS_S`).
+        Args:
+            index: The node's index.
+            facts: Its report.
+            asked: A time before it was asked for the report; seconds.
+            now: A time after it answered; seconds.
+            moves: True if a replica takes its place while the old master may still run (`NEWS_S`).
         """
         if not self.on or facts.uptime is None:
             return Memory(facts)
@@ -154,7 +162,7 @@ class RestartGuard:
         if before is not None and before.same(facts):
             before.facts, before.heard = facts, max(before.heard, asked)
             return before  # rule 5
-        # Both ends of the uptime are cut to whole seconds: it may be off by one, either way.
+        # Both ends of the uptime are cut to whole seconds: it may be wrong by one, either way.
         started = now - max(0.0, facts.uptime - 1.0)
         met = Memory(facts, now, heard=asked, started=started)
         if facts.history:
@@ -177,22 +185,26 @@ class RestartGuard:
         return met
 
     def knows(self, index: int, memory: Memory) -> bool:
-        """Return whether this memory was met last at the address."""
+        """Return True if this memory is the one that was met last at the address."""
         return self._met.get(index) is memory
 
     def heard(self, index: int, memory: Memory, asked: float) -> None:
-        """Note when a memory was last asked for what it has answered, before another is met."""
+        """Note the send time (`asked`) of the last request that a memory has answered.
+
+        It must be noted before another memory is met, because rule 3 compares the two.
+        """
         known = self._met.get(index)
         if known is memory:
             memory.heard = max(memory.heard, asked)
         elif known is not None and known.started <= asked:
-            # Two connections: `known` was met over the other while this memory still answered.
+            # There are two connections: over the other one `known` was met while this memory still
+            # answered.
             known.began, known.what = max(known.began, asked), ANOTHER  # rule 3
 
     def doubt(self, memory: Memory, now: float, recall: float = 0.0) -> Doubt | None:
-        """Return why the vote of a node does not count at `now`, for people; None if it counts.
+        """Return the reason why a node's vote does not count at `now`; None if it counts.
 
-        `recall` is that of the claim which the vote is on; seconds.
+        `recall` is the `Claim.recall` of the claim that the vote is on; seconds.
         """
         longer = recall > self.longest
         left = memory.began + (_span(recall) if longer else self.span) - now
@@ -220,7 +232,7 @@ class RestartGuard:
         return None
 
     def welcome(self, name: str, memory: Memory, now: float) -> None:
-        """Say what is to be said of a node that has just been met, once."""
+        """Give the warnings about a node that has just been met, each once."""
         facts, doubt = memory.facts, self.doubt(memory, now)
         if facts.denied or facts.uptime is None:
             why = f" ({facts.denied})" if facts.denied else ""
@@ -251,12 +263,12 @@ class RestartGuard:
 
 
 class Trust:
-    """What a node is believed to be, between one connection to it and the next.
+    """The trust in one node, kept from one connection to it to the next.
 
     Attributes:
-        memory: What was met there last.
-        heard: When it was last asked for what it has answered; seconds.
-        unsure: Why it does not tell if it still is a master; empty if it does, or is not asked.
+        memory: The memory that was met there last.
+        heard: The send time of the last request that it has answered; seconds.
+        unsure: Why it does not report if it still is a master; empty if it does, or is not asked.
     """
 
     def __init__(self, guard: RestartGuard, index: int, moves: bool = False) -> None:
@@ -265,31 +277,31 @@ class Trust:
         self.unsure = ""
         self._guard = guard
         self._index, self._moves = index, moves
-        self._proved = math.inf  # when it was last asked for what only a master does
-        self._asked = ALWAYS  # when it was last asked what it is
+        self._proved = math.inf  # send time of the last request that only a master can execute
+        self._asked = ALWAYS  # when it was last asked for its role
 
     def connected(self, facts: NodeInfo, asked: float, now: float) -> None:
-        """Take in what a node says of itself on a new connection; see `RestartGuard.meet`."""
+        """Accept a node's report about itself on a new connection; see `RestartGuard.meet`."""
         self.left()
         self.memory = self._guard.meet(self._index, facts, asked, now, self._moves)
         self.heard, self.unsure, self._asked = asked, "", ALWAYS
         self._proved = asked if self._guard.on and facts.uptime is not None else math.inf
 
     def left(self) -> None:
-        """Have the guard note when it was last asked over a connection that has ended."""
+        """Report the last answered request to the guard, because the connection has ended."""
         if self.heard > ALWAYS:
             self._guard.heard(self._index, self.memory, self.heard)
 
     def to_ask_again(self, now: float) -> bool:
-        """Whether it must be asked, ahead of a request, if it still is a master (rule 4)."""
+        """Return True if it must be asked for its role again, ahead of a request (rule 4)."""
         return now > self._proved + LOOK_AFTER_S and now > self._asked + LOOK_AFTER_S
 
     def asked_again(self, now: float) -> None:
-        """Take in that it was."""
+        """Note that it was asked for its role at `now`."""
         self._asked = now
 
     def to_mark(self, now: float) -> str:
-        """Return what is to be left there for others (rule 2), once a span; empty if nothing."""
+        """Return the mark to write there for other clients (rule 2), once a span; else empty."""
         memory, span = self.memory, self._guard.span
         if not memory.facts.history or memory.began == ALWAYS:
             return ""
@@ -299,7 +311,10 @@ class Trust:
         return f"{now - memory.began:.3f} {memory.facts.memory}"
 
     def still(self, sent: float, text: str) -> bool:
-        """Return whether it says to that what it said before, and then take that in."""
+        """Accept the answer `text` to a request for its role, if it is the same as before.
+
+        Return True if it is; `sent` is the send time of that request.
+        """
         if not (self.memory.facts.still(text) and self._guard.knows(self._index, self.memory)):
             return False
         self._proved, self.unsure = max(self._proved, sent), ""
@@ -307,9 +322,12 @@ class Trust:
         return True
 
     def told(self, sent: float, said: NodeInfo, now: float) -> str:
-        """Take in what it says to that; return why it cannot be a node any more, if it cannot.
+        """Accept a changed answer to a request for its role, sent at `sent`.
 
-        Answers come in order: the vote behind it has not been read yet.
+        Answers come in order, so the vote that follows it has not been read yet.
+
+        Returns:
+            Why it cannot be a node any more; empty if it can.
         """
         self._proved, self.unsure = max(self._proved, sent), ""
         facts = replace(
@@ -325,24 +343,28 @@ class Trust:
         return facts.misfit
 
     def not_told(self, why: str, *, forbidden: bool) -> None:
-        """Take in that it does not say, for now; or must not, and is not guarded any more."""
+        """Note that it did not answer a request for its role, for the reason `why`.
+
+        If that is `forbidden` to us, its role is not checked any more. Otherwise its votes do not
+        count until it answers.
+        """
         if forbidden:
             self._proved = math.inf
         else:
             self.unsure, self._asked = why, ALWAYS  # the next request asks again
 
     def wrote(self, sent: float) -> None:
-        """Take in that it has written, for a request of that time: only a master does."""
+        """Note that it executed a write that was sent at `sent`: only a master does."""
         if sent > self._proved and not self.unsure:
             self._proved = sent
 
     def doubt(self, now: float, recall: float = 0.0) -> str:
-        """Return why its vote does not count on a claim with this `recall`; empty if it counts."""
+        """Return why its vote on a claim with this `recall` does not count; empty if it counts."""
         return self._guard.doubt(self.memory, now, recall) or self.unsure
 
 
 def _span(seconds: float) -> float:
-    """Return for how long a node may have forgotten what lasts for some seconds."""
+    """Return the seconds for which a node may lack a lock with a ttl of `seconds`."""
     return seconds + drift(seconds)
 
 

@@ -16,7 +16,7 @@ __all__ = ["REFUSED", "RENEWED", "SET_AGAIN", "VERBS", "Held", "Round", "Steps",
 T = TypeVar("T")
 Steps = Generator["Round", float, T]
 
-# How a node answers an extension: one character per claim.
+# A node's answer to an extension has one of these characters per claim.
 RENEWED, SET_AGAIN, REFUSED = "1", "2", "0"
 
 
@@ -24,19 +24,19 @@ class Round:
     """One request to many nodes, and their votes.
 
     Attributes:
-        verb: What is asked.
-        claims: What it is about: claims; a `QueueEntry`, where a wait queue is joined or left; or
-            the queries of a PEEK, LOOK or MARK. Only extensions and a PEEK carry more than one.
+        verb: The kind of request.
+        claims: The claims that it asks for; or a `QueueEntry`, if it joins or leaves a wait queue;
+            or the queries of a PEEK, LOOK or MARK. Only extensions and a PEEK have more than one.
         sent: The time before the first byte was sent, from which leases are counted; seconds.
-        until: When nodes that have not answered count as silent; seconds.
-        targets: Node indexes that are asked.
-        votes: Per node, its vote so far, None while it is open.
+        until: The time from which nodes that have not answered count as silent; seconds.
+        targets: The indexes of the nodes to ask.
+        votes: Per node, its vote so far; None while it is open.
         details: Per node: the holder's token (ACQUIRE, NO), its fencing token (ACQUIRE, YES), why
-            it is silent, what it holds (PEEK; of many claims a list), how it answered for each
-            claim (EXTEND, RENEW).
-        closed: Whether nobody waits for it any more. Late answers still count for the lease.
-        amnesiac: Claims whose token a node has lost before its time. The node takes them out once
-            the log has said so.
+            it is silent, what it holds (PEEK; a list if there are many queries), its answer for
+            each claim (EXTEND, RENEW).
+        closed: True if nobody waits for it any more. Late answers still count for the lease.
+        amnesiac: Claims whose token a node has lost too early. The code that reads the node's
+            answers logs them and empties the list.
     """
 
     __slots__ = (
@@ -69,7 +69,7 @@ class Round:
         self._missing: list[tuple[Claim, int, float]] = []
 
     def begin(self) -> None:
-        """Drop the claims that have ended. Called by the driver right before it writes.
+        """Remove the claims that have ended. The driver calls it right before it writes.
 
         An extension that is written after the release of its lease would set the token again.
         """
@@ -84,17 +84,17 @@ class Round:
 
         Args:
             node: Its index.
-            reply: What `replies.decode` made of the answer.
+            reply: The answer as decoded by `replies.decode`.
             now: When it was read; seconds.
-            doubt: Why the node may have forgotten locks, or empty. "It is free" then counts as
-                silence. So does "it is held" for an ACQUIRE, because the holder may be another
-                attempt that is undone in a moment. "Yours is extended" counts
+            doubt: Why the node may have forgotten locks; empty if it has not. The answer "it is
+                free" then counts as silence. So does "it is held" for an ACQUIRE, because the
+                holder may be another attempt that is undone in a moment. "Yours is extended" counts
                 (`restart_guard.py`).
         """
         self.verb.count(self, node, reply, now, doubt)
 
     def silence(self, node: int, reason: str) -> None:
-        """Count a node as silent: it will not answer, or its answer is of no use."""
+        """Count a node as silent: it will not answer, or its answer is useless."""
         self._vote(node, Vote.SILENT, reason)
 
     def _vote(self, node: int, vote: Vote, detail: Any = None) -> None:
@@ -111,36 +111,36 @@ class Round:
 
     @property
     def decided(self) -> bool:
-        """Whether the outcome is certain, so that nobody has to wait for further answers."""
+        """True if the outcome is certain, so that nobody has to wait for further answers."""
         if self.yes + self.no + self.silent == len(self.targets) or not self.waits:
             return True
         return self.verb.decided(self)
 
     @property
     def quorum_answered(self) -> bool:
-        """Whether a quorum has answered, YES or NO."""
+        """True if a quorum has answered, YES or NO."""
         return self.yes + self.no >= self.quorum
 
     @property
     def denied(self) -> bool:
-        """Whether so many have said no that a quorum cannot say yes, whoever is yet to answer."""
+        """True if so many said no that a quorum can no longer say yes, whatever others answer."""
         return self.no > self._spare
 
     @property
     def _spare(self) -> int:
-        """How many nodes a quorum can do without."""
+        """The number of nodes that a quorum can do without."""
         return len(self.votes) - self.quorum
 
     @property
     def waits(self) -> bool:
-        """Whether anybody waits for the answers."""
+        """True if somebody waits for the answers."""
         return self.until > self.sent
 
     def close(self, reason: str = "") -> list[int]:
-        """Count the nodes that have not answered as silent; return which they are.
+        """Count the nodes that have not answered as silent; return their indexes.
 
         Args:
-            reason: Why they are silent; if empty, because they have not answered in time.
+            reason: Why they are silent; empty if they have not answered in time.
         """
         late: list[int] = []
         if not self.decided:
@@ -158,7 +158,7 @@ class Round:
         return [claim for claim, count in counted if count >= self.quorum]
 
     def refused(self) -> list[Claim]:
-        """Return the claims that a quorum does not hold, of an EXTEND or a RENEW."""
+        """Return the claims of an EXTEND or a RENEW that a quorum does not hold."""
         answers = [
             detail
             for vote, detail in zip(self.votes, self.details, strict=True)
@@ -169,11 +169,12 @@ class Round:
             claim for claim, count in zip(self.claims, counts, strict=False) if count >= self.quorum
         ]
 
-    # -- How the answer to a verb counts
+    # -- Counting the answer to each verb
 
     def _acquired(self, node: int, reply: Any, now: float, doubt: str) -> None:
-        # None: it was free and is ours. Our own token: an earlier SET of this attempt won and its
-        # answer was lost. A number, where we want one: either of these. Else: another's.
+        # None: the key was free and is ours. Our own token: an earlier SET of this attempt won, but
+        # its answer was lost. A number, if we asked for a fencing token: either of these. Anything
+        # else is another's token.
         claim = self.claims[0]
         fenced = claim.proposal is not None
         if doubt:
@@ -181,13 +182,13 @@ class Round:
         elif not (type(reply) is int if fenced else (reply is None or reply == claim.token)):
             self._vote(node, Vote.NO, reply)
         else:
-            if not claim.ended:  # else nobody asks any more how long it lasts
+            if not claim.ended:  # the deadline of an ended claim does not matter any more
                 claim.acknowledged(node, self.sent, now)
             self._vote(node, Vote.YES, reply if fenced else None)
 
     def _extended(self, node: int, outcomes: str, now: float, _doubt: str) -> None:
         renewed = self.claims
-        if outcomes == RENEWED * len(renewed):  # nearly always
+        if outcomes == RENEWED * len(renewed):  # the short way, taken nearly always
             self._confirmed = [count + 1 for count in self._confirmed]
         else:
             renewed = []
@@ -202,19 +203,19 @@ class Round:
         self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES, outcomes)
 
     def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
-        """Note that a node does not hold a claim; return whether it should."""
+        """Note that a node does not hold a claim; return True if it should."""
         if self.verb is Verb.RENEW and not self.closed:
-            # The others' answers first: a supervisor may not know yet of all the nodes that hold
-            # a claim, and would give it up because of one that does not.
+            # Count the other answers first (`close`): a supervisor may not have heard from all
+            # nodes that hold a claim, and would declare it lost because of one that does not.
             self._missing.append((claim, node, now))
-            # One that was released meanwhile, over another connection, is rightly missing.
+            # A claim that was released meanwhile, over another connection, is rightly missing.
             return claim.expiries[node] > now and not claim.ended
         return claim.forgotten(node, now)
 
     def _fenced(self, node: int, ours: bool, now: float, doubt: str) -> None:
         if not ours and self.claims[0].forgotten(node, now):
             self.amnesiac.append(self.claims[0])
-        # A node that has forgotten another's vote of a moment ago does not answer for it.
+        # A node that may have forgotten a vote for another of a moment ago must not confirm ours.
         if ours and doubt:
             self.silence(node, doubt)
         else:
@@ -227,16 +228,16 @@ class Round:
             self._vote(node, Vote.YES, seen)
 
     def _done(self, node: int, reply: Any, _now: float, _doubt: str) -> None:
-        # 1: it is done. 2 more, of a release: a waiter was called.
+        # 1: done. A release adds 2 if a waiter was notified.
         done = int(reply or 0)
         self._vote(node, Vote.YES if done & 1 else Vote.NO, "called" if done & 2 else None)
 
-    # -- When a verb is decided although nodes have not answered yet
+    # -- Deciding a verb before all nodes have answered
 
     def _won_or_lost(self) -> bool:
         if self.yes >= self.quorum or self.silent > self._spare:
             return True
-        # It is lost already, but an error must say why: held by another, or no quorum.
+        # It is lost already, but the error must give the reason: another holder, or no quorum.
         return self.no + self.silent > self._spare and self.quorum_answered
 
     def _known_or_not(self) -> bool:
@@ -245,20 +246,20 @@ class Round:
 
 @dataclass(frozen=True, eq=False)
 class Verb:
-    """What a node can be asked: a row of the table below.
+    """A kind of request to a node: a row of the table below.
 
     Attributes:
-        word: Names it in logs and errors.
-        decode: Makes of a reply what `count` takes, or raises.
-        count: Counts a node's answer; the arguments are those of `Round.answer`.
-        decided: Tells whether the outcome is certain though nodes have not answered yet.
-        wrote: Tells whether an answer proves that the node can write.
-        sets: Whether it may set our token, so that an undoing must follow.
-        frees: Whether it deletes our token, so that it is owed to a node that cannot be asked now.
-        extends: Whether it carries many claims, and none that has ended.
-        needs_memory: Whether "it is free" does harm if the node has forgotten a lock.
-        can_wait: Whether it may be asked later, because nobody needs the answer.
-        calls: Whether it may call a waiter.
+        word: Its name in logs and errors.
+        decode: Function that decodes a reply for `count`, or raises.
+        count: Function that counts a node's answer; it takes the arguments of `Round.answer`.
+        decided: Function that returns True if the outcome is certain before all have answered.
+        wrote: Function that returns True if an answer proves that the node can write.
+        sets: True if it may set our token, so that an undoing must follow a failure.
+        frees: True if it deletes our token, so that it is owed to a node that cannot be asked now.
+        extends: True if it carries many claims, and none that has ended.
+        needs_memory: True if the answer "it is free" does harm if the node has forgotten a lock.
+        can_wait: True if it may be sent later, because nobody needs the answer.
+        calls: True if it may notify a waiter.
     """
 
     word: str
@@ -273,7 +274,7 @@ class Verb:
     can_wait: bool = False
     calls: bool = False
 
-    # For type checkers alone: hypothesis prints what is annotated, each row with all others in it.
+    # Only for type checkers: hypothesis prints annotated fields, each row with all others in it.
     if TYPE_CHECKING:
         ACQUIRE: ClassVar[Verb]
         EXTEND: ClassVar[Verb]
@@ -309,9 +310,9 @@ Verb.EXTEND = Verb(
     sets=True,
     extends=True,
 )
-# Renew our token where it is set, and never set it again. For a supervisor: its connection is not
-# the holder's, so its request may arrive after the release. It waits for all answers, because it
-# must at least learn in time where the token is missing.
+# Renew our token where it is set, and never set it again. This is for a supervisor: its connection
+# is not the holder's, so its request may arrive after the release. It waits for all answers,
+# because it must at least learn in time on which nodes the token is missing.
 Verb.RENEW = Verb(
     "renew",
     decode=replies.extended,
@@ -319,8 +320,9 @@ Verb.RENEW = Verb(
     wrote=Verb.EXTEND.wrote,
     extends=True,
 )
-# Delete our token, and no other, and wake the first waiter. Whether it was there is what a quorum
-# says, or as many as a quorum cannot do without; the first to answer may not know it, or lie.
+# Delete our token, and no other, and wake the first waiter. The token was there if a quorum says
+# so, and was not if so many deny it that there can be no such quorum. The first node to answer is
+# not enough: it may have forgotten the token, or lie.
 Verb.RELEASE = Verb(
     "release",
     decode=replies.released,
@@ -338,8 +340,8 @@ Verb.FENCE = Verb(
     decided=Round._known_or_not,
     needs_memory=True,
 )
-# Tell who holds it, and for how long. Of several names: the first holder, and how long until all
-# of them are free.
+# Report the holder, and the seconds left. For several names: the first holder, and the seconds
+# until all of them are free.
 Verb.PEEK = Verb(
     "peek",
     decode=replies.peeked,
@@ -347,15 +349,15 @@ Verb.PEEK = Verb(
     wrote=lambda _seen: False,
     needs_memory=True,
 )
-# Join its wait queue, with the time since when we wait: a release wakes the first.
+# Join the wait queue, with the time since when we wait: a release wakes the first waiter.
 Verb.ENQUEUE = Verb("queue")
 # Leave the queue because we hold the lock.
 Verb.DEQUEUE = Verb("leave", can_wait=True)
 # Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next one.
 Verb.HAND_ON = Verb("pass", can_wait=True, calls=True)
-# Tell whether it still is a master. Only the request behind it waits for the answer.
+# Report if the node still is a master. Only the request behind it waits for the answer.
 Verb.LOOK = Verb("tell its role", decode=replies.looked)
-# Leave word in the node's own data that it has earned its vote (`restart_guard.py`).
+# Write into the node's own data that it has earned its vote (`restart_guard.py`).
 Verb.MARK = Verb("mark")
 
 VERBS = tuple(row for row in vars(Verb).values() if isinstance(row, Verb))

@@ -1,4 +1,7 @@
-"""Names and counts in the words that people read. What only declares a task needs no more."""
+"""Names and counts in the words that people read.
+
+They are separate because a program that only declares tasks imports nothing else of this kind.
+"""
 
 from __future__ import annotations
 
@@ -8,36 +11,36 @@ __all__ = ["are_needed", "counted", "names_of", "of_nodes", "printable", "shown"
 
 
 def are_needed(count: int) -> str:
-    """`1 is needed`, `2 are needed`."""
+    """Return `1 is needed`, `2 are needed`, and so on."""
     return f"{count} {'is' if count == 1 else 'are'} needed"
 
 
 def of_nodes(count: int, total: int) -> str:
-    """`0 of 1 node`, `2 of 3 nodes`."""
+    """Return `0 of 1 node`, `2 of 3 nodes`, and so on."""
     return f"{count} of {counted(total, 'node')}"
 
 
 def counted(count: int, what: str) -> str:
-    """`1 key`, `2 keys`."""
+    """Return `1 key`, `2 keys`, and so on."""
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def names_of(resource: str | Iterable[str]) -> tuple[str, ...]:
-    """One name or several: each once, in an order that is the same whoever asks."""
+    """Return one name, or several: each once, in an order that does not depend on the caller."""
     if isinstance(resource, tuple) and len(resource) == 1:
         return resource
     return (resource,) if isinstance(resource, str) else tuple(sorted(set(resource)))
 
 
 def shown(resources: Sequence[str]) -> str:
-    """Some names as one, for people."""
+    """Return some names as one text, for people."""
     return " + ".join(resources)
 
 
 def printable(text: str) -> str:
-    """`text` as it may stand in a log: what a terminal would obey, or cannot encode, is escaped.
+    """Return `text` with all characters escaped that a terminal would obey or cannot encode.
 
-    Names of resources, ids of tasks and what nodes answer are foreign text.
+    Names of resources, ids of tasks and the answers of nodes are untrusted text, and go into logs.
     """
     if text.isprintable():
         return text

@@ -1,4 +1,4 @@
-"""What is said of locks: who asks, who holds, what a node answered. All of it is frozen."""
+"""Values that describe locks: owners, holders, votes, queries. All of them are frozen."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ __all__ = [
 
 
 def quorum_of(nodes: int) -> int:
-    """How many of `nodes` masters are a quorum: more than half."""
+    """Return the quorum of `nodes` masters: more than half of them."""
     return nodes // 2 + 1
 
 
 SHARED = "~shared"
-"""Ends the token of a reader, and the name of a reader that waits. It travels with the token, so
-whoever extends or frees a claim knows what it is of, also where a node has forgotten it."""
+"""Suffix of a reader's token, and of the name of a reader that waits. Because it is part of the
+token, any process that extends or releases a claim can see that it is a reader's, even if a node
+has forgotten it."""
 
 
 def is_shared(token: str) -> bool:
-    """Whether a token is a reader's: many readers may hold a resource at once, or one writer."""
+    """Return True if a token is a reader's. A resource has many readers at once, or one writer."""
     return token.endswith(SHARED)
 
 
@@ -58,7 +59,7 @@ class NodeVote:
     Attributes:
         node: The node's address, without credentials.
         vote: Its answer.
-        detail: Who holds it (NO), or why there is no answer (SILENT).
+        detail: The holder (NO), or why there is no answer (SILENT).
     """
 
     node: str
@@ -73,18 +74,18 @@ class NodeVote:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The one that asks for a lock, as an operator wants to read it. It travels inside the token.
+    """The process or task that asks for a lock, described for operators. It is part of the token.
 
     Attributes:
         host: Host name.
         pid: Process id on that host.
         task_id: The Celery task's id; empty outside Celery.
         retries: How often Celery had retried that task.
-        stamp: Names one delivery of a message: a task id can be delivered twice at once.
+        stamp: The id of one delivery of a message: a task id can be delivered twice at once.
         task: The Celery task's name; empty outside Celery.
-        since: When it asked, by its own wall clock, in seconds since 1970; 0.0 if it does not say.
-            For people to read: no decision hangs on it.
-        shared: Whether it asked as a reader; likewise.
+        since: When it asked, by its own wall clock, in seconds since 1970; 0.0 if not known.
+            For people to read: no decision depends on it.
+        shared: True if it asked as a reader; likewise.
     """
 
     host: str
@@ -97,9 +98,9 @@ class Owner:
     shared: bool = field(default=False, compare=False)
 
     def token(self, nonce: str, now: float = 0.0) -> str:
-        """The token of one attempt of this owner, made at `now`, in seconds since 1970.
+        """Return the token of one attempt of this owner, made at `now` (seconds since 1970).
 
-        `nonce` holds at least 128 random bits.
+        `nonce` contains at least 128 random bits.
         """
         host = self.host.replace("|", "")
         task_id, task = _escape(self.task_id), _escape(self.task)
@@ -108,7 +109,7 @@ class Owner:
 
     @classmethod
     def of(cls, token: str) -> Owner | None:
-        """Who made `token`; None if it is not one of this library."""
+        """Return the owner that made `token`; None if it is not a token of this library."""
         parts = token.split("|")
         if len(parts) != 8 or not all(_is_count(parts[i]) for i in (2, 4, 6)):
             return None
@@ -143,17 +144,18 @@ class Owner:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """The holder of a resource, as the nodes tell it.
+    """The holder of a resource, as reported by the nodes.
 
     Attributes:
-        resource: What is held.
-        owner: Who made the token, or None if another program's value lies under our name.
-        nodes: How many nodes hold this token.
-        quorum: How many nodes a lock needs: with fewer, this is a split vote or the rest of one.
-        expires_in: Seconds until enough nodes will have dropped it for somebody else to be granted
-            the lock, unless it is extended; None if that was not asked.
+        resource: The resource that is held.
+        owner: Who made the token, or None if the value under our name is another program's.
+        nodes: The number of nodes that hold this token.
+        quorum: The number of nodes that a lock needs. If `nodes` is less, this is a split vote, or
+            the rest of one.
+        expires_in: Seconds until so many nodes have dropped the token that another can be granted
+            the lock, unless it is extended; None if that was not requested.
         digest: The first eight hex digits of the token's SHA-256, to compare in logs. The token
-            itself is never shown: whoever knows it could free the lock.
+            itself is never shown, because with it anybody could release the lock.
     """
 
     __module__ = "celery_redlock"
@@ -178,9 +180,9 @@ class Query:
     Attributes:
         resources: The names on the nodes.
         nodes: How many nodes there are.
-        shared: Whether the question is who keeps a new reader out, rather than who holds them.
-        ended: As of a claim. A question never sets a token, so it never comes too late.
-        recall: As of a claim. Whoever needs a long memory asks again, with a claim.
+        shared: True to ask for a holder that keeps a new reader out, and not for any holder.
+        ended: As in a claim. A query never sets a token, so it never comes too late.
+        recall: As in a claim. A caller that needs a long memory asks again, with a claim.
     """
 
     resources: tuple[str, ...]
@@ -195,7 +197,8 @@ class QueueEntry(Query):
     """One waiter's place in the wait queues of some resources.
 
     Attributes:
-        token: Whom a node calls: the channel of the waiter's process, and the waiter's own name.
+        token: The address for a node's notification: the channel of the waiter's process, and the
+            waiter's own name.
         since: When it first waited, in microseconds since 1970. The queues are in this order.
     """
 
@@ -208,14 +211,14 @@ class Mark(Query):
     """The mark of a node that has earned its vote.
 
     Attributes:
-        text: What it says (`node_info.py`).
+        text: The value of the mark (`NodeInfo.mark`).
     """
 
     text: str
 
 
 def token_digest(token: str) -> str:
-    """A short name of a token that is safe to log."""
+    """Return a short name of a token that is safe to log."""
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()[:8]
 
 
@@ -228,5 +231,5 @@ def _unescape(text: str) -> str:
 
 
 def _is_count(text: str) -> bool:
-    # Python refuses to read numbers of thousands of digits, with a ValueError.
+    # The length is limited because Python raises ValueError for numbers of thousands of digits.
     return text.isdecimal() and len(text) <= 20
