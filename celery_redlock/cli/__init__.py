@@ -1,6 +1,6 @@
-"""`celery -A app redlock ...` and `celery-redlock ...`: see, explain, free and measure locks.
+"""`celery -A app redlock ...` and `celery-redlock ...`: inspect, explain, free and measure locks.
 
-The first takes the nodes from the app's settings; the second from `--nodes`, or from an app that
+The first takes the nodes from the app's settings; the second from `--nodes`, or from the app that
 `-A` names. Each command is a module of this package, imported when it is called.
 """
 
@@ -21,18 +21,18 @@ COMMANDS = (
     *("bench", "demo", "doctor", "explain", "exporter", "limit", "ls", "migrate", "pause"),
     *("purge", "release", "resume", "show", "sql", "stats", "watch", "web"),
 )
-"""Each is `command` in the module of this package of that name; `demo` in its own package."""
+"""Each is the function `command` in the module of that name here; `demo` has its own package."""
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
 
-# Celery loads this module for every `celery` command, also for `celery inspect redlock`, which
-# asks this process what commands there are, and before any module with tasks was imported. So it
-# imports no module that takes locks: that is left to the functions below.
+# Celery loads this module for every `celery` command, before any module with tasks is imported;
+# also for `celery inspect redlock`, which asks this process for the list of commands. So it must
+# not import modules that take locks; the functions below do that.
 remote_control.register()
 
 
 class Commands(click.Group):
-    """Commands that are imported when they are needed."""
+    """Commands that are imported on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -51,7 +51,7 @@ def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
     """See, explain, free and measure the locks of tasks."""
     from .context import Site
 
-    # What Celery's own command has found stands in the context above: its app.
+    # Celery's own command stores the app that it has found in the parent context.
     ctx.obj = Site(app=getattr(ctx.obj, "app", None))
 
 

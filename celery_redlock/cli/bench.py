@@ -1,4 +1,4 @@
-"""`redlock bench`: how long acquiring and releasing take, on these very nodes."""
+"""`redlock bench`: measure acquire and release on the configured nodes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .context import NO_QUORUM, SECONDS, Site, on_site, table
 __all__ = ["command"]
 
 TTL_S = 10.0
-"""After which the keys of a bench that was killed are gone."""
+"""Ttl of the bench's keys, seconds: how long they stay if the bench is killed."""
 PAUSE_S = 0.01
-"""After a lock was not acquired: nodes that are away must not be hammered."""
+"""Pause after a failed acquire, seconds, so that nodes that are down are not hammered."""
 
 
 @click.command("bench")
@@ -103,7 +103,7 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
 
 
 def _measure(redlock: Redlock, seconds: float, count: int) -> tuple[list[float], list[float], int]:
-    """Return how long each acquire and each release took, and how many acquires failed."""
+    """Return the durations of all acquires and releases, and the number of failed acquires."""
     acquired: list[float] = []
     released: list[float] = []
     failed: list[str] = []
@@ -122,7 +122,7 @@ def _measure(redlock: Redlock, seconds: float, count: int) -> tuple[list[float],
             released.append(time.perf_counter() - granted)
             acquired.append(granted - begun)
 
-    # Daemons, so that Ctrl-C ends it.
+    # Daemon threads, so that Ctrl-C ends the program.
     threads = [threading.Thread(target=work, args=(str(n),), daemon=True) for n in range(count)]
     for thread in threads:
         thread.start()

@@ -1,12 +1,12 @@
-"""What a command works on, the options that several have, and how they say what they found.
+"""The target of a command, the options shared by several commands, and their output.
 
-Exit codes, of all commands:
+Exit codes of all commands:
 
 - 0: done; nothing is wrong.
 - 1: it found something wrong, or did not find what it was asked for.
-- 2: it was called wrongly, or the configuration cannot work.
-- 3: too few nodes answered to tell.
-- 4: refused: what was to be done would not have been what was asked for.
+- 2: wrong usage, or a configuration that cannot work.
+- 3: too few nodes answered.
+- 4: refused: the action would not have been the one that was asked for.
 """
 
 from __future__ import annotations
@@ -42,29 +42,29 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 PROBLEM, USAGE, NO_QUORUM, REFUSED = 1, 2, 3, 4
 """Exit codes; see above."""
 USUAL_KINDS = ("lock", "start", "reservation", "foreign")
-"""What of the nodes' keys is shown unless others are asked for."""
+"""Key kinds shown by default."""
 WORKERS_TIMEOUT_S = 1.0
-"""To wait for workers: always the whole time, as nobody knows how many there are."""
+"""Seconds to wait for workers. It is always spent whole: the number of workers is not known."""
 BOTH = "give --app or --nodes, not both: an app names its own nodes"
 
 
 @dataclass
 class Site:
-    """What a command works on: an app, or nodes that were named."""
+    """The target of a command: an app, or nodes given by URL."""
 
     app: Any = None
     nodes: Sequence[str] | None = None
-    prefix: str | None = None  # of the keys, without an app
-    as_json: bool = False  # whether a program reads what is said
-    chosen: str = ""  # the options that choose what is shown, as they were given
+    prefix: str | None = None  # of the keys, if there is no app
+    as_json: bool = False  # True if the output is for a program
+    chosen: str = ""  # the options that select entries, as they were given
 
     @functools.cached_property
     def redlock(self) -> Redlock:
-        """The lock over its nodes. A look at them needs no restart guard.
+        """The lock over its nodes. Without a restart guard: a survey needs none.
 
         Raises:
-            click.UsageError: No nodes are known.
-            ConfigurationError: They cannot be nodes.
+            click.UsageError: No nodes are given.
+            ConfigurationError: The nodes given are invalid.
         """
         if self.nodes:
             given: dict[str, Any] = {} if self.prefix is None else {"prefix": self.prefix}
@@ -77,10 +77,10 @@ class Site:
         )
 
     def take_nodes(self, nodes: str | None, prefix: str | None) -> None:
-        """Take the nodes' URLs, with commas between, and the prefix of the keys, if given.
+        """Set the nodes, from comma-separated URLs, and the key prefix, where given.
 
         Raises:
-            click.UsageError: An app is known, or a URL cannot be understood.
+            click.UsageError: There is an app as well, or a URL is invalid.
         """
         if nodes is not None and self.app is not None:
             raise click.UsageError(BOTH)
@@ -93,24 +93,24 @@ class Site:
         self.prefix = self.prefix if prefix is None else prefix
 
     def choose(self, *options: tuple[str, str | None]) -> None:
-        """Note the options that choose what is shown, and their values; None for one not given."""
+        """Store the options that select entries, with their values (None if not given)."""
         self.chosen = " ".join(f"{name} {quote(value)}" for name, value in options if value)
 
     @property
     def nothing(self) -> str:
-        """Return the sentence for an empty result: a filter may be misspelt."""
+        """Return the sentence for an empty result; it repeats the filter, which may be misspelt."""
         if self.chosen:
             return f"nothing that is held fits {printable(self.chosen)}"
         return "nothing is held"
 
     def say(self, data: Any, text: str) -> None:
-        """Print what was found: `data` as JSON for a program, else `text`."""
-        # In a pipe without indentation: Python's fast encoder has none.
+        """Print the result: `data` as JSON for a program, `text` for people."""
+        # Without indentation in a pipe: Python's fast encoder cannot indent.
         indent = 2 if sys.stdout.isatty() else None
         click.echo(as_json(data, indent) if self.as_json else text)
 
     def fail(self, message: str, code: int, text: str = "") -> int:
-        """Print why nothing was found, for people as `text` if that is given; return the code."""
+        """Print why there is no result, for people as `text` if given; return the exit code."""
         if self.as_json:
             click.echo(as_json({"error": printable(message)}))
         else:
@@ -118,12 +118,13 @@ class Site:
         return code
 
     def with_parked(self, look: Callable[[], Survey]) -> tuple[Survey, str]:
-        """Return what `look` returns, parked tasks counted as waiting; and why they are not, if so.
+        """Return the survey made by `look`, with parked tasks counted as waiting, and a reason.
 
-        The workers are asked at the same time. Without an app there are none to ask.
+        The reason says why parked tasks are missing; it is empty if they are not. The workers are
+        asked at the same time as the nodes. Without an app there are no workers to ask.
 
         Raises:
-            QuorumUnavailable: As `look` does.
+            QuorumUnavailable: `look` raised it.
         """
         from ..doctor.workers import waiting
 
@@ -133,10 +134,10 @@ class Site:
 
 
 def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
-    """Decorate the function of a command: it is given a `Site`, and has the option --json.
+    """Decorate the function of a command: pass it a `Site`, and add the option --json.
 
-    It returns its exit code, or None for 0. Errors that a user can do something about are said in a
-    sentence, without a traceback; with --json as `{"error": ...}` on stdout.
+    The function returns its exit code, or None for 0. Errors that a user can correct are printed as
+    one sentence without a traceback; with --json as `{"error": ...}` on stdout.
     """
 
     @click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
@@ -168,7 +169,7 @@ def load_app(name: str) -> Any:
     """Return the Celery app that `-A` names.
 
     Raises:
-        click.UsageError: It cannot be loaded; the text says why.
+        click.UsageError: The app cannot be loaded; the text says why.
     """
     from celery.app.utils import find_app
 
@@ -182,7 +183,7 @@ def load_app(name: str) -> Any:
 
 
 class _Seconds(click.FloatRange):
-    """Seconds to wait: a number that is one, and that a socket takes."""
+    """Seconds to wait: not NaN, and within the range that a socket accepts as a timeout."""
 
     def convert(self, value: Any, param: Any, ctx: Any) -> float:
         given: float = super().convert(value, param, ctx)
@@ -204,7 +205,7 @@ def timeout_option(
 
 
 def listen_option(port: int, help: str) -> Decorator:
-    """Decorate a command that serves with --listen HOST:PORT, by default on loopback."""
+    """Decorate a command that serves HTTP with --listen HOST:PORT, by default on loopback."""
     usual = f"127.0.0.1:{port}"
 
     def parsed(_ctx: Any, _parameter: Any, given: str) -> tuple[str, int]:
@@ -227,7 +228,7 @@ def listen_option(port: int, help: str) -> Decorator:
 def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command, below `on_site`, with --match, --task, --kind, --all and --timeout.
 
-    It is given `look`, which surveys what these choose and raises `QuorumUnavailable`.
+    The command is passed `look`, which surveys the selected entries and raises `QuorumUnavailable`.
     """
 
     @click.option(
@@ -270,17 +271,17 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_json(data: Any, indent: int | None = None) -> str:
-    """Return JSON of foreign text, in ASCII and without control characters."""
+    """Return JSON of untrusted text, in ASCII and without control characters."""
     return json.dumps(data, indent=indent).replace("\x7f", r"\u007f")
 
 
 def can_ask() -> bool:
-    """Return whether there is anybody to answer a question."""
+    """Return True if stdin is a terminal, so that a question can be answered."""
     return sys.stdin.isatty()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table for people."""
+    """Return a text table."""
     lines = [columns, *([printable(str(cell)) for cell in row] for row in rows)]
     widths = [max(map(cells, column)) for column in zip(*lines, strict=True)]
     return "\n".join(padded(line, widths) for line in lines)

@@ -1,4 +1,4 @@
-"""`redlock doctor`: what is wrong with nodes, settings, tasks, workers; and the remedy."""
+"""`redlock doctor`: find faults of nodes, settings, tasks and workers, with their remedies."""
 
 from __future__ import annotations
 

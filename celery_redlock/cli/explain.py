@@ -1,4 +1,4 @@
-"""`celery redlock explain TASK [ARGS]`: which key a call gets, who has it, what it would do."""
+"""`celery redlock explain TASK [ARGS]`: show a call's key, its holder, and the call's verdict."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 MAX_TASKS = 10
-"""That are named where none is like the one that was asked for."""
+"""Most task names to list if none resembles the name asked for."""
 
 
 @click.command("explain")
@@ -49,7 +49,7 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
     if found is None:
         click.echo(lines(_not_there(task, app.tasks)), err=True)
         return PROBLEM
-    # In the words of `apply_async`; or of the call, where a class is the task.
+    # In the words of `apply_async`; of the class's call, where the task is a class.
     check = getattr(found, "__header__", None) or inspect.signature(found.run).bind
     try:
         check(*given, **named)
@@ -63,7 +63,7 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
 
 
 def _json(text: str, what: str, example: str) -> Any:
-    """Return an array or an object of JSON, whichever the example is."""
+    """Return a JSON array or object, of the same type as the example."""
     kind = type(json.loads(example))
     try:
         value = json.loads(text)
@@ -76,7 +76,7 @@ def _json(text: str, what: str, example: str) -> Any:
 
 
 def _not_there(task: str, tasks: Any) -> str:
-    """Return that there is no such task, and names of some that there are."""
+    """Return the error for an unknown task, with similar or other names."""
     names = sorted(name for name in tasks if not name.startswith("celery."))
     if near := difflib.get_close_matches(task, tasks, n=3):
         return f"{task} is no task of this app; did you mean {', '.join(near)}?"
@@ -108,7 +108,7 @@ def _explain(
     if enabled(site.app.conf):
         try:
             surveys = [look_at(site.redlock, name, timeout) for name in resources]
-            # A node that answers need not have a vote: it may have forgotten locks.
+            # An answer is not a vote: a node that was just started may have forgotten locks.
             for name in resources:
                 seen = site.redlock.client.peek((name,), timeout=timeout, shared=how.shared)
                 is_free = outcome.free(blocking(seen))[0]

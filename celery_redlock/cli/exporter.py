@@ -1,4 +1,4 @@
-"""`redlock exporter`: gauges for Prometheus, of what the nodes hold."""
+"""`redlock exporter`: Prometheus gauges of the locks on the nodes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["command", "guarded"]
 logger = logging.getLogger("celery_redlock.exporter")
 
 CLIENT_TIMEOUT_S = 10.0
-"""That a client may take to say what it wants; Prometheus says it at once."""
+"""Seconds for a client to send its request; Prometheus sends it at once."""
 
 
 @click.command("exporter")
@@ -74,13 +74,14 @@ def command(
 
 
 def guarded(app: Any, hosts: Sequence[str]) -> Any:
-    """Return a WSGI app that answers only under names that no foreign web site can have.
+    """Return a WSGI app that answers only under host names that no foreign web site can have.
 
-    A site may point its own name at us, and read what its visitors' browsers find here.
+    Otherwise a site could point its own name at this server (DNS rebinding) and read the metrics
+    through its visitors' browsers.
 
     Args:
-        app: What answers.
-        hosts: Names besides addresses and names without a dot.
+        app: The app to guard.
+        hosts: Names to allow besides addresses and names without a dot.
     """
     from ..web.serve import host_in, is_known
 
@@ -108,7 +109,7 @@ def _serve(registry: Any, host: str, port: int, hosts: Sequence[str]) -> int | N
 
     server: Any
     try:
-        # It serves at once: nothing, until it is guarded.
+        # The server starts at once, so it serves an empty registry until the guard is in place.
         server, thread = start_http_server(port, host, CollectorRegistry())
     except OSError as error:
         click.echo(f"cannot listen on {host}:{port}: {error.strerror or error}", err=True)

@@ -1,4 +1,4 @@
-"""How entries of a survey, their owners and their times are said to people."""
+"""Text for people: entries of a survey, their owners and their times."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ __all__ += ["starts_said", "ttl_text", "waits_said", "without_quorum"]
 
 COLUMN_GAP = "  "
 AGREE_S = 1.0
-"""Nodes whose ttls differ by less than this agree: they were asked one after the other."""
+"""Seconds. Ttls that differ by less agree: the nodes were asked one after the other."""
 
 
 def name_of(entry: Entry) -> str:
-    """Return a resource, and what of it this is, if that is not its plain lock."""
+    """Return the name of a resource, with the kind of the entry unless it is a plain lock."""
     kind = "" if entry.kind == "lock" else f" ({entry.kind})"
     return f"{entry.resource}{entry.place}{kind}"
 
 
 def state_of(entry: Entry) -> str:
-    """Return what is odd about it, behind its count of nodes; empty if nothing is."""
+    """Return what is odd about an entry, to follow its count of nodes; empty if nothing is."""
     odd = ["split"] if entry.split else [] if entry.held else ["no quorum"]
     odd += ["no ttl"] if entry.leaked else []
     return " " + ", ".join(odd) if odd else ""
@@ -56,7 +56,7 @@ def owner_text(owner: Owner | None, digest: str) -> str:
 
 
 def described(entry: Entry, seen: Survey) -> list[str]:
-    """Return what is known of one key: who has it, and what each node says if they do not agree."""
+    """Return lines about one key: its holder, and the answer of each node if they differ."""
     since = "" if entry.held_for is None else f" for {span(entry.held_for)}"
     who = owner_text(entry.owner, entry.digest)
     nodes = f"{of_nodes(entry.nodes, entry.total)}{state_of(entry)}"
@@ -75,12 +75,12 @@ def described(entry: Entry, seen: Survey) -> list[str]:
 
 
 def starts_said(entries: Iterable[Entry], most: int | None = None, pace: str = "") -> list[str]:
-    """Return the starts that a rate counts, in a line; none if there are none.
+    """Return one line about the starts that a rate counts; an empty list if there are none.
 
     Args:
-        entries: All that is known of a key.
-        most: How many may start in a window, if that is known.
-        pace: Its rate, likewise.
+        entries: All entries of a key.
+        most: Starts allowed per window, if known.
+        pace: The text of the rate, if known.
     """
     left = [
         sorted((t for t in entry.ttls if t is not None), reverse=True)[entry.quorum - 1]
@@ -97,7 +97,7 @@ def starts_said(entries: Iterable[Entry], most: int | None = None, pace: str = "
 
 
 def agree(ttls: Sequence[float | None]) -> bool:
-    """Return whether all nodes have a key, for as long as each other."""
+    """Return True if all nodes have the key, with about the same ttl left."""
     left = [ttl for ttl in ttls if ttl is not None]
     return len(left) == len(ttls) and (len({*left}) == 1 or max(left) - min(left) < AGREE_S)
 
@@ -109,14 +109,14 @@ def _left(ttl: float | None) -> str:
 
 
 def ttl_text(ttl: float | None) -> str:
-    """Return a ttl on one node, short; `-` where the key is not there."""
+    """Return a ttl on one node as a short text; `-` where the key is missing."""
     if ttl is None:
         return "-"
     return "never" if ttl == math.inf else f"{ttl:.0f}" if ttl >= 10 else f"{ttl:.1f}"
 
 
 def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
-    """Return which tasks wait in the workers, as they have told; and why they have not."""
+    """Return a line for each task that waits in a worker, and why workers were not asked, if so."""
     said = [
         f"  waits {span(wait['waited'])} in {wait['worker']}"
         f" ({'in a pool slot' if wait.get('where') == 'slot' else 'parked'}):"
@@ -127,14 +127,14 @@ def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
 
 
 def _next(wait: Mapping[str, Any]) -> str:
-    """Return when a task that waits for its rate may start, if its worker has told."""
+    """Return when a task that waits for its rate may start, if its worker has reported it."""
     seconds = wait.get("next_in")
     known = isinstance(seconds, (int, float)) and 0 <= seconds < MAX_WAITED_S
     return f", by its rate; the next may start in {seconds:.1f} s" if known else ""
 
 
 def without_quorum(error: QuorumUnavailable) -> list[str]:
-    """Return what an error says, and a line for each node."""
+    """Return the error's text, and a line for each node."""
     votes = ", ".join(map(str, error.votes))
     said = [str(error).removesuffix(votes).removesuffix(": ")]
     for vote in error.votes:
@@ -145,12 +145,12 @@ def without_quorum(error: QuorumUnavailable) -> list[str]:
 
 
 def lines(*parts: str) -> str:
-    """Return lines of foreign text, each printable."""
+    """Return lines of untrusted text, made printable."""
     return "\n".join(map(printable, parts))
 
 
 def say_away(seen: Survey) -> None:
-    """Say on stderr which nodes did not answer."""
+    """Print the nodes that did not answer to stderr."""
     for look in seen.looks:
         if not look.reachable:
             click.echo(printable(f"node {look.name} does not answer: {look.error}"), err=True)
@@ -160,13 +160,13 @@ def say_away(seen: Survey) -> None:
 
 
 def padded(line: Sequence[str], widths: Sequence[int]) -> str:
-    """Return a line of a table: each cell as wide as its column."""
+    """Return a line of a table, with each cell padded or cut to its column's width."""
     fitted = ((cut(cell, width), width) for cell, width in zip(line, widths, strict=True))
     return COLUMN_GAP.join(cell + " " * (width - cells(cell)) for cell, width in fitted).rstrip()
 
 
 def cells(text: str) -> int:
-    """Return how many columns of a terminal a text takes."""
+    """Return the width of a text in terminal columns."""
     if text.isascii():
         return len(text)
     return sum(
@@ -176,7 +176,7 @@ def cells(text: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text that takes so many columns at most: without its middle, if it is longer."""
+    """Return a text cut to at most `width` columns, by leaving out its middle."""
     if cells(text) <= width:
         return text
     if width < 5:

@@ -1,4 +1,4 @@
-"""`redlock limit`: change for a while how many bodies of some keys are at work at a time."""
+"""`redlock limit`: change for a while how many bodies may hold each of some keys."""
 
 from __future__ import annotations
 

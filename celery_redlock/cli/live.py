@@ -17,12 +17,12 @@ from .lock_table import lock_table
 __all__ = ["screen"]
 
 OTHER_LINES = 4
-"""Of the screen: the clock, the table's head, the notes' last line, and the cursor's."""
+"""Screen lines reserved for clock, header, footer and cursor."""
 
 
 @contextmanager
 def screen(*, waiters: bool) -> Iterator[Callable[[Survey | str], None]]:
-    """Show each survey in place of the one before, or why there is none; the last one stays."""
+    """Show each survey, or why there is none, in place of the last one; the final one stays."""
     console = Console()
     with Live(console=console, auto_refresh=False) as live:
         yield lambda seen: live.update(_page(seen, console.size, waiters), refresh=True)

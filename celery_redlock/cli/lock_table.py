@@ -1,4 +1,4 @@
-"""The table of locks of `ls` and `watch`: one line a lock, at any width."""
+"""The table of locks in `ls` and `watch`: one line per lock, fitted to any width."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ __all__ = ["DROPPED", "lock_table"]
 
 COLUMNS = ("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl", "fence", "waiting")
 DROPPED = ("fence", "pid", "host", "ttl", "task id", "waiting", "held for", "task")
-"""The columns that are left out on a narrow terminal, one after the other, until the rest fits."""
+"""Columns left out on a narrow terminal, in this order, until the rest fits."""
 ENOUGH = {"key": 30, "task": 20}
-"""Characters of a name that are worth a column of `DROPPED`; longer names are cut before it."""
+"""Characters of a name worth dropping another column for; longer names are cut before that."""
 SHORT_ID_CHARS = 8
-"""Of a task's id where the table is fitted: enough to find it."""
+"""Characters of a task id in a fitted table: enough to find the task."""
 
 
 def lock_table(entries: Iterable[Entry], width: int | None, *, waiters: bool) -> list[str]:
-    """Return the lines of the table, its head first.
+    """Return the lines of the table, header first.
 
     Args:
-        entries: What to show, a line each.
+        entries: The entries to show, one line each.
         width: Columns of the terminal; None for no limit: all columns, whole names and ids, and the
             ttl on each node.
-        waiters: Whether it is known how many wait: if the workers were asked. Else that column is
-            left out.
+        waiters: True if the workers were asked, so that the number of waiters is known. If False,
+            that column is left out.
     """
     shown = list(entries)
     names = [name for name in COLUMNS if waiters or name != "waiting"]
@@ -44,7 +44,7 @@ def _lines(entries: Sequence[Entry], names: Sequence[str], room: int | None) -> 
     told: set[str] = set()
     for row, entry in zip(rows, entries, strict=True):
         if entry.kind in ("lock", "start"):
-            if entry.resource in told:  # those who wait do so for any of its slots: once
+            if entry.resource in told:  # all slots share one wait queue: show its length once
                 row["waiting"] = "-"
             told.add(entry.resource)
     title = {"ttl": "ttl on each"} if whole else {}
@@ -81,7 +81,7 @@ def _ttls(ttls: Sequence[float | None], whole: bool) -> str:
 
 
 def _fitted(widths: dict[str, int], room: int) -> dict[str, int]:
-    """Return the columns that fit into `room`, and how wide each is."""
+    """Return the columns that fit into `room`, with their widths."""
     left = dict(widths)
 
     def needed(least: dict[str, int]) -> int:

@@ -1,4 +1,4 @@
-"""`redlock ls`: what is held and reserved."""
+"""`redlock ls`: list locks and reservations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .lock_table import lock_table
 __all__ = ["command"]
 
 ORDERS: dict[str, Callable[[Entry], Any]] = {
-    "key": lambda e: 0,  # they come so
+    "key": lambda e: 0,  # a survey is already sorted by key
     "task": lambda e: e.owner.task if e.owner is not None else "",
     "age": lambda e: -(e.held_for or 0.0),
     "ttl": lambda e: min((ttl for ttl in e.ttls if ttl is not None), default=math.inf),

@@ -1,4 +1,4 @@
-"""`redlock migrate`: makes the tables and functions that locks in PostgreSQL need."""
+"""`redlock migrate`: create or update the tables and functions for locks in PostgreSQL."""
 
 from __future__ import annotations
 

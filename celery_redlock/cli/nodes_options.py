@@ -1,4 +1,4 @@
-"""The options --nodes and --prefix: of the group of commands, and of each of them."""
+"""The options --nodes and --prefix: of the command group, and of each command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`redlock pause`: have no body of some keys begin for a while."""
+"""`redlock pause`: stop new bodies of some keys from starting, for a while."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 class Duration(click.ParamType[float]):
-    """A time with its unit: 90s, 30m, 1h30m, 2d."""
+    """A duration with units: 90s, 30m, 1h30m, 2d."""
 
     name = "TIME"
 
@@ -38,16 +38,16 @@ class Duration(click.ParamType[float]):
 
 
 def operator(redlock: Any) -> str:
-    """Return who works here: the user, and the host."""
+    """Return the name of the operator: user and host."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError):  # in a container, the user may have no name
+    except (OSError, KeyError):  # in a container the user id may have no name
         user = "somebody"
     return f"{user}@{redlock.client.owner.host}"
 
 
 def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 0) -> int:
-    """Begin a pause, or a limit, and say so; return the exit code."""
+    """Begin a pause, or a limit, and report it; return the exit code."""
     redlock = site.redlock
     pattern = pattern.removeprefix(redlock.prefix)
     try:
@@ -73,7 +73,7 @@ def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 
 
 
 def _may_fit(site: Site, pattern: str) -> bool:
-    """Return False if no key of the app's tasks can fit a pattern, and none on the nodes does."""
+    """Return False if a pattern fits no key that the app's tasks can have, nor one on the nodes."""
     if site.app is not None:
         site.app.loader.import_default_modules()
         begins = _begin(re.split(r"[*?\[\\]", pattern)[0])
@@ -84,11 +84,11 @@ def _may_fit(site: Site, pattern: str) -> bool:
     try:
         return bool(survey(site.redlock, pattern, kinds=KINDS).entries)
     except NotAcquired:
-        return True  # nobody knows
+        return True  # unknown, so give no warning
 
 
 def _heads(task: Any, lock: TaskLock) -> Iterator[str]:
-    """Return what the keys of a task begin with, as far as their declaration says."""
+    """Return the beginnings of a task's keys, as far as its declaration shows them."""
     key, scope = lock.own.get("key"), lock.own.get("scope_name")
     before = "" if scope is None else f"{scope}:"
     if callable(key):
@@ -101,7 +101,7 @@ def _heads(task: Any, lock: TaskLock) -> Iterator[str]:
 
 
 def _begin(text: str) -> str:
-    """Return as much of a text as keys are certain to show as it was written."""
+    """Return the longest beginning of a text that appears unchanged (unescaped) in keys."""
     return re.match(r"[\w.:/-]*", text, re.ASCII)[0]  # type: ignore[index]
 
 

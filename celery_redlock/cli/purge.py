@@ -1,4 +1,4 @@
-"""`redlock purge`: purge queues, and free what their messages have reserved."""
+"""`redlock purge`: purge queues, and free the reservations of their messages."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def command(site: Site, *, queues: str, dry_run: bool, yes: bool) -> int:
         raise click.UsageError("-Q names no queue: give one, as -Q celery")
     if dry_run and yes:
         raise click.UsageError("--dry-run purges nothing, --yes purges: give one of them")
-    app.loader.import_default_modules()  # how many may hold what a task locks
+    app.loader.import_default_modules()  # their declarations say how many may hold each key
     found = {name: count(app, name) for name in names}
     rows: list[dict[str, object]] = []
 

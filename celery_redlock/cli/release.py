@@ -1,4 +1,4 @@
-"""`redlock release`: free a key whose holder is dead, or must not have it."""
+"""`redlock release`: free a key whose holder is dead or must not keep it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ WARNINGS = {
     "lock": "Its holder is not stopped by this. If it lives, its body goes on, and another may run"
     " beside it.",
 }
-"""What may go wrong, by kind; these can be freed."""
+"""The risk of freeing a key, by kind. Only these kinds can be freed."""
 MANY = ("lock", "reservation", "foreign")
-"""What --match lists and frees."""
+"""Kinds that --match lists and frees."""
 TAKEN_BACK = (
     "If nobody else takes the key, a holder that lives takes it back when it next extends its"
     " lease: within a third of its ttl."
@@ -107,7 +107,7 @@ def command(
     ]
     found = [entry for entry in there if slot in (None, entry.slot)]
     shared = any(entry.shared for entry in there)
-    if len(found) > 1 or (slot and shared):  # a reader's changes as others end
+    if len(found) > 1 or (slot and shared):  # a reader's slot changes when other readers end
         by = "--digest" if shared else "--slot or --digest"
         holders = (f"  {name_of(one)}: {owner_text(one.owner, one.digest)}" for one in there)
         count = counted(len(there), "holder")
@@ -132,7 +132,7 @@ def command(
 
 
 def _lives(entry: Entry, seen: Survey) -> str:
-    """Return why an entry's holder counts as living; empty if nothing speaks for it."""
+    """Return why an entry's holder counts as living; empty if there is no sign of it."""
     if entry.kind == "foreign":
         return "another program may rely on it"
     if entry.kind == "lock":
@@ -161,7 +161,7 @@ def _release_all(
     force: bool,
     timeout: float,
 ) -> int:
-    """List what was found, and free it, one after the other: what was listed and nothing else."""
+    """List the entries found, then free them one by one; never a token that was not listed."""
     wanted = [entry for entry in seen.entries if not lives[entry]]
     done: dict[Entry, dict[str, Any]] = {}
 
@@ -192,7 +192,9 @@ def _release_all(
         if not click.confirm(f"{count}. Free them?", err=True):
             return ended("refused", "left as they were", REFUSED)
     if not force and any(entry.kind == "lock" and not entry.held for entry in wanted):
-        time.sleep(SETTLED_S)  # some may just be taken, and are held by a quorum in a moment
+        time.sleep(
+            SETTLED_S
+        )  # one may be a lock that is being acquired: it has a quorum in a moment
     for entry in wanted:
         outcome, on = "refused", 0
         said = f"{name_of(entry)}: no string, or too long to compare: delete it by hand"
@@ -201,7 +203,7 @@ def _release_all(
                 living = force or entry.kind != "lock" or entry.endless
                 freed = force_release(site.redlock, entry, timeout, living=living)
                 outcome, on, said = freed.outcome, freed.nodes, _said(entry, freed)
-        except QuorumUnavailable as error:  # nor would the next one be freed
+        except QuorumUnavailable as error:  # freeing the next one would fail, too
             outcome, said = "unknown", str(error)
         done[entry] = {"outcome": outcome, "freed_on": on, "said": said}
         if not site.as_json:
@@ -216,7 +218,7 @@ def _release_all(
 
 
 def _refusal(entry: Entry, seen: Survey) -> str:
-    """Ask, and return why nothing is to be done; empty if it is."""
+    """Ask the user; return why nothing must be freed, or an empty string for yes."""
     if not can_ask():
         return "there is no terminal to ask on: look with show, then give --force"
     warning = WARNINGS[entry.kind]

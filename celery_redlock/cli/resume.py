@@ -1,4 +1,4 @@
-"""`redlock resume`: end a pause."""
+"""`redlock resume`: end a pause or a limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`redlock show`: all that is known of one resource."""
+"""`redlock show`: show everything known about one resource."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .formatting import described, lines, say_away, starts_said, waits_said
 __all__ = ["command"]
 
 SPELLING = """a text such as "7", "a b" or "a@b" is quoted: 'order:"a b"'; explain prints it"""
-"""What a key typed by hand most often lacks."""
+"""Hint for the most frequent mistake in keys typed by hand."""
 
 
 @click.command("show")

@@ -1,4 +1,4 @@
-"""`redlock sql`: the tables and functions that locks in PostgreSQL need."""
+"""`redlock sql`: print the SQL for locks in PostgreSQL."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def _needs_none(site: Site) -> bool:
     try:
         return site.redlock.client.addresses[0].store != "PostgreSQL"
     except (ConfigurationError, click.UsageError):
-        return False  # it may be asked for before there is anything that can be named
+        return False  # the SQL may be wanted before any node is configured

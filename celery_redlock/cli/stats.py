@@ -1,4 +1,4 @@
-"""`redlock stats`: how much is locked, by task."""
+"""`redlock stats`: count locks by task."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["command"]
 
 @dataclass
 class Tally:
-    """How much one task has."""
+    """Totals of one task."""
 
     locks: int = 0
     reservations: int = 0
-    waiting: int = 0  # for its locks
-    oldest: float | None = None  # seconds that its oldest lock is held; None without one
+    waiting: int = 0  # waiters for its locks
+    oldest: float | None = None  # seconds that its oldest lock has been held; None without a lock
 
 
 @click.command("stats")
@@ -62,7 +62,7 @@ def command(site: Site, match: str, timeout: float) -> None:
         [task or "(no task)", t.locks, t.reservations, _age(t), t.waiting]
         for task, t in tallies.items()
     ]
-    if site.app is None:  # nobody knows who waits
+    if site.app is None:  # without workers to ask, the waiters are not known
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     nodes = [
         (look.name, f"{look.rtt * 1e3:.2f} ms" if look.reachable else "-", look.error)
@@ -83,7 +83,7 @@ def _age(tally: Tally) -> str:
 
 
 def _tallies(entries: Iterable[Entry]) -> dict[str, Tally]:
-    """Return how much each task has; under "" what is held outside tasks."""
+    """Return the totals of each task; locks held outside tasks are under ""."""
     tallies: dict[str, Tally] = {}
     queues = set()
     for entry in entries:
@@ -95,7 +95,7 @@ def _tallies(entries: Iterable[Entry]) -> dict[str, Tally]:
             continue
         tally.locks += 1
         tally.oldest = max(entry.held_for or 0.0, tally.oldest or 0.0)
-        if entry.resource not in queues:  # of several slots, once
+        if entry.resource not in queues:  # all slots share one wait queue: count it once
             queues.add(entry.resource)
             tally.waiting += entry.waiting
     return dict(sorted(tallies.items()))

@@ -1,6 +1,6 @@
-"""What would become of one call of a locked task, before it is made.
+"""Predict what one call of a locked task would do now.
 
-The rules are those of `publication.py` and `policy.py`, in words; nothing is taken.
+The rules are those of `publication.py` and `policy.py`, in words. Nothing is acquired.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["Verdict", "options_of", "parks", "read_by", "rule_of", "verdicts"]
 
 END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
-"""What a policy does to the body that it ends."""
+"""The effect of a policy on a body that it ends, in words."""
 OFF = (
     *("key", "scope_name", "fencing", "limit", "shared", "rate", "burst"),
     *("hold_for", "reserve_ttl", "retry_deadline", "progress_timeout"),
 )
-"""Options that do nothing until somebody sets them."""
+"""Options without effect until they are set."""
 
 
 class Verdict(NamedTuple):
-    """What would become of a call: in a word, for programs; in a sentence, for people."""
+    """The predicted outcome of a call: a word for programs, a sentence for people."""
 
     outcome: str
     text: str
@@ -48,15 +48,15 @@ def verdicts(
     refusal: QuorumUnavailable | None,
     kept_out: bool = False,
 ) -> tuple[Verdict, Verdict]:
-    """Return what `.delay()` would return, and what the body would do.
+    """Return the verdict for `.delay()`, and the one for the body.
 
     Args:
         task: The task.
         how: Its options, resolved.
-        limits: What the call locks, and how many may hold each of that.
-        entries: All that is known of these.
-        refusal: Why nothing is.
-        kept_out: Whether the nodes would refuse a reader now.
+        limits: The resources that the call locks, each with the number of holders it may have.
+        entries: All entries of these resources.
+        refusal: The reason, if the nodes could not be asked.
+        kept_out: True if the nodes would refuse a reader now.
     """
     if not enabled(task.app.conf):
         run = Verdict("unlocked", "runs without a lock: redlock_enabled is False")
@@ -162,7 +162,7 @@ def _run(
 
 
 def _refused(how: TaskOptions, refusal: NotAcquired, parked: bool) -> Verdict:
-    """It gets no lock: what `decide` tells a worker, in words."""
+    """Return the verdict for a call that gets no lock: `decide`, as for a worker, in words."""
     action, few = decide(how, refusal), isinstance(refusal, QuorumUnavailable)
     waits = f"waits in its pool slot for up to {action.wait:g} s, then " if action.wait else ""
     if action.do == "ask":
@@ -190,7 +190,7 @@ def _refused(how: TaskOptions, refusal: NotAcquired, parked: bool) -> Verdict:
 
 
 def parks(conf: Any, how: TaskOptions) -> bool:
-    """Return whether workers of an app park a call whose lock is held."""
+    """Return True if the app's workers park a call whose lock is held."""
     off = not conf.get("redlock_parking", True) or conf.get("worker_disable_prefetch", False)
     return not off and parkable(how)
 
@@ -202,7 +202,7 @@ def _deadline(action: Action) -> str:
 
 
 def _occupied(entry: Entry) -> int:
-    """How many nodes would say no, whoever has them."""
+    """Return how many nodes would vote NO because of this entry or its rivals."""
     sets = (entry.ttls, *(rival.ttls for rival in entry.rivals))
     return sum(any(left is not None for left in of_node) for of_node in zip(*sets, strict=True))
 
@@ -211,7 +211,7 @@ def _occupied(entry: Entry) -> int:
 
 
 def rule_of(task: str, how: TaskOptions) -> str:
-    """Return how the key of a call is made of its arguments."""
+    """Return the rule, in words, that makes a call's key from its arguments."""
     key, scope = how.key, how.scope_name
     before = f"scope_name {scope!r}" if scope is not None else f"the task's name {task!r}"
     behind = f", behind {before}" if scope is not None else ""
@@ -226,7 +226,7 @@ def rule_of(task: str, how: TaskOptions) -> str:
 
 
 def options_of(lock: TaskLock, app: Any) -> list[tuple[str, Any, str]]:
-    """Return each option of a task: its name, value, and who says so: task, app or default."""
+    """Return each option of a task: name, value, and its source (task, app or default)."""
     how, given = lock.options(app), given_names(app.conf)
 
     def source(name: str) -> str:
@@ -238,7 +238,7 @@ def options_of(lock: TaskLock, app: Any) -> list[tuple[str, Any, str]]:
 def read_by(
     how: TaskOptions, options: Iterable[tuple[str, Any, str]], parked: bool
 ) -> list[tuple[str, Any, str]]:
-    """Return the options that something reads, as the task is declared (`config/settings.py`)."""
+    """Return the options that have an effect for this task (see `config/settings.py`)."""
     waits = callable(how.on_conflict) or how.on_conflict in ("wait", "replace")
     retries = callable(how.on_conflict) or "retry" in (how.on_conflict, how.on_unavailable)
     unread: set[str] = set()
@@ -266,7 +266,7 @@ def _name_of(function: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON takes it."""
+    """Return a value that JSON can represent."""
     if callable(value):
         return _name_of(value)
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""`redlock watch`: the same as ls, live; without a terminal one line per change."""
+"""`redlock watch`: `ls`, live; without a terminal one line per change."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def command(
     On a terminal a table; else, and with --json, a line for each change. What is taken and given
     back between two looks is not seen. Exit code 3 if too few nodes answered the last look.
     """
-    # Lines do not say how many wait.
+    # The lines of changes do not show the number of waiters.
     counts = site.as_json or sys.stdout.isatty()
     looks = 0
     try:
@@ -71,7 +71,7 @@ def _screen(site: Site) -> AbstractContextManager[Callable[[Survey | str], None]
 
 
 class Changes:
-    """Prints what has changed since the last look: a line each; for programs, as JSON."""
+    """Printer of the changes since the last survey: one line each; JSON for programs."""
 
     def __init__(self, for_programs: bool) -> None:
         self._json = for_programs
@@ -81,7 +81,7 @@ class Changes:
         self._blind = False
 
     def __call__(self, seen: Survey | str) -> None:
-        """Take one look: what was found; or why nothing was."""
+        """Take one survey, or the reason why there is none, and print the changes."""
         if isinstance(seen, str):
             if not self._blind:
                 self._say(time.time(), "unavailable", seen)
@@ -128,7 +128,7 @@ class Changes:
 
 
 def _aspect(entry: Entry) -> tuple[object, ...]:
-    """What makes a line if it changes. Not the count of nodes: it does with every straggler."""
+    """Return the values whose change makes a line. Not the count of nodes: stragglers change it."""
     return entry.digest, entry.held, entry.split, entry.leaked
 
 

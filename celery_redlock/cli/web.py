@@ -1,4 +1,4 @@
-"""`redlock web`: the web dashboard, on loopback."""
+"""`redlock web`: serve the web dashboard, by default on loopback."""
 
 from __future__ import annotations
 
