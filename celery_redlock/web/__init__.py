@@ -1,7 +1,7 @@
-"""Web dashboard: what is held, what waits, how the nodes vote, what went wrong lately.
+"""Web dashboard: locks, waiters, the nodes' votes, and recent trouble.
 
-`celery redlock web` serves it on loopback; `make_app()` makes the WSGI app for your own site.
-Whatever is in here needs `pip install "celery-redlock[web]"`.
+`celery redlock web` serves it on loopback; `make_app()` returns the WSGI app for your own site.
+All of this package needs `pip install "celery-redlock[web]"`.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ def make_app(
     """Return the web dashboard as a WSGI app. Nodes, workers and broker are asked on first use.
 
     Args:
-        app: The Celery app: its settings name the nodes, its workers tell what waits, its events
-            what went wrong.
-        redlock: The lock whose nodes are shown, where there is no app.
-        token: What an operator must know to free a lock, at least 16 characters; None: the page is
-            for reading only.
-        hosts: Names under which the page may be asked for, as `["ops.example.org"]`; a leading dot
-            stands for all names below, "*" for any. Those of this machine's loopback if None.
-        private: Whether reading needs the token as well.
-        user: Takes the WSGI environ of a request and returns the name of the user who sent it: the
-            log line about a freed lock bears it. None: that line has the address alone.
-        idle: Seconds between two looks at the nodes without a reader; None: no looks then.
-        rest: Seconds without a reader after which it no longer looks; None: it always does.
+        app: The Celery app. Its settings name the nodes, its workers report what waits, its events
+            report what went wrong.
+        redlock: The lock whose nodes are shown, if there is no app.
+        token: The secret with which an operator can free a lock, at least 16 characters; None: the
+            page is for reading only.
+        hosts: Host names under which the page is served, such as `["ops.example.org"]`; a leading
+            dot stands for all names below, "*" for any. If None, the names of loopback.
+        private: True if reading needs the token as well.
+        user: Function that takes the WSGI environ of a request and returns the name of the user who
+            sent it, for the log line about a freed lock. None: that line has the address alone.
+        idle: Seconds between two surveys while nobody reads the page; None: no surveys then.
+        rest: Seconds without a reader after which the surveys stop; None: they never stop.
 
     Raises:
-        ConfigurationError: The extra is not installed, or one of these cannot work.
+        ConfigurationError: The extra is not installed, or an argument is invalid.
     """
     try:
         from .auth import Door

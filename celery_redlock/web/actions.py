@@ -1,7 +1,7 @@
-"""Signing in, freeing a lock, and pausing keys: the only things here that change anything.
+"""Views that change something: sign in, free a lock, pause keys.
 
-What is freed is the token that was shown, and no other: the confirmed page carries its digest, the
-nodes are asked again, and each deletes it only if it still has that very token.
+Only the token that was shown is freed: the confirmed page carries its digest, the nodes are asked
+again, and each deletes the key only if it still has that very token.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ from .views import Ask
 __all__ = ["login", "logout", "pauses", "release", "to_login"]
 
 Said = tuple[dict[str, Any], int]
-"""What a page shows, and its status."""
+"""The data for a page, and its HTTP status."""
 
 logger = logging.getLogger("celery_redlock.web")
 
 RELEASE_TIMEOUT_S = 3.0
-"""After which a node that has not answered counts as silent."""
+"""Seconds after which a node that has not answered counts as silent."""
 KINDS = ("lock", "reservation", "foreign")
-"""What an operator may free here. Fences and marks are promises that others rely on."""
+"""Kinds that an operator can free here. Fences and marks must stay: others rely on them."""
 READ_ONLY = "The dashboard is read-only: it was started without a token."
 NOT_PROVEN = "This form does not belong to your session. Reload the page and try again."
 
 
 def to_login(ask: Ask) -> Response:
-    """Ask for the operator's token, and come back here afterwards."""
+    """Redirect to the sign-in page, which leads back to this page afterwards."""
     back = ask.request.full_path.rstrip("?").lstrip("/")
     return redirect(ask.urls.build("login", {"next": back}), 303)
 
 
 def login(ask: Ask) -> Said | Response:
-    """Ask for the operator's token, once an hour."""
+    """Ask for the operator's token, and begin a session of an hour."""
     if not ask.door.can_free:
         raise Forbidden(READ_ONLY)
     request = ask.request
@@ -75,7 +75,7 @@ def logout(ask: Ask) -> Response:
 
 
 def _ours(ask: Ask, path: str) -> str:
-    """Return where to go on after signing in: to a page of ours, or the first."""
+    """Return the address to go to after signing in: a page of this site, or else the first page."""
     first = ask.urls.build("locks")
     try:
         ask.urls.match(f"/{path.partition('?')[0]}", method="GET")
@@ -85,10 +85,11 @@ def _ours(ask: Ask, path: str) -> str:
 
 
 def _not_yet(ask: Ask, ended: str) -> Response | None:
-    """Return where to sign in first, for one who has not; None for one who may change things.
+    """Return a redirect if the user must sign in first; None if the user may change things.
 
     Raises:
-        Forbidden: Nobody may; or it is a form of another site, or of a session that has ended.
+        Forbidden: Nobody may change things; or the form is from another site, or from a session
+            that has ended.
     """
     if not ask.door.can_free:
         raise Forbidden(READ_ONLY)
@@ -103,12 +104,12 @@ def _not_yet(ask: Ask, ended: str) -> Response | None:
 
 
 def pauses(ask: Ask) -> Said | Response:
-    """Show which keys are paused; pause some, or resume them."""
+    """Show the paused keys; pause some, or resume them."""
     if (first := _not_yet(ask, "check again what is paused")) is not None:
         return first
     request, redlock, said, code = ask.request, ask.sources.redlock, "", 200
     pattern = request.form.get("pattern", "").removeprefix(redlock.prefix)
-    if request.method != "POST":  # from a lock's own page
+    if request.method != "POST":  # the link on a lock's own page names the lock
         pattern = printable(escaped(named_in(request.query_string)))
     try:
         if request.method == "POST":
@@ -137,7 +138,7 @@ def _pause_or_resume(ask: Ask, redlock: Redlock, pattern: str) -> str:
 
 
 def release(ask: Ask) -> Said | Response:
-    """Show what holds it and ask; then free it, if it is still the same."""
+    """Show the holder and ask; then free the lock, if its holder is still the same."""
     if (first := _not_yet(ask, "check again who holds the lock")) is not None:
         return first
     request = ask.request
@@ -162,7 +163,7 @@ def release(ask: Ask) -> Said | Response:
         return _told(ask, "changed", 409 if confirmed else 200, row=row)
     if not confirmed:
         return _told(ask, "asked", row=row)
-    user, key = ask.door.name_of(request), printable(entry.key)  # unnamed, nothing is freed
+    user, key = ask.door.name_of(request), printable(entry.key)  # if this raises, nothing is freed
     try:
         freed = force_release(ask.sources.redlock, entry, RELEASE_TIMEOUT_S)
     except QuorumUnavailable as error:

@@ -1,20 +1,20 @@
-"""What a request must bring to read, and to free a lock: host names, the token, sessions, forms.
+"""Checks of a request before it may read or change anything: host names, token, sessions, forms.
 
 A page on loopback is open to every program of the machine and to every web site its user visits:
 
-- A site may point its name at 127.0.0.1 and read what is there like its own pages (DNS rebinding).
-  Its requests carry that name: only known ones are served.
-- A site may send a form here. So a form carries a proof that it came from a page of ours: a MAC
-  over the session, which another site cannot read. The session's cookie is not sent from other
-  sites at all (SameSite=Strict), and where the browser says whose page sent the form (Origin), that
-  is looked at as well.
+- A site may point its own name at 127.0.0.1 and read this page as its own (DNS rebinding).
+  Its requests carry that name, so only known names are served.
+- A site may send a form here. So a form carries a proof that it came from a page of this site: a
+  MAC over the session, which another site cannot read. The session's cookie is not sent from other
+  sites at all (SameSite=Strict), and if the browser reports which site sent the form (Origin), that
+  is checked as well.
 
-The operator's token is asked for once; a session lasts an hour and is nothing but a cookie: when
-it ends and a MAC over that, keyed by the token, so that any process of a web server can check it.
-Signing out ends it in the process that is told so, also for a copy of the cookie; other processes
+The operator's token is asked for once. A session lasts an hour and is nothing but a cookie: its end
+and a MAC over that, keyed by the token, so that any process of a web server can check it. Signing
+out ends it in the process that receives the request, also for a copy of the cookie; other processes
 of the same server accept such a copy until the hour is over.
 
-Wrong tokens are counted by address, and too many are not compared any more.
+Wrong tokens are counted by address. After too many, tokens from there are refused unread.
 """
 
 from __future__ import annotations
@@ -42,30 +42,29 @@ __all__ = ["Door"]
 
 COOKIE = "redlock_session"
 SESSION_S = 3600
-"""Until the token must be given again."""
+"""Seconds until the token must be given again."""
 MIN_TOKEN_CHARS = 16
-"""Anybody who sees a cookie may try tokens on it without asking us."""
+"""Minimum length of a token: whoever sees a cookie can try tokens against it offline."""
 MAX_TRIES, TRIES_WITHIN_S = 10, 60.0
-"""Wrong tokens that an address may give, and for how long they are counted."""
+"""Wrong tokens that an address may send, and the seconds for which they are counted."""
 MAX_NAME_CHARS = 200
-"""Of a user's name in the log."""
+"""Characters of a user's name in the log."""
 MAX_ADDRESSES = 10_000
-"""Of which wrong tokens are remembered; of more, those that were wrong longest ago are not."""
+"""Addresses whose wrong tokens are counted; beyond it, the least recent ones are dropped."""
 
 
 class Door:
-    """Checks what a request brings.
+    """Access control for requests.
 
     Args:
-        token: The operator's; None: nobody may free anything.
+        token: The operator's token; None: nobody may free anything.
         hosts: Host names under which the page is served; ".example.org" for all below one. "*"
             serves any name.
-        private: Whether reading needs the token as well.
-        user: Names whoever has sent a request, by its WSGI environ; None: nobody is named.
+        private: True if reading needs the token as well.
+        user: Function that names the sender of a request, by its WSGI environ; None: no names.
 
     Raises:
-        ConfigurationError: One of them cannot be what it is given for, or there is no token where
-            one is needed.
+        ConfigurationError: An argument is invalid, or a token is needed and missing.
     """
 
     def __init__(
@@ -98,34 +97,34 @@ class Door:
         self._wrong: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def serves(self, host: str) -> bool:
-        """Return whether the page is served under that name: a Host header, with its port.
+        """Return True if the page is served under this name: a Host header, with its port.
 
-        Not left to werkzeug, whose list knows no IPv6 address and lets a request without a host
-        pass.
+        Werkzeug's own check is not used: its list supports no IPv6 address, and it accepts requests
+        without a host.
         """
         return self._hosts is None or is_known(host_in(host), self._hosts)
 
     @property
     def can_free(self) -> bool:
-        """Whether anybody may free a lock."""
+        """True if there is a token, so that its owner may free a lock."""
         return self._token is not None
 
     def knows(self, request: Request, token: str, way: str) -> bool:
-        """Return whether this is the operator's token.
+        """Return True if this is the operator's token.
 
         Args:
-            request: What it came with.
-            token: What is given.
-            way: How: "form" or "bearer". They are counted apart, so that a program that is set up
-                wrongly does not keep people from signing in.
+            request: The request that carried it.
+            token: The token to check.
+            way: The way it was sent, "form" or "bearer". They are counted apart, so that a program
+                that is set up wrongly does not keep people from signing in.
 
         Raises:
-            TooManyRequests: That address has given too many wrong ones; this one is not looked at.
+            TooManyRequests: The address has sent too many wrong tokens; this one is not checked.
         """
         if self._token is None:
             return False
         address, now = (way, _network(request.remote_addr or "")), time.monotonic()
-        with self._lock:  # counted first: many may try at once
+        with self._lock:  # count before comparing: many requests may try at once
             until, count = self._wrong.pop(address, (0.0, 0))
             if until <= now:
                 until, count = now + TRIES_WITHIN_S, 0
@@ -146,7 +145,7 @@ class Door:
         return same
 
     def session(self, request: Request) -> str | None:
-        """Return the session of a request that has a valid one."""
+        """Return the session of a request, if it has a valid one."""
         cookie = request.cookies.get(COOKIE, "")
         name, _, mac = cookie.rpartition(".")
         until, _, _nonce = name.partition(".")
@@ -156,18 +155,18 @@ class Door:
         return cookie if lasts and cookie not in self._over else None
 
     def may_read(self, request: Request) -> bool:
-        """Return whether a browser may read, by its session, or a program, by the token."""
+        """Return True if the request may read: a browser by its session, a program by the token."""
         if not self.private or self.session(request):
             return True
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self.knows(request, token.strip(), "bearer")
 
     def proof(self, session: str) -> str:
-        """Return what a form of this session carries."""
+        """Return the proof that a form of this session carries."""
         return self._mac("form", session)
 
     def proven(self, request: Request) -> bool:
-        """Return whether a form was sent from a page of ours that this session was shown."""
+        """Return True if a form was sent from a page that this server showed to its session."""
         session = self.session(request)
         return (
             session is not None
@@ -176,13 +175,13 @@ class Door:
         )
 
     def from_us(self, request: Request) -> bool:
-        """Return whether the browser does not say that another site has sent this."""
+        """Return True unless the browser reports that another site sent the request."""
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             return False
         origin = request.headers.get("Origin")
         try:
             return origin is None or urlsplit(origin).netloc.lower() == request.host.lower()
-        except ValueError:  # no browser says that
+        except ValueError:  # no browser sends such an Origin
             return False
 
     def let_in(self, request: Request, response: Response) -> None:
@@ -191,7 +190,7 @@ class Door:
         self._set_cookie(request, response, f"{name}.{self._mac('session', name)}", SESSION_S)
 
     def let_out(self, request: Request, response: Response) -> None:
-        """End a session: in this browser, and for every copy of its cookie."""
+        """End the session: in this browser, and for every copy of its cookie."""
         cookie = self.session(request)
         if cookie is not None:
             now = time.time()
@@ -201,9 +200,9 @@ class Door:
         self._set_cookie(request, response, "", 0)
 
     def name_of(self, request: Request) -> str:
-        """Return who has sent a request, for the log: the site's name for them, and their address.
+        """Return the sender of a request, for the log: the user's name on the site, and address.
 
-        Whatever the site's function raises is raised here.
+        Exceptions of the site's function are passed on.
         """
         name = self._user(request.environ) if self._user is not None else None
         address = request.remote_addr or "an unknown address"
@@ -233,7 +232,7 @@ def _bytes(text: str) -> bytes:
 
 
 def _network(address: str) -> str:
-    """Return what stands for an address: of IPv6 its network, all of which anybody may have."""
+    """Return the address under which tokens are counted; of IPv6 its /64, which one client has."""
     try:
         found = ipaddress.ip_address(address)
     except ValueError:
@@ -242,5 +241,5 @@ def _network(address: str) -> str:
 
 
 def _same(given: str, right: str) -> bool:
-    # Nothing is right where there is no token.
+    # Without a token `right` is empty, and nothing matches it.
     return bool(right) and hmac.compare_digest(given.encode("utf-8", "replace"), right.encode())

@@ -24,9 +24,9 @@ __all__ = ["as_view"]
 def as_view(page: Page) -> Callable[..., Any]:
     """Return the page as a view; its route has a group `path`: what follows the mount, from "/" on.
 
-    It is exempt from Django's check of forms, because its forms carry their own proof.
+    It is exempt from Django's CSRF check, because its forms carry their own proof.
     """
-    # By name: type checkers need no Django, nor its stubs.
+    # Imported by name, so that type checkers need neither Django nor its stubs.
     http: Any = importlib.import_module("django.http")
     csrf: Any = importlib.import_module("django.views.decorators.csrf")
     from werkzeug.wrappers import Response
@@ -35,7 +35,7 @@ def as_view(page: Page) -> Callable[..., Any]:
         mount = request.path.removesuffix(path)
         environ: dict[str, Any] = {
             **{name: value for name, value in request.META.items() if isinstance(value, str)},
-            "SCRIPT_NAME": mount.encode().decode("latin-1"),  # as WSGI has it
+            "SCRIPT_NAME": mount.encode().decode("latin-1"),  # WSGI strings are latin-1
             "PATH_INFO": path.encode().decode("latin-1"),
             "CONTENT_LENGTH": str(len(request.body)),
             "wsgi.version": (1, 0),

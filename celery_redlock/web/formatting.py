@@ -1,4 +1,4 @@
-"""How the page says it: times, durations, names from elsewhere, links to a lock."""
+"""Formatting for the pages: times, durations, untrusted names, links to a lock."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..survey.force_release import stop_command
 __all__ = ["FILTERS", "holder", "named_in", "quoted"]
 
 MAX_LISTED_CHARS = 96
-"""Of a name in a list, so that a row stays a row; a lock's own page has all of it."""
+"""Characters of a name in a list, so that a row stays one line; a lock's own page has all."""
 
 
 def seconds(given: float | None) -> str:
-    """Return a duration, as exact as a reader wants it: `0.4 ms`, `2.5 s`, `3 min 5 s`."""
+    """Return a duration with the precision that a reader needs: `0.4 ms`, `2.5 s`, `3 min 5 s`."""
     if given is None:
         return "\u2013"
     if math.isinf(given):
@@ -31,13 +31,13 @@ def seconds(given: float | None) -> str:
 
 
 def clock(at: float) -> str:
-    """Return a time of day, in UTC; with the day, if it is not today."""
+    """Return a time of day, in UTC; with the date, if it is not today."""
     today = _utc(at, "%Y-%m-%d") == _utc(time.time(), "%Y-%m-%d")
     return _utc(at, "%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S") or "?"
 
 
 def stamp(at: float) -> str:
-    """Return the same for programs: ISO 8601."""
+    """Return a time for programs: ISO 8601, in UTC."""
     return _utc(at, "%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -45,30 +45,30 @@ def _utc(at: float, shape: str) -> str:
     try:
         return time.strftime(shape, time.gmtime(at))
     except (OverflowError, OSError, ValueError):
-        return ""  # what a node or a worker said is no time
+        return ""  # a node or a worker sent an impossible time
 
 
 def short(text: str, most: int = MAX_LISTED_CHARS) -> str:
-    """Return a name for a list: printable, its middle left out if it is long."""
+    """Return a name for a list: printable, and without its middle if it is long."""
     text = printable(text)
     return text if len(text) <= most else f"{text[: most * 2 // 3]}…{text[-most // 3 :]}"
 
 
 def holder(task: str, task_id: str, pid: int | str, host: str) -> str:
-    """Return `shop.pay 8c1f02d0, pid 4242 on web-1`; what is empty is left out."""
+    """Return `shop.pay 8c1f02d0, pid 4242 on web-1`; empty parts are left out."""
     where = " on ".join(part for part in (f"pid {pid}" if pid else "", host) if part)
     return ", ".join(part for part in (f"{task} {task_id}".strip(), where) if part)
 
 
 def quoted(name: str) -> str:
-    """Return a resource's name as it may stand in a link; `named_in` gives any back as it was."""
+    """Return a resource's name quoted for a link; `named_in` returns exactly the same name."""
     return quote(name, safe="", errors="surrogatepass")
 
 
 def named_in(query: bytes) -> str:
     """Return the resource's name in a query string; empty if there is none.
 
-    Not by way of the request's own arguments: decoding makes those that are no UTF-8 alike.
+    Werkzeug's parsed arguments are not used: they decode all invalid UTF-8 to the same character.
     """
     for part in query.split(b"&"):
         name, _, value = part.partition(b"=")
@@ -82,12 +82,12 @@ def named_in(query: bytes) -> str:
 
 
 def count(number: int) -> str:
-    """Return a number, its thousands apart."""
+    """Return a number with its thousands separated."""
     return f"{number:,}".replace(",", "\u202f")
 
 
 def sentence(text: str) -> str:
-    """Return a text that begins and ends as a sentence does."""
+    """Return a text as a sentence: with a capital, and a full stop."""
     return text[:1].upper() + text[1:] + "." * (not text.endswith((".", "?", "!")))
 
 

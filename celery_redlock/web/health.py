@@ -1,6 +1,6 @@
-"""What the nodes say of themselves: who answers, who has a vote, and what the doctor finds.
+"""The state of the nodes for the pages: which answer, which vote, and the doctor's findings.
 
-By INFO alone: nothing is written to a node, so the doctor's checks that have to write are not made.
+It uses INFO alone: nothing is written to a node, so the doctor's checks that write are left out.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 __all__ = ["NOT_CHECKED", "Health", "examine"]
 
 NOT_CHECKED = ("rights", "writes", "clock")
-"""Checks of the doctor that need more than INFO."""
+"""The doctor's checks that need more than INFO."""
 SAID_ELSEWHERE = ("quorum",)
-"""What stands at the top of each page already."""
+"""The checks whose result is already at the top of each page."""
 MAX_VERSION_CHARS = 32
-"""Of what a server calls itself: it may call itself anything."""
+"""Characters of a server's version, which is untrusted text."""
 
 
 @dataclass(frozen=True)
 class Health:
-    """How the nodes are, as plain data.
+    """The state of the nodes, as plain data.
 
     Attributes:
-        looks: Which of them have answered.
-        nodes: What is known of each, in their order. `votes_in` is the seconds until it has a vote,
-            0.0 if it has; None if it does not answer, or will have none as it is.
-        no_quorum: How many answer and vote, and how many must; None if a quorum has a vote. `wait`
-            is the seconds until a quorum votes, if the nodes that answer only need time.
-        findings: What the doctor finds, the worst first; one that several nodes share, once.
+        looks: One per node: whether it has answered, and how fast.
+        nodes: Facts of each node, in their order. `votes_in` is the seconds until it has a vote,
+            0.0 if it has one; None if it does not answer, or cannot get one as it is configured.
+        no_quorum: The number of nodes that answer and vote, and the number needed; None if a quorum
+            votes. `wait`: seconds until a quorum votes, if the answering nodes only need time.
+        findings: The doctor's findings, the worst first; one that several nodes share, once.
     """
 
     looks: tuple[NodeLook, ...]
@@ -53,11 +53,11 @@ class Health:
 
 
 def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
-    """Ask the nodes how they are, and the doctor what that means.
+    """Ask the nodes for their state, and examine it as the doctor does.
 
     Args:
-        redlock: Whose nodes.
-        app: Whose ttls and restart guard count; None: those of `redlock`.
+        redlock: The lock whose nodes are asked.
+        app: The app whose ttls and restart guard count; None: those of `redlock`.
         timeout: Seconds without an answer after which a node counts as silent.
     """
     probes = observe(redlock.client.addresses, redlock.prefix, timeout)
@@ -84,12 +84,12 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
 def _ttls(
     redlock: Redlock, app: Any, probes: Sequence[Probe], guard: str | None
 ) -> Sequence[float]:
-    """Return the ttls in use. Tasks are only loaded where they decide who votes."""
+    """Return the ttls in use. Tasks are loaded only if they decide whether a node votes."""
     if app is None:
         return [redlock.ttl]
     answering = [probe for probe in probes if probe.look.reachable]
     if any(voteless(one.told.facts, one.address, [DAY], guard) for one in answering):
-        with contextlib.suppress(Exception):  # `celery redlock doctor` says what is broken there
+        with contextlib.suppress(Exception):  # `celery redlock doctor` reports broken task modules
             app.loader.import_default_modules()
     return ttls_of(app) or [redlock.ttl]
 
@@ -112,7 +112,7 @@ def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dic
     answers = probe.look.reachable
     uptime = probe.told.facts.uptime
     if probe.said is not None:
-        uptime = probe.said.info.get("uptime")  # a cluster has none
+        uptime = probe.said.info.get("uptime")  # an etcd cluster has none
     return {
         "answers": answers,
         "rtt": probe.look.rtt if answers else None,
@@ -128,7 +128,7 @@ def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dic
 
 
 def _version(probe: Probe) -> str | None:
-    """Return what a server calls itself, as `Valkey 8.1.0`, `Redis 7.0.15`, `PostgreSQL 16.2`."""
+    """Return a server's name and version: `Valkey 8.1.0`, `Redis 7.0.15`, `PostgreSQL 16.2`."""
     if probe.said is not None:
         version = printable(probe.said.info["server_version"])[:MAX_VERSION_CHARS]
         return f"{probe.address.store} {version}"
@@ -140,6 +140,6 @@ def _version(probe: Probe) -> str | None:
 
 
 def _said(finding: Finding) -> dict[str, Any]:
-    """Return a finding as plain data; nodes may have had a say in its words."""
+    """Return a finding as plain data, printable: its text may quote a node."""
     data = asdict(finding)
     return {name: printable(data[name]) for name in ("level", "check", "where", "what", "fix")}

@@ -1,8 +1,9 @@
-"""What changed from one look at the nodes to the next: the timeline of a lock, and of the nodes.
+"""Changes from one survey to the next: the timeline of a lock, and of the nodes.
 
-It is made of looks, seconds apart. What came and went between two of them was not seen, so each
-change says between which looks it happened, and a lock says since when it is watched. Memory is
-bounded: of each lock the last changes, of all locks those that changed last. Pure.
+The surveys are seconds apart, and what came and went between two of them is not seen. So each
+change carries the times of the two surveys it happened between, and a lock carries the time since
+which it is watched. Memory is bounded: the last changes of each lock, and only the locks that
+changed last. Pure.
 """
 
 from __future__ import annotations
@@ -20,28 +21,28 @@ if TYPE_CHECKING:
 __all__ = ["Change", "History", "state_of", "who"]
 
 MAX_CHANGES = 50
-"""Kept of one lock, of one node, and of spans in which nothing was seen: a page full."""
+"""Changes kept of one lock, of one node, and of the spans without a survey: a page full."""
 MAX_LOCKS = 2_000
-"""Whose changes are kept: at most 100 000 changes in memory, some tens of MB."""
+"""Locks whose changes are kept: at most 100 000 changes in memory, some tens of MB."""
 UNTOLD = ("line", "fence", "mark")
-"""Kinds of entries whose coming and going tells nothing of the holder."""
+"""Kinds of entries that are left out: their coming and going has nothing to do with a holder."""
 UNWATCHED_S = 60.0
-"""Between two looks after which the time between is called unwatched."""
+"""Seconds between two surveys from which the time between them is called unwatched."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What was seen to have changed.
+    """A change that a survey has shown.
 
     Attributes:
-        at: When it was seen, in seconds since 1970.
-        after: When it was not yet so; None if that was never looked at.
-        what: "there" (when watching began), "came", "passed" (another's token in its place), "held"
-            (a quorum has it, which had not), "short" (a quorum has it no more), "gone"; of nodes
+        at: Time of the survey that showed it, in seconds since 1970.
+        after: Time of the survey before that; None if there was none.
+        what: "there" (when watching began), "came", "passed" (another token in its place), "held"
+            (it has gained a quorum), "short" (it has lost its quorum), "gone"; of nodes
             "up" and "down"; "blind" and "unwatched" for spans of time.
-        kind: Of the entry; `place` and `digest`, of its token, likewise.
+        kind: Kind of the entry; `place` and `digest` (of its token) are the entry's, too.
         who: The holder, now or before, for people.
-        nodes: How many of the `total` have it.
+        nodes: How many of the `total` nodes have it.
     """
 
     at: float
@@ -56,9 +57,9 @@ class Change:
 
 
 def state_of(entry: Entry, silent: int) -> str:
-    """Return what may be said of an entry where `silent` nodes did not answer: never more.
+    """Return the state that is certain for an entry, where `silent` nodes did not answer.
 
-    It is "never" (a key without a ttl: nobody will free it), "held", "unsure" (the silent nodes may
+    It is "never" (a key without a ttl: it never expires), "held", "unsure" (the silent nodes may
     make it a quorum), or "short" (fewer than a quorum: a split vote, or the rest of one).
     """
     if entry.leaked and entry.kind not in ("fence", "line"):
@@ -69,7 +70,7 @@ def state_of(entry: Entry, silent: int) -> str:
 
 
 class History:
-    """Keeps what changed, by the name of the lock; safe to share between threads."""
+    """Changes by the name of the lock; safe to share between threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -80,12 +81,12 @@ class History:
         self._blind: deque[Change] = deque(maxlen=MAX_CHANGES)
         self._dark = ""
         self.since = 0.0
-        """When the first look was, in seconds since 1970; 0.0: there was none yet."""
+        """Time of the first survey, in seconds since 1970; 0.0 before it."""
         self.at = 0.0
-        """When the last one was that went well."""
+        """Time of the last successful survey."""
 
     def of(self, resource: str) -> list[Change]:
-        """Return what changed of one lock, the last change first, with the spans nobody saw."""
+        """Return the changes of one lock and the spans without a survey, the last one first."""
         with self._lock:
             mine = list(self._changes.get(resource, ()))
             first = min((change.at for change in mine), default=self.since)
@@ -93,17 +94,17 @@ class History:
         return sorted([*mine, *spans], key=lambda change: change.at, reverse=True)
 
     def of_nodes(self) -> dict[str, list[Change]]:
-        """Return which nodes were seen to come and go, the last change first."""
+        """Return the changes of each node, up and down, the last one first."""
         with self._lock:
             return {name: list(changes)[::-1] for name, changes in self._nodes.items()}
 
     def blind(self, why: str) -> None:
-        """Note a look that told nothing about locks, because too few nodes answered."""
+        """Record a survey that showed no locks, because too few nodes answered."""
         with self._lock:
             self._dark = self._dark or why
 
     def note(self, survey: Survey) -> None:
-        """Note a look."""
+        """Record a survey."""
         silent = sum(not look.reachable for look in survey.looks)
         with self._lock:
             first = not self.since
@@ -162,6 +163,6 @@ class History:
 
 
 def who(entry: Entry) -> str:
-    """Return the holder of an entry, for people; empty if it does not say."""
+    """Return the holder of an entry, for people; empty if the entry does not name one."""
     it = entry.owner
     return holder(it.task, it.task_id, it.pid, it.host) if it is not None else ""

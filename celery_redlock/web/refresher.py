@@ -1,8 +1,8 @@
-"""What is looked up again and again in the background, so that no page waits for it for long.
+"""Background refresh of data that pages show, so that no page waits long for it.
 
-A page must not wait for a node that hangs, nor ten open pages ask ten times. So one thread looks,
-when a reader wants to know, and once in a while when there is none; and every reader is given what
-it saw last, with the time at which it saw it.
+A page must not wait for a node that hangs, and ten open pages must not ask ten times. So one thread
+refreshes the data, when a reader needs it, and now and then without a reader. Every reader gets the
+latest data, with its time.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ logger = logging.getLogger("celery_redlock.web")
 T = TypeVar("T")
 
 IDLE_SHARE = 10
-"""Without a reader, at most one part in so many of the time is spent on looking."""
+"""Without a reader, at most one part in this many of the time is spent on refreshing."""
 
 
 @dataclass(frozen=True)
 class Seen(Generic[T]):
-    """What was seen last, and what became of the last look.
+    """The latest data, and the outcome of the last refresh.
 
     Attributes:
-        what: What the last look that went well has seen; None if there was none yet.
-        at: When that was, in seconds since 1970; 0.0 if there was none yet.
-        error: Why the last look saw nothing; None if it went well, or there was none yet.
+        what: The data of the last successful refresh; None before the first.
+        at: Time of that refresh, in seconds since 1970; 0.0 before the first.
+        error: The error of the last refresh; None if it succeeded, or before the first.
     """
 
     what: T | None = None
@@ -40,13 +40,13 @@ class Seen(Generic[T]):
 
 
 class Fresh(Generic[T]):
-    """Looks in its own thread, which starts with the first reader.
+    """Data that a thread of its own refreshes; the thread starts with the first reader.
 
     Args:
-        look: Sees what there is to see; what it raises is given to the readers.
-        every: Seconds between two looks at least.
-        idle: Seconds between two looks without a reader; None: there are none then.
-        rest: Seconds without a reader after which it stops looking; None: never.
+        look: Function that returns the data; its exceptions are passed to the readers.
+        every: Minimum seconds between two refreshes.
+        idle: Seconds between two refreshes without a reader; None: none then.
+        rest: Seconds without a reader after which refreshing stops; None: never.
     """
 
     def __init__(
@@ -65,15 +65,15 @@ class Fresh(Generic[T]):
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._seen: Seen[T] = Seen()
-        # When the last look began and ended; while one is under way, the former is later.
+        # Begin and end of the last refresh; while one is under way, `_began` is the later one.
         self._began = self._ended = float("-inf")
         self._asked = time.monotonic()
         self._wanted = self._closed = False
 
     def get(self, patience: float) -> Seen[T]:
-        """Return what is seen now; or, if it takes more than `patience` seconds, what was last."""
+        """Return fresh data; or, if that takes longer than `patience` seconds, the data before."""
         if self._pid != os.getpid():
-            self._reset()  # a web server that forks after it has loaded us: threads do not follow
+            self._reset()  # the server forked after loading us: threads do not survive that
         with self._changed:
             self._asked = time.monotonic()
             before, busy = self._seen, self._began > self._ended
@@ -89,7 +89,7 @@ class Fresh(Generic[T]):
             return self._seen
 
     def close(self, timeout: float = 5.0) -> None:
-        """Look no more; wait for a look that is under way, for `timeout` seconds at most."""
+        """Stop refreshing; wait for a refresh under way, for at most `timeout` seconds."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -97,7 +97,7 @@ class Fresh(Generic[T]):
             self._thread.join(timeout)
 
     def _due(self) -> float:
-        """Seconds until the next look."""
+        """Return the seconds until the next refresh."""
         now = time.monotonic()
         took = max(0.0, self._ended - self._began)
         if self._wanted:

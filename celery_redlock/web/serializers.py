@@ -1,8 +1,8 @@
-"""What the pages show, as plain data: the same for a template and for JSON.
+"""The content of the pages as plain data: the same for a template and for JSON.
 
-It says what was seen and nothing more. An entry's `state` counts the nodes that did not answer, a
-list bears the time of the look it was made of, and where a look failed that is said beside what
-was seen before.
+It claims no more than was seen. An entry's `state` allows for nodes that did not answer, a list
+carries the time of its survey, and if the last survey failed, the error is shown beside the data
+from before.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["SORTS", "entry", "failure", "matches", "nodes", "page_of"]
 
 ROWS_PER_PAGE = 50
-"""A page stays under 200 kB, and a screen or two long."""
+"""Rows per page: a page stays under 200 kB, and a screen or two long."""
 
 
 def entry(it: Entry, looks: Sequence[NodeLook]) -> dict[str, Any]:
-    """Return what lies under one key: as `Entry.data` says it, and what may be said of that."""
+    """Return one entry: the data of `Entry.data`, its state, and the vote of each node on it."""
     silent = sum(not look.reachable for look in looks)
     votes = []
     for node, look in enumerate(looks):
@@ -48,9 +48,9 @@ def entry(it: Entry, looks: Sequence[NodeLook]) -> dict[str, Any]:
 
 
 def quorum_left(it: Entry) -> float | None:
-    """Return the seconds until fewer than a quorum have it, unless it is extended.
+    """Return the seconds until fewer than a quorum of nodes have it, unless it is extended.
 
-    None if they have not, or if that is never. No claim about the holder, who counts for less.
+    None if fewer have it now, or if it never expires. The holder's own deadline is earlier.
     """
     left = sorted((ttl for ttl in it.ttls if ttl is not None), reverse=True)
     if len(left) < it.quorum or math.isinf(left[it.quorum - 1]):
@@ -59,7 +59,7 @@ def quorum_left(it: Entry) -> float | None:
 
 
 def failure(error: Exception) -> str:
-    """Say why nothing was seen. An error that is not ours is named only: it may hold secrets."""
+    """Return why a survey failed. A foreign error is only named: its text may hold secrets."""
     if isinstance(error, NotAcquired):
         return printable(str(error))
     return f"the nodes could not be asked ({type(error).__name__}); the log says more"
@@ -68,9 +68,9 @@ def failure(error: Exception) -> str:
 def nodes(
     survey: Survey | None, error: Exception | None, health: Health | None
 ) -> list[dict[str, Any]]:
-    """Return the nodes as the last look found them; where it failed, by their votes.
+    """Return the nodes as the last survey found them; if it failed, by their votes.
 
-    A node is `reachable` if it told all that it has. One that `answers` may have refused that.
+    A node is `reachable` if it returned all its keys. A node may also `answer`, and refuse that.
     """
     looks = survey.looks if survey else health.looks if health else ()
     if isinstance(error, NotAcquired) and error.votes:
@@ -90,7 +90,7 @@ def nodes(
 
 
 def matches(row: dict[str, Any], query: str) -> bool:
-    """Return whether each word of a search is in one of the row's names."""
+    """Return True if each word of a search occurs in one of the row's names."""
     names = (row.get(name) for name in ("resource", "task", "task_id", "host", "digest"))
     text = "\n".join(str(name).casefold() for name in names if name)
     return all(word in text for word in query.casefold().split())
@@ -105,7 +105,7 @@ SORTS = {
 
 
 def page_of(rows: Sequence[Any], number: int) -> dict[str, Any]:
-    """Return one page of many rows: what stands on it, and where it is."""
+    """Return one page of many rows: its rows, its number, and the totals."""
     pages = max(1, -(-len(rows) // ROWS_PER_PAGE))
     number = min(max(1, number), pages)
     first = (number - 1) * ROWS_PER_PAGE

@@ -1,4 +1,4 @@
-"""Serves the page by itself: with waitress, on an address that was looked at first."""
+"""Stand-alone server for the page: waitress, on an address that is checked first."""
 
 from __future__ import annotations
 
@@ -14,35 +14,35 @@ from ..protocol.errors import ConfigurationError
 __all__ = ["LOOPBACK", "check_bind", "host_in", "is_known", "is_loopback", "names_for", "serve"]
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
-"""The names that a browser on this machine has for it."""
+"""Names under which a browser on this machine reaches it."""
 
 THREADS = 8
-"""Pages made at a time; each waits for the nodes for a second or two at most."""
+"""Pages rendered at a time; each waits for the nodes for a second or two at most."""
 MAX_IDLE_CONNECTIONS = 100
-"""That may be open without a whole request; of more, the oldest are closed."""
+"""Connections that may be open without a whole request; beyond it, the oldest are closed."""
 MAX_CONNECTIONS = 500
-"""In all: what comes within the second between two such looks finds room."""
+"""Connections in all: leaves room for those that arrive within the second between two checks."""
 IDLE_TIMEOUT_S = 30
-"""Without a byte, after which a connection is closed."""
+"""Seconds without a byte after which a connection is closed."""
 
 HOST = re.compile(r"(\[[0-9a-f:.]+\]|[0-9a-z._-]+)(?::[0-9]{1,5})?")
 
 
 def host_in(header: str) -> str:
-    """Return the name in a Host header, without its port; empty if it is none."""
+    """Return the name in a Host header, without its port; empty if the header is invalid."""
     found = HOST.fullmatch(header.lower())
     return found[1] if found is not None else ""
 
 
 def is_known(name: str, known: Iterable[str]) -> bool:
-    """Return whether a host name is known; ".example.org" stands for all below it."""
+    """Return True if a host name is in `known`; ".example.org" stands for all names below it."""
     return bool(name) and any(
         name.endswith(one) if one.startswith(".") else name == one for one in known
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine can reach an address. Of names, only localhost is ours."""
+    """Return True if only this machine can reach an address. Of names, only localhost counts."""
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -50,11 +50,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_bind(host: str, token: str | None, public: bool) -> None:
-    """Check that the page may be served there.
+    """Check that the page may be served on this address.
 
     Raises:
-        ConfigurationError: Other machines can reach it, and that is not asked for; or it is, and
-            there is no token.
+        ConfigurationError: Other machines can reach it without --public, or with it and without a
+            token.
     """
     if not public and not is_loopback(host):
         raise ConfigurationError(
@@ -69,7 +69,7 @@ def check_bind(host: str, token: str | None, public: bool) -> None:
 
 
 def names_for(host: str, names: Sequence[str]) -> list[str]:
-    """Return the host names of the page: loopback's, the address itself, and those given."""
+    """Return the host names of the page: loopback's, the address itself, and the given ones."""
     address = [] if host in ("0.0.0.0", "::") else [host]
     return list(dict.fromkeys([*LOOPBACK, *address, *names]))
 
@@ -92,7 +92,7 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
         raise ConfigurationError(
             'serving the web dashboard needs waitress: pip install "celery-redlock[web]"'
         ) from None
-    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst is no news
+    logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst needs no warning
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host.strip("[]"), port), family=family)
@@ -109,7 +109,7 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
         connection_limit=MAX_CONNECTIONS,
         channel_timeout=IDLE_TIMEOUT_S,
         cleanup_interval=1,
-        asyncore_use_poll=True,  # select() ends at 1024 descriptors of the whole process
+        asyncore_use_poll=True,  # select() fails from descriptor 1024 of the process on
     )
     _make_room(server)
     try:
@@ -124,7 +124,7 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
 
 
 def _make_room(server: Any) -> None:
-    """Have idle connections give way: many that say nothing must not stop the page."""
+    """Close the oldest idle connections beyond the limit, so that they cannot block the page."""
     maintain = server.maintenance
 
     def maintenance(now: float) -> None:

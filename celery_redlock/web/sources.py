@@ -1,4 +1,4 @@
-"""Where what is shown comes from: the nodes, the workers, the events; each with its bounds."""
+"""Data sources of the pages: nodes, workers and events; each with its time limits."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ __all__ = ["Sources"]
 logger = logging.getLogger("celery_redlock.web")
 
 KINDS = ("lock", "start", "reservation", "line", "foreign")
-"""What of the nodes' keys is shown; marks and fences are many, and nobody waits for them."""
+"""Kinds of keys shown. Not marks and fences: there are many, and nothing waits for them."""
 ALL_TIMEOUT_S = 3.0
-"""After which a node that has not told all counts as away, in a look at everything."""
+"""Seconds after which a node that has not returned all keys counts as silent, in a full survey."""
 ONE_TIMEOUT_S = 1.0
-"""The same, in a look at one lock."""
+"""The same for the survey of one lock."""
 PAGE_WAIT_S = 1.5
-"""For which a page waits for a look; then it shows what was seen last, and when."""
+"""Seconds that a page waits for a survey; after that it shows the one before, with its time."""
 WORKERS_TIMEOUT_S = 1.0
-"""For which workers are waited for: always as long, because their number is unknown."""
+"""Seconds to wait for workers. It is always spent whole, because their number is unknown."""
 WORKERS_EVERY_S = 3.0
-"""Between two questions to the workers: each of them has to answer."""
+"""Seconds between two requests to the workers, because each of them has to answer."""
 WORKERS_GOOD_S = 10.0
-"""For which their answers are good enough to count with; a page waits for newer ones."""
+"""Seconds for which their answers are fresh enough; after that a page waits for new ones."""
 
 
 class Sources:
-    """What a page asks for what it shows.
+    """The data behind the pages.
 
     Args:
-        redlock: Whose nodes.
-        app: Whose workers and events; None: there are none to ask.
-        idle: Seconds between two looks at the nodes without a reader.
-        rest: Seconds without a reader after which it no longer looks.
+        redlock: The lock whose nodes are surveyed.
+        app: The app whose workers and events are shown; None: no workers are asked.
+        idle: Seconds between two surveys without a reader.
+        rest: Seconds without a reader after which the surveys stop.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Sources:
         self.app = app
         self.history = History()
         self.health: Health | None = None
-        """How the nodes were at the last look; None before the first."""
+        """State of the nodes at the last survey; None before the first."""
         self._nodes = Fresh(self._look, idle=idle, rest=rest)
         self._rows: tuple[Survey | None, Parked | None, list[dict[str, Any]]] = (None, None, [])
         self._workers: Fresh[tuple[list[dict[str, Any]], Parked]] | None = None
@@ -66,7 +66,7 @@ class Sources:
             self.hearing = Hearing(app)
 
     def _look(self) -> Survey:
-        """Look at all that lies on the nodes; and, at the same time, how they are."""
+        """Survey all keys on the nodes, and examine the nodes at the same time."""
         with ThreadPoolExecutor(1, "redlock-web-health") as pool:
             pool.submit(self._examine)
             try:
@@ -86,11 +86,11 @@ class Sources:
 
     @property
     def no_quorum(self) -> dict[str, Any] | None:
-        """What is to be said of a quorum that does not vote; None if it does, or is not known."""
+        """The facts to show if no quorum votes; None if one does, or before the first survey."""
         return self.health.no_quorum if self.health is not None else None
 
     def looked(self, seen: Seen[Survey]) -> dict[str, Any]:
-        """Return which look a page is made of, how the nodes answered, and whether they vote."""
+        """Return the time and age of a page's survey, the nodes' answers, and whether they vote."""
         return {
             "at": seen.at or None,
             "age": max(0.0, time.time() - seen.at) if seen.at else None,
@@ -100,7 +100,7 @@ class Sources:
         }
 
     def nodes(self) -> Seen[Survey]:
-        """Return all that lies on the nodes."""
+        """Return the survey of all keys on the nodes."""
         if self.hearing is not None:
             self.hearing.start()
         return self._nodes.get(PAGE_WAIT_S)
@@ -108,14 +108,14 @@ class Sources:
     def rows(
         self, seen: Seen[Survey], parked: Parked | None = None
     ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the entries of a look, as the pages show them, and the wait queues.
+        """Return the entries of a survey, as the pages show them, and its wait queues.
 
-        Tasks that are `parked` count as waiting.
+        Tasks in `parked` count as waiting.
         """
         if seen.what is None:
             return [], []
         found, counted, rows = self._rows
-        if found is not seen.what or counted is not parked:  # they are made once a look
+        if found is not seen.what or counted is not parked:  # build the rows once per survey
             survey = self._counted(seen.what, parked)
             rows = [serializers.entry(it, survey.looks) for it in survey.entries]
             self._rows = (seen.what, parked, rows)
@@ -123,10 +123,10 @@ class Sources:
         return [row for row in rows if row["kind"] != "line"], queues
 
     def one(self, resource: str, parked: Parked | None = None) -> Survey:
-        """Return all that is known of one lock, now; tasks that are `parked` count as waiting.
+        """Return a new survey of one lock; tasks in `parked` count as waiting.
 
         Raises:
-            QuorumUnavailable: Too little is known.
+            QuorumUnavailable: Too few nodes answered.
         """
         return self._counted(look_at(self.redlock, resource, ONE_TIMEOUT_S), parked)
 
@@ -134,7 +134,7 @@ class Sources:
         return seen if parked is None else count_parked(seen, parked, prefix=self.redlock.prefix)
 
     def workers(self, patience: float = 0.0) -> dict[str, Any]:
-        """Return what the workers said when they were asked last."""
+        """Return the latest answers of the workers."""
         if self._workers is None:
             return {"asked": False, "at": None, "failure": None, "rows": []}
         seen = self._workers.get(patience)
@@ -143,7 +143,7 @@ class Sources:
         return {"asked": True, "at": seen.at or None, "failure": error, "rows": rows}
 
     def parked(self) -> Parked | None:
-        """Return the tasks that wait parked in the workers; None if none has answered lately."""
+        """Return the tasks that are parked in workers; None if no worker has answered lately."""
         if self._workers is None:
             return None
         seen = self._workers.get(0.0)
@@ -163,7 +163,7 @@ class Sources:
         return seen.at < time.time() - WORKERS_GOOD_S
 
     def close(self) -> None:
-        """Look and listen no more."""
+        """Stop the surveys and the event receiver."""
         for source in (self._nodes, self._workers, self.hearing):
             if source is not None:
                 source.close()

@@ -1,4 +1,4 @@
-"""What each page shows, as plain data."""
+"""Views: the data of each page."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 __all__ = ["Ask", "events", "lock", "locks", "nodes", "waiters"]
 
 MAX_KEY_CHARS = 10_000
-"""Of a key that a page looks for: a foreign one may be longer than a lock's name."""
+"""Characters of a key to look for: a foreign key may be longer than a lock's name."""
 MAX_QUERY_CHARS = 1000
-"""Of a search; each row is compared with each word of it."""
+"""Characters of a search; each row is compared with each of its words."""
 REFRESH_S = (2, 300)
-"""Between two refreshes of a page, at least and at most."""
+"""Seconds between two refreshes of a page: minimum and maximum."""
 WAITERS_PATIENCE_S = 1.5
-"""For which that page waits for the workers' answers, which take a second."""
+"""Seconds for which the page of waiters waits for the workers' answers, which take a second."""
 MAX_TOLD = 50
-"""Events on a lock's own page: about as many as its timeline has changes."""
+"""Events on a lock's own page: about as many as changes in its timeline."""
 
 
 @dataclass
 class Ask:
-    """A request, and what a view needs to answer it."""
+    """A request, with the objects that a view needs to answer it."""
 
     request: Request
     urls: MapAdapter
@@ -46,19 +46,19 @@ class Ask:
 
     @property
     def live(self) -> int | None:
-        """Seconds after which the page is to be fetched again; None: only if the reader asks."""
+        """Seconds after which the page reloads itself; None: only when the reader reloads it."""
         asked = self.request.args.get("refresh", type=int)
         return None if asked is None else min(max(asked, REFRESH_S[0]), REFRESH_S[1])
 
     @property
     def resource(self) -> str:
-        """The lock that is asked for.
+        """The lock that the request names.
 
         Raises:
-            BadRequest: None is, or none that can be one.
+            BadRequest: It names none, or one that cannot exist.
         """
         name = named_in(self.request.query_string)
-        if len(name) > MAX_KEY_CHARS:  # each node is asked for all its slots
+        if len(name) > MAX_KEY_CHARS:  # a limit, because each node is asked for all slots of it
             raise BadRequest(f"No lock has a name of {len(name)} characters.")
         if not name:
             raise BadRequest("The address must name a lock: ?resource=NAME.")
@@ -66,21 +66,21 @@ class Ask:
 
     @property
     def query(self) -> str:
-        """What is searched for."""
+        """The text to search for."""
         return self.request.args.get("q", "")[:MAX_QUERY_CHARS]
 
     @property
     def page(self) -> int:
-        """The page of a long list that is asked for."""
+        """The requested page of a long list."""
         return self.request.args.get("page", 1, type=int)
 
     def one_of(self, name: str, first: str, *others: str) -> str:
-        """Return the value of an argument, or the first that it may have."""
+        """Return the value of an argument if it is an allowed one, else `first`."""
         given = self.request.args.get(name, first)
         return given if given in others else first
 
     def link(self, endpoint: str, resource: str | None = None, **more: Any) -> str:
-        """Return the address of a page; it stays live if this one is."""
+        """Return the address of a page; it keeps reloading if this page does."""
         if self.live and "refresh" not in more and not endpoint.endswith(".json"):
             more["refresh"] = self.live
         query = urlencode({name: value for name, value in more.items() if value not in (None, "")})
@@ -98,7 +98,7 @@ class Ask:
 
 
 def locks(ask: Ask) -> dict[str, Any]:
-    """Show what is held and reserved."""
+    """Show locks and reservations."""
     seen, parked = ask.sources.nodes(), ask.sources.parked()
     rows, queues = ask.sources.rows(seen, parked)
     show = ask.one_of("show", "all", "lock", "reservation", "trouble")
@@ -128,16 +128,16 @@ def locks(ask: Ask) -> dict[str, Any]:
 
 
 def lock(ask: Ask) -> dict[str, Any]:
-    """Show all that is known of one lock."""
+    """Show everything known about one lock."""
     resource, sources = ask.resource, ask.sources
-    sources.nodes()  # so that it is watched from now on
+    sources.nodes()  # starts the surveys, so that the lock has a history from now on
     parked, hearing, told = sources.parked(), sources.hearing, sources.workers()
     survey, error, entries = None, None, []
     try:
         survey = sources.one(resource, parked)
     except QuorumUnavailable as failed:
         error = failed
-    else:  # of queues its own alone: others are parked, too
+    else:  # only this lock's own queue: its parked tasks may also wait for other locks
         shown = [it for it in survey.entries if it.kind != "line" or it.resource == resource]
         entries = [entry(it, survey.looks) for it in shown]
     workers = [
@@ -166,7 +166,7 @@ def lock(ask: Ask) -> dict[str, Any]:
 
 
 def waiters(ask: Ask) -> dict[str, Any]:
-    """Show how many wait for each key, and the tasks that workers say are waiting."""
+    """Show the number of waiters for each key, and the tasks that the workers report as waiting."""
     seen = ask.sources.nodes()
     told = ask.sources.workers(WAITERS_PATIENCE_S)
     parked = ask.sources.parked()
@@ -216,7 +216,7 @@ def nodes(ask: Ask) -> dict[str, Any]:
 
 
 def events(ask: Ask) -> dict[str, Any]:
-    """Show which tasks had to wait or have lost their lock, as workers told."""
+    """Show the tasks that had to wait or have lost their lock, from the workers' events."""
     ask.sources.nodes()
     hearing = ask.sources.hearing
     show = ask.one_of("show", "all", "waiting", "lost")

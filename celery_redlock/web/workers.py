@@ -1,8 +1,8 @@
-"""What the workers tell: what they hold and wait for, when asked; who waits and loses, unasked.
+"""Data from the workers: holds and waits, on request; waits and losses, from their events.
 
-Both need an app with a broker, and neither is whole: a worker that is busy, or on the other side of
-a partition, does not answer in time, and events are sent only where that is switched on. So what is
-shown says who answered, and since when was listened.
+Both need an app with a broker, and both are incomplete: a worker that is busy, or on the other side
+of a partition, does not answer in time, and events are sent only where they are enabled. So the
+page names the workers that answered, and the time since which it receives events.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ logger = logging.getLogger("celery_redlock.web")
 
 EVENTS = ("task-lock-waiting", "task-lock-lost")
 MAX_EVENTS = 500
-"""Events that are kept: the last ones, ten pages full."""
+"""Events kept: the last ones, ten pages full."""
 MAX_TEXT_CHARS = 1_000
-"""Kept of what a worker says: anybody who reaches the broker can send any amount."""
+"""Characters kept of a worker's text: whoever reaches the broker can send any amount."""
 RETRY_DELAY_S = (1.0, 30.0)
-"""Until it is tried again to listen, at first and at most."""
+"""Seconds until the next attempt to receive events: at first, and at most."""
 MAX_NUMBER = 1e18
-"""No number here is as large, nor infinite; some numbers of JSON are none that can be shown."""
+"""Limit for numbers: infinite and absurd ones, which JSON allows, cannot be shown."""
 HOLDS = ("resource", "task", "task_id", "pid", "held_for", "remaining", "fencing_token")
 WAITS = ("resource", "task", "task_id", "waited", "holder", "where", "next_in")
 NUMBERS = ("held_for", "remaining", "waited", "next_in", "timestamp", "pid", "fencing_token")
 
 
 def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
-    """Return what each worker says that it holds and waits for; takes `timeout` seconds.
+    """Return each worker's report of its holds and waits; takes `timeout` seconds.
 
-    Names are as the nodes have them, not escaped: any character may be in them.
+    Names are as the nodes have them, not escaped: they may contain any character.
     """
     replies = app.control.broadcast("redlock", reply=True, timeout=timeout) or []
     told = [
@@ -82,7 +82,7 @@ def _names(names: Any) -> list[str]:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a value from a worker, as the page can show it: a text, or a number that is one."""
+    """Return a value from a worker in a form that the page can show: a text, or a sane number."""
     if value is None:
         return None
     if name not in NUMBERS:
@@ -91,7 +91,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _holder(told: Any) -> str:
-    """Return the holder in an event, for people."""
+    """Return the holder named in an event, for people."""
     if not isinstance(told, dict):
         return ""
     names = ("task", "task_id", "pid", "host")
@@ -103,12 +103,12 @@ def _text(value: Any) -> str:
 
 
 class Hearing:
-    """Listens for events of locks, in its own thread, from `start` on until it is closed.
+    """Receiver of lock events, in a thread of its own, from `start` until `close`.
 
     Attributes:
-        since: Since when it listens without a break, in seconds since 1970; None: it does not.
-        error: Why it does not, if it was tried.
-        count: How many events it has heard.
+        since: Time since which it receives without a break, in seconds since 1970; None: not now.
+        error: Why it does not receive, if it has tried.
+        count: Number of events received.
     """
 
     def __init__(self, app: Any) -> None:
@@ -127,9 +127,9 @@ class Hearing:
         self.count = 0
 
     def start(self) -> None:
-        """Listen, if it does not yet."""
+        """Start receiving, unless it has started."""
         if self._pid != os.getpid():
-            self._reset()  # a web server that forks after it has loaded us
+            self._reset()  # the web server has forked after loading us
         with self._lock:
             if self._thread is None and not self._over.is_set():
                 run = threading.Thread(target=self._run, name="redlock-web-events", daemon=True)
@@ -137,7 +137,7 @@ class Hearing:
                 run.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Listen no more; wait for the thread for `timeout` seconds at most."""
+        """Stop receiving; wait for the thread for at most `timeout` seconds."""
         self._over.set()
         if self._receiver is not None:
             self._receiver.should_stop = True
@@ -145,10 +145,10 @@ class Hearing:
             self._thread.join(timeout)
 
     def heard(self, resource: str | None = None) -> list[dict[str, Any]]:
-        """Return what was heard, the last first; of one resource, or of all."""
+        """Return the events received, the last one first; of one resource, or of all."""
         with self._lock:
             kept = list(self._heard)[::-1]
-        name = None if resource is None else printable(resource)  # as events have it
+        name = None if resource is None else printable(resource)  # names in events are printable
         return [one for one in kept if name is None or one["resource"] == name]
 
     def _run(self) -> None:
@@ -158,7 +158,7 @@ class Hearing:
                 self._listen()
                 delay = RETRY_DELAY_S[0]
             except Exception as error:
-                # Not its text: a broker's error may quote its URL.
+                # Only the type: the text of a broker's error may quote its URL, with the password.
                 self.since, self.error = None, type(error).__name__
                 logger.debug("cannot listen for events", exc_info=True)
             self._over.wait(delay)
@@ -168,14 +168,14 @@ class Hearing:
         with self._app.connection_for_read() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0)
             handlers = dict.fromkeys(EVENTS, self._hear)
-            # Not the key of these events alone: a worker sends some of a task's together.
+            # All task events, not just the keys of these two: a worker batches some task events.
             receiver = self._app.events.Receiver(connection, handlers, routing_key="task.#")
             ready = receiver.on_consume_ready
 
             def listening(*args: Any, **kwargs: Any) -> None:
                 ready(*args, **kwargs)
                 self.since, self.error = time.time(), ""
-                if self._over.is_set():  # closed before there was a receiver to tell
+                if self._over.is_set():  # close() came before `_receiver` was set
                     receiver.should_stop = True
 
             receiver.on_consume_ready = listening

@@ -1,4 +1,4 @@
-"""The WSGI app: which view a path has, as HTML or JSON, and the headers that all answers bear."""
+"""The WSGI app: routes to the views, as HTML or JSON, and the headers of all answers."""
 
 from __future__ import annotations
 
@@ -61,27 +61,27 @@ URLS = Map(
 )
 STATIC = {"style.css": "text/css", "live.js": "text/javascript", "icon.svg": "image/svg+xml"}
 STATIC_MAX_AGE_S = 300
-"""For which a browser need not ask again for a style sheet or a script."""
+"""Seconds for which a browser may cache a style sheet or a script."""
 
 POLICY = (
     "default-src 'none'; style-src 'self'; img-src 'self'; form-action 'self';"
     " frame-ancestors 'none'; base-uri 'none'"
 )
 LIVE_POLICY = f"{POLICY}; script-src 'self'; connect-src 'self'"
-"""For a page that keeps itself fresh: by a script of ours, and none in the page."""
+"""Policy of a page that reloads itself: it allows our script files, but no inline script."""
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
-    # Not no-referrer: then browsers keep from us as well whose page sent a form.
+    # Not no-referrer: browsers would then send us no Origin with a form either.
     "Referrer-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
 METRICS = "text/plain; version=0.0.4; charset=utf-8"
-"""The type of Prometheus' text format."""
+"""Content type of Prometheus' text format."""
 MAX_FORM_BYTES = 64 * 1024
-"""More of a form is not read; a name of 10 000 characters is in its address."""
+"""Limit for the body of a form; a name of 10 000 characters is in the address instead."""
 
 
 class Page:
@@ -99,7 +99,7 @@ class Page:
         self._templates.filters.update(FILTERS)
 
     def __call__(self, environ: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        """Answer one request, as WSGI has it."""
+        """Answer one request (WSGI)."""
         request = Request(environ)
         request.max_content_length = request.max_form_memory_size = MAX_FORM_BYTES
         response = self._answer(request)
@@ -109,7 +109,7 @@ class Page:
         return response(environ, start)
 
     def close(self) -> None:
-        """End its threads; they end with the process as well."""
+        """Stop its threads. They are daemons, so they end with the process as well."""
         self.sources.close()
 
     def _answer(self, request: Request) -> Response:
@@ -121,7 +121,7 @@ class Page:
             )
         try:
             urls = URLS.bind_to_environ(request.environ)
-        except HTTPException as error:  # a name that is none, where any is served
+        except HTTPException as error:  # an invalid host name, if hosts is "*"
             return _text(f"{error.description}", error.code or 400)
         ask = Ask(request, urls, self.sources, self.door)
         try:
@@ -175,7 +175,7 @@ class Page:
         return response
 
     def _metrics(self) -> Response:
-        """The exporter's gauges, where it is there."""
+        """Return the exporter's gauges, or 404 if prometheus_client is not installed."""
         try:
             from ..survey.exporter import exposition
 
@@ -215,7 +215,7 @@ def _prefers_json(request: Request) -> bool:
 
 
 def _json(facts: dict[str, Any], code: int = 200) -> Response:
-    # ASCII, with whatever cannot be encoded escaped: a key may hold anything.
+    # ASCII, so that anything that UTF-8 cannot encode is escaped: a key may hold anything.
     text = json.dumps(facts, indent=2, allow_nan=False)
     return Response(text + "\n", code, mimetype="application/json")
 
