@@ -1,7 +1,7 @@
-"""What is wrong with a site: its nodes, its settings, its tasks, its workers.
+"""Find faults of a site: its nodes, its settings, its tasks, its workers.
 
-Each check is a small function that returns findings: what, where, and what to do about it. What
-could not be looked at is a finding as well, never a silent "ok". All that waits for something waits
+Each check is a small function that returns findings: the fault, its place, and the remedy. A check
+that could not be made is a finding as well, never a silent "ok". All that waits for answers waits
 at the same time, so a node in distress costs a few seconds, once.
 """
 
@@ -44,13 +44,13 @@ def examine(
     timeout: float = 2.0,
     unmade: ConfigurationError | None = None,
 ) -> Report:
-    """Look at everything.
+    """Make all checks.
 
     Args:
-        redlock: The lock over its nodes; or why there is none.
+        redlock: The lock over the nodes; or the error, if there is none.
         app: The Celery app; None leaves its checks out.
         timeout: Seconds to wait for a node, and for the workers.
-        unmade: Why the tasks of the app could not all be made; the others are looked at.
+        unmade: The error because of which some of the app's tasks are missing; the rest is checked.
     """
     findings: list[Finding] = [] if unmade is None else [broken("tasks", unmade)]
     skipped: Sequence[str] = () if app is not None else NEED_APP
@@ -81,6 +81,6 @@ def examine(
     for found in at_once(*jobs):
         findings += found
     away = {look.name for look in looks if not look.reachable}
-    # That the keys of such a node cannot be read is no news.
+    # If a node does not answer, its keys cannot be read either: that needs no finding of its own.
     findings = [one for one in findings if one.check != "leaks" or one.where not in away]
     return Report(merged(findings), tuple(skipped), tuple(looks), checks)

@@ -1,4 +1,4 @@
-"""What one etcd cluster says of itself, and what is wrong with it."""
+"""Checks of one etcd cluster."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 __all__ = ["OF_ONE", "OF_SILENT", "Said", "visit"]
 
 TRY_S = 5
-"""For which what is tried stays there; whole seconds."""
+"""Ttl of the key of the trial, in whole seconds."""
 
 
 @dataclass(frozen=True)
 class Said:
-    """What a cluster said.
+    """The answers of a cluster.
 
     Attributes:
-        info: Its `server_version`, as of other kinds of store.
-        facts: What the node makes of it.
+        info: Its `server_version`, as for other kinds of store.
+        facts: The facts that count for the restart guard.
         peer: The IP address that answered.
-        members: Why each member that was named cannot be asked, by its name; empty if it can.
-        clusters: Of which clusters they are.
-        alarms: What it raises an alarm about.
-        fails: Why no key could be put; empty if it could, or it was not tried.
+        members: Each member in the URL, with the reason if it cannot be asked; empty if it can.
+        clusters: The ids of the clusters that the members belong to.
+        alarms: The alarms it raises.
+        fails: The error of a trial put; empty if it worked, or there was no trial.
     """
 
     info: Mapping[str, str]
@@ -46,7 +46,7 @@ class Said:
 
 
 def visit(reader: EtcdReader, *, tries: bool) -> Said:
-    """Ask a cluster, and each member of it, about itself; `tries`: put a key and delete it."""
+    """Query a cluster and each of its members; if `tries`, also put a key and delete it."""
     from ..stores.etcd.address import reason
     from ..stores.etcd.handshake import introduce
     from ..stores.etcd.wire import text
@@ -56,7 +56,7 @@ def visit(reader: EtcdReader, *, tries: bool) -> Said:
     fails = ""
     if tries:
         key = text(reader.prefix.encode() + b"doctor:" + secrets.token_hex(16).encode())
-        with contextlib.suppress(NodeError):  # a right of administrators
+        with contextlib.suppress(NodeError):  # reading alarms is a right of administrators
             said = reader.ask("maintenance/alarm")
             alarms = [str(one.get("alarm")) for one in said.get("alarms", ())]
         try:

@@ -1,4 +1,4 @@
-"""What is wrong with the keys on the nodes under our prefix."""
+"""Checks of the keys on the nodes under our prefix."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["examine_keys"]
 
 OF_A_CLUSTER = ("CLUSTERDOWN", "MOVED", "CROSSSLOT")
-"""How a member of a Redis Cluster answers."""
+"""First words of errors from a member of a Redis Cluster."""
 MAX_KEY_CHARS = 60
-"""Of a key that a finding names: enough to search for it."""
+"""Characters of a key in a finding: enough to search for it."""
 
 
 def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
-    """Look at all keys under the prefix; a node that is silent for `timeout` seconds is away."""
+    """Check all keys under the prefix; a node that is silent for `timeout` seconds is skipped."""
     entries: tuple[Entry, ...] = ()
     looks: tuple[NodeLook, ...] = ()
     try:
@@ -33,7 +33,7 @@ def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
         silent = [(vote.node, vote.detail) for vote in error.votes if vote.detail]
     for node, why in silent:
         if why.startswith(OF_A_CLUSTER):
-            continue  # its role says it
+            continue  # the check of its role reports that
         scan = "+scan" if "scan" in why else "+scan +zcard +zrange"
         rights = f"ACL SETUSER ... {scan}; locks need none of them"
         what, fix = f"its keys could not be read: {why}", rights if "NOPERM" in why else "see above"

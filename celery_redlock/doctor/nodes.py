@@ -1,4 +1,4 @@
-"""What is wrong with the nodes, from what each has told. Pure: probes come in, findings go out."""
+"""Checks of the nodes, from their answers. Pure: probes come in, findings go out."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .votes import quorum_in, voteless, votes_left
 __all__ = ["examine_nodes"]
 
 OLDEST = (6, 2)
-"""The oldest Redis that has all commands that locks use."""
+"""The oldest Redis with all commands that locks use."""
 MAX_CLOCK_DIFFERENCE_S = 1.0
-"""By which a clock may differ from ours, besides the round trip: NTP keeps it far below."""
+"""Allowed difference of a clock from ours, besides the round trip: NTP keeps it far below."""
 ROUND_TRIPS = 10
-"""That a ttl must be long, at least: no answer is waited for longer than a tenth of the ttl."""
+"""Minimum ttl, in round trips: no answer is waited for longer than a tenth of the ttl."""
 
 
 class _Site(NamedTuple):
-    """What a check may look at besides one node."""
+    """The site around one node, for its checks."""
 
     probes: Sequence[Probe]
     prefix: str
@@ -37,13 +37,13 @@ class _Site(NamedTuple):
 def examine_nodes(
     probes: Sequence[Probe], prefix: str, ttls: Sequence[float], guard: str | None
 ) -> Iterator[Finding]:
-    """Look at all nodes.
+    """Check all nodes.
 
     Args:
-        probes: What each has told.
-        prefix: What our keys begin with.
-        ttls: Those in use, in seconds; none where that is not known.
-        guard: What the restart guard does, see `guard_of`; None where that is not known.
+        probes: The answers of each.
+        prefix: Prefix of our keys.
+        ttls: The ttls in use, in seconds; empty if they are not known.
+        guard: Effect of the restart guard, see `guard_of`; None if it is not known.
     """
     site = _Site(probes, prefix, ttls, guard)
     yield from run(OF_ALL, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
@@ -58,7 +58,7 @@ def examine_nodes(
         yield from run(checks, probe.name, probe, site)
 
 
-# -- All of them -----------------------------------------------------------------------------------
+# -- All nodes -------------------------------------------------------------------------------------
 
 
 def _quorum(site: _Site) -> Iterator[Finding]:
@@ -77,7 +77,7 @@ def _quorum(site: _Site) -> Iterator[Finding]:
             f"{ANY_QUORUM if count > 1 else 'bring it back'}; tasks then go on by themselves",
         )
     elif len(fit) < needed and not site.probes[0].is_redis:
-        return  # what it lacks is said of it
+        return  # the one node has a finding of its own that explains it
     elif len(fit) < needed:
         yield wrong(
             f"no quorum: {of_nodes(len(fit), count)} are independent masters, {are_needed(needed)}:"
@@ -134,7 +134,7 @@ def _hosts(site: _Site) -> Iterator[Finding]:
 
 
 def _pairs(site: _Site) -> list[tuple[Probe, Probe]]:
-    """Return the nodes that are the same server, as their run ids or our marks say."""
+    """Return the pairs of nodes that are the same server, by their run ids or by our marks."""
     answering = [probe for probe in site.probes if probe.look.reachable]
     return [
         (one, other)
@@ -148,7 +148,7 @@ def _pairs(site: _Site) -> list[tuple[Probe, Probe]]:
 OF_ALL = {"quorum": _quorum, "even": _even, "twins": _twins, "hosts": _hosts}
 
 
-# -- One that does not answer ----------------------------------------------------------------------
+# -- A node that does not answer -------------------------------------------------------------------
 
 
 def _not_let_in(probe: Probe, site: _Site) -> Iterator[Finding]:
@@ -184,7 +184,7 @@ def _unreachable(probe: Probe, _site: _Site) -> Iterator[Finding]:
 OF_SILENT = {"rights": _not_let_in, "reachable": _unreachable}
 
 
-# -- One that answers ------------------------------------------------------------------------------
+# -- A node that answers ---------------------------------------------------------------------------
 
 
 def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
@@ -206,7 +206,7 @@ def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
 
 
 def _lacking(told: Told, site: _Site) -> list[str]:
-    """Return the words of an ACL rule that a node's user lacks."""
+    """Return the words of an ACL rule that the node's user lacks."""
     keys, channels = f"~{site.prefix}*", f"&{site.prefix}*"
     ours = {"~": keys, "&": channels}
     ours |= {"reset~": f"resetkeys {keys}", "reset&": f"resetchannels {channels}"}
@@ -214,7 +214,7 @@ def _lacking(told: Told, site: _Site) -> list[str]:
 
 
 def _writes(probe: Probe, _site: _Site) -> Iterator[Finding]:
-    if probe.told.writes and not probe.told.facts.cluster:  # a cluster takes none of single keys
+    if probe.told.writes and not probe.told.facts.cluster:  # a cluster refuses keys of other slots
         what = f"it takes no writes: {probe.told.writes}"
         yield wrong(what, "give it memory or disk, whichever it lacks")
 
@@ -267,7 +267,7 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
     facts = probe.told.facts
-    keeps = facts.appends or not probe.is_redis  # what a database may lose is another check
+    keeps = facts.appends or not probe.is_redis  # another check covers what a database may lose
     if site.guard is None or not site.ttls or (site.guard == "off" and keeps):
         return
     if site.guard == "off":
@@ -326,15 +326,15 @@ OF_ONE = {
     "ttl": _ttl,
 }
 OF_DATABASE = {**postgresql.OF_ONE, "restart": _restart, "clock": _clock, "ttl": _ttl}
-"""The same of a PostgreSQL database."""
+"""Checks of a PostgreSQL database that answers."""
 OF_ONE_OF: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
     "PostgreSQL": (OF_DATABASE, postgresql.OF_SILENT),
     "etcd": ({**etcd.OF_ONE, "restart": _restart, "ttl": _ttl}, etcd.OF_SILENT),
 }
-"""Of each other kind of store: the checks of one that answers, and of one that does not."""
+"""Checks by kind of store, besides Redis: of a node that answers, and of one that does not."""
 OF_KEYS = ("leaks", "prefix")
-"""Checks of the keys on a node: see `keys.py`."""
+"""Checks of the keys on a node, in `keys.py`."""
 OF_INFO = ("version", "eviction", "restart")
-"""Checks that INFO alone can answer, besides that of the role."""
+"""Checks that need INFO, besides that of the role."""
 OF_NODES = ("twins", "hosts", *OF_ONE)
-"""All that is looked at on a node."""
+"""All checks of one node."""

@@ -1,7 +1,7 @@
-"""What one PostgreSQL database says of itself, and what is wrong with it.
+"""Checks of one PostgreSQL database.
 
-To try is the one way to learn what a user may do: a lock with a random name is taken and given back
-in a transaction that is rolled back, so that nobody else ever sees it.
+Only a trial shows what its user may do. So a lock with a random name is acquired and released, in a
+transaction that is rolled back, so that nobody else ever sees it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["OF_ONE", "OF_SILENT", "Said", "visit"]
 
 OLDEST = 120_000
-"""The oldest server, as it numbers itself."""
+"""The oldest supported server, in its own numbering."""
 CROWDED = 0.9
-"""Of the connections that a server takes: whoever needs one more may find none."""
+"""Share of taken connections from which a process that needs one more may find none."""
 DENIED = "42501"
-"""What it answers to a user who lacks a right."""
+"""SQLSTATE of a missing right."""
 
 SETTINGS = """
 SELECT current_user::text AS user, s.*, pg_is_in_recovery() AS standby,
@@ -56,7 +56,7 @@ MEMORY = """
 SELECT redlock_version(), i,
     extract(epoch FROM clock_timestamp())::float8 - extract(epoch FROM m.since)::float8
 FROM redlock_identity() i LEFT JOIN redlock_memory m ON m.memory = i"""
-# What lets another role have its code executed by whoever takes or frees a lock.
+# Ways for another role to have its code executed by whoever acquires or releases a lock.
 NEIGHBOURS = """
 WITH ours AS (
     SELECT * FROM pg_class c WHERE c.oid IN (pg_catalog.to_regclass('redlock_lease')::oid,
@@ -123,18 +123,18 @@ SELECT redlock_sweep()"""
 
 @dataclass(frozen=True)
 class Said:
-    """What a database said.
+    """The answers of a database.
 
     Attributes:
-        info: Its settings, by their names, and what else `SETTINGS` asks for.
+        info: Its settings by name, and the other columns of `SETTINGS`.
         peer: The IP address that answered; empty for a socket of this machine.
-        facts: What the restart guard makes of it.
+        facts: The facts that count for the restart guard.
         ahead: Seconds that its clock is ahead of ours.
-        version: Of its tables; 0 if there are none.
-        neighbours: What lets another role have its code executed, and what ends it.
-        refused: Which right the user lacks; empty if none that was tried.
-        fails: Why a lock could not be taken there; empty if it could, or it was not tried.
-        pooled: Whether a pooler is in front of it.
+        version: Version of its tables; 0 if there are none.
+        neighbours: The ways in which another role can have its code executed, each with its remedy.
+        refused: The right that the user lacks; empty if no trial was refused.
+        fails: The error of a trial lock; empty if it worked, or there was no trial.
+        pooled: True if a pooler is in front of it.
     """
 
     info: Mapping[str, Any]
@@ -149,7 +149,7 @@ class Said:
 
 
 def visit(reader: PostgresReader, *, tries: bool) -> Said:
-    """Return what a database says of itself; and, with `tries`, what it refuses."""
+    """Query a database about itself; if `tries`, also try what the user may do."""
     from ..stores.postgresql.handshake import MAX_AGE_S, pooled
 
     before = time.time()
@@ -188,7 +188,7 @@ def visit(reader: PostgresReader, *, tries: bool) -> Said:
     )
 
 
-# -- One that answers ------------------------------------------------------------------------------
+# -- A node that answers ---------------------------------------------------------------------------
 
 
 def _tables(probe: Any, _site: Any) -> Iterator[Finding]:
@@ -336,7 +336,7 @@ OF_ONE = {
     "connections": _connections,
 }
 
-# -- One that does not answer ----------------------------------------------------------------------
+# -- A node that does not answer -------------------------------------------------------------------
 
 REASONS = {
     r"session is read-only|not in read-write mode": STANDBY,
@@ -360,7 +360,7 @@ REASONS = {
         "set ssl to on there, or take sslmode out of its URL",
     ),
 }
-"""Why it gives no answer, by what is said of it; and what to do about it."""
+"""The finding for a database that does not answer, by a pattern of its error: fault and remedy."""
 
 
 def _unreachable(probe: Any, _site: Any) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
-"""What one node says of itself, and what it lets us do: one visit, everything asked at once.
+"""Query each node about itself and about the user's rights: one visit, everything at once.
 
-`probe` writes: a few keys with random names, gone in seconds. The only way to find out what a user
-may do is to try, because `ACL DRYRUN` is a right that no user of locks has. `observe` only reads.
+`probe` writes: a few keys with random names, gone in seconds. Only a trial shows what a user may
+do, because `ACL DRYRUN` is a right that no user of locks has. `observe` only reads.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .tls import other_protocol
 __all__ = ["Probe", "Told", "introduce", "observe", "probe", "refused_by"]
 
 KEY_TTL_MS = 10_000
-"""For which what is tried stays on a node."""
+"""Ttl of the trial keys on a node, milliseconds."""
 NEEDED = ("set", "get", "del", "pexpire", "pttl", "eval", "evalsha")
-"""Commands without which there is no lock; without the others waiting is slower."""
+"""Commands without which there is no lock; without the others only waiting is slower."""
 NAMING = "client|setname"
-"""The command by which a connection gives itself a name."""
+"""The command with which a connection sets its name."""
 OF_KEYS = ("set", "get", "pexpire", "pttl", "zadd", "zrem", "zpopmin", "del")
 """Commands that are tried on a key."""
 NOTHING = NodeInfo()
@@ -45,54 +45,54 @@ VISITS: Mapping[str, Callable[..., Any]] = {"PostgreSQL": postgresql.visit, "etc
 
 @dataclass(frozen=True)
 class Told:
-    """What a node told.
+    """The answers of a node.
 
-    `refused` is what its user may not do: the word of an ACL rule, and whether locks need it. There
-    `~` and `&` stand for our keys and channels; `reset~` and `reset&` for these where it is not
-    known whether they are refused.
+    `refused` maps each word of an ACL rule that its user lacks to whether locks need it. In it `~`
+    and `&` stand for our keys and channels; `reset~` and `reset&` for the same, if it is not known
+    whether they are refused.
     """
 
     peer: str = ""  # the IP address that answered; empty for a socket of this machine
-    info: Mapping[str, str] = field(default_factory=dict)  # what INFO says; empty if refused
-    facts: NodeInfo = NOTHING  # what the restart guard makes of it
+    info: Mapping[str, str] = field(default_factory=dict)  # the answer to INFO; empty if refused
+    facts: NodeInfo = NOTHING  # the facts that count for the restart guard
     denied: str = ""  # why INFO is refused
-    ahead: float | None = None  # seconds that its clock is ahead of ours, if it says
+    ahead: float | None = None  # seconds that its clock is ahead of ours, if it answers TIME
     refused: Mapping[str, bool] = field(default_factory=dict)
-    renamed: Sequence[str] = ()  # commands that it does not know
-    writes: str = ""  # why it takes no writes
+    renamed: Sequence[str] = ()  # commands that are unknown there
+    writes: str = ""  # why it accepts no writes
     mark: bytes = b""  # a key that was written there, and nowhere else
 
 
 @dataclass(frozen=True)
 class Probe:
-    """One node: how it answered, and what it told; nothing if it did not answer."""
+    """One node: its reachability and its answers; without any if it did not answer."""
 
     index: int
-    address: Any  # of its kind of store
+    address: Any  # its class depends on the kind of store
     look: NodeLook
     told: Told
-    twins: tuple[int, ...] = ()  # others at which our mark for this one was found
-    speaks: str = ""  # what it speaks that it was not asked in (`tls.py`), if it did not answer
-    said: Any = None  # of another kind of store, besides `told`
+    twins: tuple[int, ...] = ()  # nodes on which this node's mark was found as well
+    speaks: str = ""  # the other protocol that it speaks (`tls.py`), if it did not answer
+    said: Any = None  # the answers of another kind of store, besides `told`
 
     @property
     def name(self) -> str:
-        """Its address, without credentials."""
+        """The node's address, without credentials."""
         return self.look.name
 
     @property
     def is_redis(self) -> bool:
-        """Whether it is asked as a Redis node is; else it is the one authority of its kind."""
+        """True if it is a Redis node; other kinds of store are the one authority of their lock."""
         return isinstance(self.address, Address)
 
     @property
     def user(self) -> str:
-        """The ACL user that we are there."""
+        """The ACL user of our connection there."""
         return str(self.address.arguments.get("username") or "default")
 
 
 def probe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
-    """Ask all nodes at once; one that is silent for `timeout` seconds is left alone."""
+    """Query all nodes at once, and give up on a node that is silent for `timeout` seconds."""
     if not _are_redis(addresses):
         return _of_other(addresses, prefix, timeout, tries=True)
     return _of_redis(addresses, prefix, timeout)
@@ -115,7 +115,7 @@ def _of_other(addresses: Sequence[Any], prefix: str, timeout: float, *, tries: b
 def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list[Probe]:
     looks, found = read_nodes(addresses, prefix, _ask, timeout)
     unnamed = [n for n, look in enumerate(looks) if refused_by(look.error) == NAMING]
-    if unnamed:  # what else the user may not do is to be known at once
+    if unnamed:  # ask again without a name, to report all missing rights at once
         there = [
             replace(addresses[n], arguments={**addresses[n].arguments, "client_name": None})
             for n in unnamed
@@ -126,7 +126,7 @@ def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list
     told = [one or Told() for one in found]
     seen_at: list[Sequence[bytes] | None] = [None] * len(addresses)
     if any(one.denied for one in told):
-        # INFO tells no run_id, but what was written to one address is found at the other.
+        # Without INFO there is no run_id. But a mark written at one address is found at its twin.
         marks = [one.mark for one in told if one.mark]
         _looks, seen_at = read_nodes(addresses, prefix, partial(_kept, marks=marks), timeout)
     twins = [
@@ -144,7 +144,7 @@ def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list
 
 
 def introduce(reader: Reader) -> NodeInfo:
-    """Return what the guard makes of what a node says of itself. It only reads."""
+    """Return the facts of a node that count for the restart guard. It only reads."""
     if isinstance(reader, RedisReader):
         return _introduce(reader)[1]
     facts: NodeInfo = _visit(reader, tries=False).facts
@@ -156,14 +156,14 @@ def _visit(reader: Any, *, tries: bool) -> Any:
 
 
 def _introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
-    """Return what INFO says, what the guard makes of it, and why it is refused; empty if not."""
+    """Return the answer to INFO, the facts for the guard, and why INFO is refused, if it is."""
     text, facts, error = read_info(reader.ask_packed(INFO))
     facts = marked(facts, reader.ask_packed, reader.prefix)
     return text, facts, "" if error is None else reason(error)
 
 
 def observe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
-    """Ask all nodes what INFO says, and nothing else: what a user may do there is not tried."""
+    """Query all nodes with INFO and nothing else: the user's rights are not tried."""
     if not _are_redis(addresses):
         return _of_other(addresses, prefix, timeout, tries=False)
     looks, found = read_nodes(addresses, prefix, _read, timeout)
@@ -178,7 +178,7 @@ def _read(reader: RedisReader) -> Told:
 
 
 def _ahead(reader: RedisReader) -> float | None:
-    """Return by how many seconds the node's clock is ahead of ours, give or take half a trip."""
+    """Return the seconds that the node's clock is ahead of ours, give or take half a round trip."""
     before = time.time()
     (told,) = reader.ask([("TIME",)])
     after = time.time()
@@ -188,7 +188,7 @@ def _ahead(reader: RedisReader) -> float | None:
 
 
 def _ask(reader: RedisReader) -> Told:
-    """Return what it says of itself, and what it refuses of all that locks do."""
+    """Return the server's INFO and the commands that its ACL denies, of all that locks use."""
     mark, line = (f"{reader.prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
     told, ahead = _read(reader), _ahead(reader)
     tries: tuple[tuple[Any, ...], ...] = (
@@ -203,7 +203,7 @@ def _ask(reader: RedisReader) -> Told:
         ("ZPOPMIN", line),
         ("DEL", line),
         ("PUBLISH", mark, ""),
-        # Last: a connection that has subscribed does nothing else.
+        # Last, because a connection that has subscribed accepts nothing else.
         ("SUBSCRIBE", mark),
     )
     refused: dict[str, bool] = {}
@@ -219,7 +219,7 @@ def _ask(reader: RedisReader) -> Told:
                 renamed.append(name)
             elif name == "set" and not isinstance(reply, ReadOnlyError):
                 writes = reason(reply)
-    # Whoever may use no command of a kind is not told whether keys or channels are refused as well.
+    # Without a right to any such command, a refusal of keys or channels would not show.
     if {"+publish", "+subscribe"} <= refused.keys():
         refused["reset&"] = False
     if {f"+{name}" for name in OF_KEYS} <= refused.keys():
@@ -228,19 +228,19 @@ def _ask(reader: RedisReader) -> Told:
 
 
 def _acl_word(said: str, name: str) -> str:
-    """Return what an ACL rule lacks, by the refusal: keys (~), channels (&) or the command."""
+    """Return the word that an ACL rule lacks, by the error: keys (~), channels (&) or a command."""
     if "channel" in said:
         return "&"
     return "~" if "access" in said and "key" in said else f"+{name}"
 
 
 def refused_by(why: str) -> str:
-    """Return the command of the handshake that a node refused, from why it is not reachable."""
+    """Return the command of the handshake that a node refused, from the error of its connection."""
     found = re.search(r"run the '([\w|]+)'", why)
     return found[1] if why.startswith("NOPERM") and found else ""
 
 
 def _kept(reader: RedisReader, marks: Sequence[bytes]) -> list[bytes]:
-    """Return which of some keys are there."""
+    """Return those of some keys that exist."""
     replies = reader.ask([("GET", mark) for mark in marks])
     return [mark for mark, r in zip(marks, replies, strict=True) if isinstance(r, bytes)]

@@ -1,4 +1,4 @@
-"""What a look at a site finds, and how it is put."""
+"""Findings and the report of all checks."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["CHECKS", "OF_ETCD", "OF_POSTGRESQL", "Check", "Finding", "Report", "
 __all__ += ["merged", "run", "some", "unchecked", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
-"""From bad to unknown. What is `unchecked` may be wrong: nobody could look."""
+"""From bad to unknown. An `unchecked` thing may be wrong: it could not be checked."""
 OF_APPS = ("lifetime", "visibility", "queues", "limits", "schedule", "acks", "workers")
-"""Checks that look at an app alone."""
+"""Checks of an app alone."""
 NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
-"""Checks that need one."""
+"""Checks that need an app."""
 CHECKS = (
     *("configuration", "quorum", "reachable", "role", "twins", "even", "hosts", "version"),
     *("rights", "writes", "eviction", "tls", "restart", "clock", "ttl", "leaks", "prefix"),
     *OF_APPS,
 )
-"""Every check; docs/doctor.md says what each looks for."""
+"""All checks for Redis; docs/doctor.md describes each."""
 OF_POSTGRESQL = (
     *("configuration", "quorum", "reachable", "role", "version", "tables", "rights"),
     *(
@@ -42,37 +42,37 @@ OF_POSTGRESQL = (
     ),
     *("ttl", "leaks", "prefix", *OF_APPS),
 )
-"""Every check where locks are kept in PostgreSQL."""
+"""All checks for locks in PostgreSQL."""
 OF_ETCD = (
     *("configuration", "quorum", "reachable", "version", "rights", "writes", "members", "tls"),
     *("restart", "ttl", "leaks", "prefix", *OF_APPS),
 )
-"""Every check where they are kept in etcd."""
+"""All checks for locks in etcd."""
 RANKED = tuple(dict.fromkeys((*OF_POSTGRESQL, *OF_ETCD, *CHECKS)))
 MAX_NAMED = 5
-"""Places that are named one by one."""
+"""Places to name one by one in a finding."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong, or could not be looked at."""
+    """One thing that is wrong, or could not be checked."""
 
     level: str  # one of `LEVELS`
-    what: str  # what is so, in one sentence
-    fix: str  # what to do about it, in one sentence
+    what: str  # the fault, in one sentence
+    fix: str  # the remedy, in one sentence
     where: str = ""  # a node, a task, a worker, a key
     check: str = ""  # one of `CHECKS`
     hides: tuple[str, ...] = ()  # other checks that could not be made there because of it
 
 
 wrong, warning, unchecked = (partial(Finding, level) for level in LEVELS)
-"""Make a finding of their level. `run` says which check found it, and where."""
+"""Make a finding of their level. `run` adds the check that found it, and the place."""
 
 Check = Callable[..., Iterable[Finding]]
 
 
 def run(checks: Mapping[str, Check], where: str, *given: Any) -> Iterator[Finding]:
-    """Call some checks, by their names, with `given`; a finding may name another place itself."""
+    """Call the named checks with `given`; a finding may name another place than `where`."""
     for name, check in checks.items():
         for finding in check(*given):
             yield replace(finding, check=name, where=finding.where or where)
@@ -84,13 +84,13 @@ def broken(where: str, error: ConfigurationError) -> Finding:
 
 
 def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings that differ only in where they are as one; the worst first."""
-    places: dict[Finding, dict[str, None]] = {}  # a place may be found twice
+    """Return the findings, those that differ only in their place as one; the worst first."""
+    places: dict[Finding, dict[str, None]] = {}  # a dict, because a place may be found twice
     for finding in findings:
         places.setdefault(replace(finding, where=""), {})[finding.where] = None
 
     def rank(one: Finding) -> tuple[bool, int, int]:
-        # What stops everything comes first.
+        # A missing quorum comes first: it stops everything.
         return one.check != "quorum", LEVELS.index(one.level), RANKED.index(one.check)
 
     found = (replace(finding, where=some(list(named))) for finding, named in places.items())
@@ -98,19 +98,19 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def some(names: Sequence[str]) -> str:
-    """Return the first of many names, and how many more there are."""
+    """Return the first of many names, and the number of the others."""
     more = len(names) - MAX_NAMED
     return ", ".join(names[:MAX_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found."""
+    """The result of all checks."""
 
     findings: tuple[Finding, ...]  # the worst first
     skipped: tuple[str, ...] = ()  # checks that were not made: no app, or no nodes
-    nodes: tuple[NodeLook, ...] = ()  # how each node answered, and how fast
-    checks: tuple[str, ...] = CHECKS  # that there are, for this kind of store
+    nodes: tuple[NodeLook, ...] = ()  # whether each node answered, and how fast
+    checks: tuple[str, ...] = CHECKS  # all checks for this kind of store
 
     @property
     def fine(self) -> list[str]:
@@ -119,12 +119,12 @@ class Report:
         return [check for check in self.checks if check not in found and check not in self.skipped]
 
     def bad(self, strict: bool = False) -> bool:
-        """Return whether something is wrong; `strict`: or worth a warning."""
+        """Return True if something is wrong; with `strict`, also if there is a warning."""
         bad = ("wrong", "warning") if strict else ("wrong",)
         return any(one.level in bad for one in self.findings)
 
     def data(self, strict: bool = False) -> dict[str, Any]:
-        """Return it as JSON takes it."""
+        """Return the report as JSON data."""
         return {
             "ok": not self.bad(strict),
             "findings": [asdict(finding) for finding in self.findings],
@@ -134,7 +134,7 @@ class Report:
         }
 
     def text(self) -> str:
-        """Return it for people."""
+        """Return the report for people."""
         lines = []
         if self.nodes:
             trips = (f"{n.rtt * 1e3:.2f} ms" if n.reachable else "no answer" for n in self.nodes)

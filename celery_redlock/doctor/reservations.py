@@ -1,4 +1,4 @@
-"""Reservations whose message is gone: in no queue of a Redis broker, and in no worker."""
+"""Check for reservations whose message is gone: in no queue of a Redis broker, and in no worker."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["examine_reservations"]
 
 MIN_AGE_S = 30.0
-"""A younger reservation is not looked at: its message may be on its way."""
+"""Seconds. A younger reservation is not checked: its message may be on its way."""
 MAX_MESSAGES = 1000
 """A queue with more messages is not read."""
 PAUSE_S = 1.0
-"""Between two looks: a message may be moved from one place to another while we look."""
+"""Seconds between two reads, because a message may move from one place to another during one."""
 ENDING = ("until_executing", "until_and_while_executing", "until_executed")
 """Scopes whose reservations end with their message."""
 
 
 def examine_reservations(redlock: Redlock, app: Any, timeout: float) -> Iterator[Finding]:
-    """Report reservations whose message is gone. Report none if that cannot be told."""
+    """Report reservations whose message is gone; none if it cannot be known whether it is."""
     found = _suspects(redlock, app, timeout)
     for _ in range(2):
         there = _look(app, [_id(one) for one in found], timeout) if found else None
@@ -76,16 +76,16 @@ def _suspects(redlock: Redlock, app: Any, timeout: float) -> list[Entry]:
             continue
         if (one.held_for or 0.0) < MIN_AGE_S or not 0 < len(_id(one)) < MAX_ID_CHARS:
             continue
-        with contextlib.suppress(ConfigurationError):  # another check finds that
+        with contextlib.suppress(ConfigurationError):  # another check reports that
             if lock.options(app).scope in ENDING:
                 found.append(one)
     return found
 
 
 def _look(app: Any, ids: list[str], timeout: float) -> list[bytes] | None:
-    """Return the messages of a Redis broker, and the ids of `ids` that workers have.
+    """Return the messages of a Redis broker, and the workers' answers about the tasks `ids`.
 
-    None if they cannot be read, are many, or no worker answers.
+    None if they cannot be read, are too many, or no worker answers.
     """
     found: list[bytes] = []
     try:

@@ -1,4 +1,4 @@
-"""What is wrong with an app's tasks and settings. Nothing is asked over a network."""
+"""Checks of an app's tasks and settings. No network is used."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from .report import Finding, broken, run, unchecked, warning, wrong
 __all__ = ["examine_tasks", "ttls_of"]
 
 REDIS_VISIBILITY_S = 3600.0
-"""For which a Redis broker lets a worker keep a message, where nothing else is set (kombu)."""
+"""Seconds for which a Redis broker lets a worker keep a message, if not set (kombu's default)."""
 
 
 _ARGUMENT = re.compile(r"\{[^{}<>]*\}|<[^{}<>]*>")
 
 
 class _Broker(NamedTuple):
-    """The kind of broker; and for how many seconds a worker may keep a message, None: any."""
+    """The kind of broker, and the seconds for which a worker may keep a message; None: any time."""
 
     driver: str
     visible: float | None
 
 
 def examine_tasks(app: Any) -> Iterator[Finding]:
-    """Look at the settings of an app, and at each of its locked tasks."""
+    """Check the settings of an app, and each of its locked tasks."""
     try:
         read_settings(app)
     except ConfigurationError as error:
@@ -56,7 +56,7 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
     for name, task in sorted(app.tasks.items()):
         lock = lock_of(task)
         try:
-            # An app that imports nothing of ours has not been told.
+            # The values for all tasks are passed: an app that imports nothing of ours lacks them.
             unread = refuse_unread(task, given_to_all(app))
             options = lock.options(app) if lock is not None else None
         except ConfigurationError as error:
@@ -88,7 +88,7 @@ def ttls_of(app: Any) -> list[float]:
 def _broker(app: Any) -> _Broker:
     try:
         driver = str(app.connection_for_write().transport.driver_type)
-    except Exception:  # its transport is not installed: no worker starts with it
+    except Exception:  # its transport is not installed, so no worker starts with it either
         return _Broker("", None)
     if driver == "amqp":
         return _Broker(driver, unacknowledged_for(app))
@@ -112,7 +112,7 @@ def _queues(app: Any) -> Iterator[Finding]:
 
 
 def _stranded(app: Any, broker: _Broker) -> Iterator[Finding]:
-    """Find a visibility timeout that is longer than the default, where tasks wait in workers."""
+    """Find a visibility timeout longer than the default, if tasks wait in workers."""
     visible = broker.visible or 0.0
     if broker.driver == "redis" and visible > REDIS_VISIBILITY_S and _parks(app):
         yield warning(
@@ -125,7 +125,7 @@ def _stranded(app: Any, broker: _Broker) -> Iterator[Finding]:
 
 
 def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
-    """Find tasks that share a template and do not agree how many may run at a time."""
+    """Find tasks that share a template and disagree on how many may run at a time."""
     shared: dict[Any, dict[Any, str]] = {}
     shown: dict[Any, str] = {}
     read: set[Any] = set()
@@ -176,7 +176,7 @@ def _functions_last(item: tuple[Any, str]) -> float:
 
 
 def _schedule(app: Any, locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
-    """Find entries of a beat that a success keeps reserved until after their next tick is due."""
+    """Find entries of the beat whose reservation lasts, after a success, beyond their next tick."""
     for name, entry in (app.conf.beat_schedule or {}).items():
         options = locked.get(entry.get("task", "")) if isinstance(entry, Mapping) else None
         if options is None:
@@ -203,11 +203,12 @@ def _schedule(app: Any, locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
 
 
 def _longest_pause(schedule: Any) -> float | None:
-    """Return the most seconds between two ticks, where each day has some; None if not known.
+    """Return the longest time between two ticks, if there are some each day; None if not known.
 
-    Not the fewest: several ticks in a night may be meant as one that is tried again.
+    In seconds. The shortest time is no measure: several ticks in a night may be meant as retries
+    of one.
     """
-    at: Any = schedule  # its stubs know no attributes
+    at: Any = schedule  # the type stubs lack its attributes
     if type(schedule) is crontab:
         days = len(at.day_of_week), len(at.day_of_month), len(at.month_of_year)
         minutes = sorted(60 * hour + minute for hour in at.hour for minute in at.minute)
@@ -222,9 +223,9 @@ def _longest_pause(schedule: Any) -> float | None:
 
 
 def _parks(app: Any) -> bool:
-    """Whether tasks of an app wait in its workers, rather than with the broker."""
+    """Return True if waiting tasks of an app wait in its workers, not with the broker."""
     locks = [lock for task in app.tasks.values() if (lock := lock_of(task)) is not None]
-    with contextlib.suppress(ConfigurationError):  # another check finds that
+    with contextlib.suppress(ConfigurationError):  # another check reports that
         parking = enabled(app.conf) and app.conf.get("redlock_parking", True)
         return bool(parking) and any(parkable(lock.options(app)) for lock in locks)
     return False

@@ -1,4 +1,4 @@
-"""Why a node gives no answer: only one side speaks TLS, or a certificate is not accepted."""
+"""TLS checks: only one side speaks TLS, or a certificate is not accepted or not checked."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ CHECKED = {
     "PostgreSQL": "add ?sslmode=verify-full&sslrootcert=PATH to its URL",
     "etcd": "write ca=PATH in its URL, and not verify=no",
 }
-"""What to do so that a certificate and its name are checked."""
+"""The remedy if a certificate or its name is not checked, by kind of store."""
 PLAIN_ANSWERS = (b"+", b"-")
-"""What a Redis begins its answer to PING with."""
+"""First bytes of a Redis server's answer to PING."""
 
 
 def other_protocol(address: Address, timeout: float) -> str:
-    """Return what a silent node speaks that it is not asked in: "TLS", "plain Redis", or "".
+    """Return the other protocol that a silent node speaks: "TLS", "plain Redis", or "" for neither.
 
     Args:
-        address: The node. Nothing is sent to it but PING, or a TLS handshake.
+        address: The node. It is sent a PING or a TLS handshake, and nothing else.
         timeout: Seconds to wait for it.
     """
     if issubclass(address.connection_class, UnixDomainSocketConnection):
         return ""
     with contextlib.suppress(OSError, RedisError):
-        made = address.connection()  # Sentinels are asked where it is
+        made = address.connection()  # this may ask the Sentinels for the node's host and port
         return _protocol((made.host, int(made.port)), timeout, asked_tls=address.speaks_tls)
     return ""
 
@@ -57,14 +57,14 @@ def _shakes_hands(plain: socket.socket) -> bool:
     try:
         context.wrap_socket(plain).close()
     except ssl.SSLError as error:
-        return "ALERT" in str(error)  # it speaks TLS, and wants something that we do not have
+        return "ALERT" in str(error)  # it speaks TLS, and requires something that we lack
     return True
 
 
 def certificate_trouble(why: str) -> tuple[str, str] | None:
-    """Return what is wrong with a certificate and what to do, from why a node was not reached.
+    """Return what is wrong with a certificate, and the remedy, from the error of a connection.
 
-    None if that is not the reason.
+    None if the error has another cause.
     """
     if found := re.search(r"certificate verify failed: (.*?)\.? ?(\(_ssl|$)", why):
         said = found[1]
@@ -75,7 +75,7 @@ def certificate_trouble(why: str) -> tuple[str, str] | None:
             return f"its certificate is not valid now: {said}", "renew it, and check both clocks"
         fix = "add ?ssl_ca_certs=PATH to its URL, the certificate of the authority that signed it"
         return f"its certificate is not trusted: {said}", fix
-    # With TLS 1.3 we may be writing when it hangs up.
+    # With TLS 1.3 the server may hang up while we already write.
     if re.search(r"EOF occurred in violation|ALERT|alert|reset by peer|Broken pipe", why):
         fix = "add ?ssl_certfile=PATH&ssl_keyfile=PATH to its URL, if it wants to see a certificate"
         return f"it ends the TLS handshake: {why}", fix
@@ -83,7 +83,7 @@ def certificate_trouble(why: str) -> tuple[str, str] | None:
 
 
 def secrecy(probe: Any, _site: Any) -> Iterator[Finding]:
-    """Return who else can learn the password of a node of any kind of store."""
+    """Find ways in which others can learn a node's password, for any kind of store."""
     address = probe.address
     if address.unverified:
         yield warning(

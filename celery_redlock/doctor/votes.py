@@ -1,4 +1,4 @@
-"""When a node, or a quorum of nodes, has a vote: for commands that only look at them."""
+"""Votes of nodes and of the quorum, for commands that only read from the nodes."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ __all__ = ["ask", "guard_of", "quorum_in", "voteless", "votes_in", "votes_left"]
 
 
 def ask(redlock: Redlock, timeout: float) -> list[NodeInfo | None]:
-    """Return what each node says of itself; None for one that does not. It only reads."""
+    """Return each node's facts; None for a node that does not answer. It only reads."""
     _looks, told = read_nodes(redlock.client.addresses, redlock.prefix, introduce, timeout)
     return told
 
 
 def guard_of(app: Any, addresses: Sequence[Any]) -> str | None:
-    """Return what `redlock_restart_guard` means for these nodes; None: it protects nothing."""
+    """Return what `redlock_restart_guard` means for these nodes; None: it cannot protect them."""
     default = GLOBAL["restart_guard"].default
     guard: str = default if app is None else app.conf.get("redlock_restart_guard", default)
     if guarded(guard, len(addresses), any(address.moves for address in addresses)):
         return "uptime"
     if guard == "auto" and (app is None or len(addresses) == 2):
-        return None  # not known; or of two that forget one at a time, the other still says no
+        # Without an app it is not known. If one of two nodes forgets, the other still votes NO.
+        return None
     return "off"
 
 
 def voteless(facts: NodeInfo, address: Any, ttls: Sequence[float], guard: str | None) -> float:
-    """Return for how many seconds a worker that meets the node now gives it no vote.
+    """Return the seconds for which a worker that meets the node now would give it no vote.
 
-    Where no ttl is known, because there is no app, it is the default.
+    Without known ttls, because there is no app, the default ttl counts.
     """
     longest = max(ttls, default=GLOBAL["ttl"].default)
     rules = RestartGuard(guard == "uptime", longest, lambda _warning: None)
@@ -53,9 +54,9 @@ def votes_left(
     ttls: Sequence[float],
     guard: str | None,
 ) -> list[float | None]:
-    """Return the seconds until each node has a vote, 0.0 if it has; None if it will have none.
+    """Return the seconds until each node has a vote, 0.0 if it has one; None if it will get none.
 
-    That is one that does not answer, is no master, or is the same server as one before it.
+    A node gets none if it does not answer, is no master, or is the same server as an earlier one.
     """
     met: set[str] = set()
     found: list[float | None] = []
@@ -69,16 +70,16 @@ def votes_left(
 
 
 def quorum_in(left: Sequence[float | None]) -> float | None:
-    """Return the seconds until a quorum has a vote, by those of each node; None if none will."""
+    """Return the seconds until a quorum has a vote, from those of each node; None if never."""
     seconds, needed = sorted(one for one in left if one is not None), quorum_of(len(left))
     return seconds[needed - 1] if len(seconds) >= needed else None
 
 
 def votes_in(told: Sequence[NodeInfo | None], addresses: Sequence[Any], app: Any) -> float | None:
-    """Return the seconds until a quorum has a vote; None if it has, or if time is not the matter.
+    """Return the seconds until a quorum has a vote; None if it has one, or if time does not help.
 
     Args:
-        told: What each node says of itself.
+        told: The facts of each node.
         addresses: The nodes' addresses, in the same order.
         app: The app whose ttls are in use; None for the default.
     """
@@ -89,8 +90,8 @@ def votes_in(told: Sequence[NodeInfo | None], addresses: Sequence[Any], app: Any
 
     if app is None:
         return left(())
-    if left([DAY]) is not None:  # else its tasks need not be loaded
-        with contextlib.suppress(Exception):  # the doctor says what is broken there
+    if left([DAY]) is not None:  # if not even a ttl of a day leaves a doubt, load no tasks
+        with contextlib.suppress(Exception):  # the doctor reports broken task modules
             app.loader.import_default_modules()
             return left(ttls_of(app))
     return None

@@ -1,4 +1,4 @@
-"""What the workers of an app answer to `celery inspect redlock`."""
+"""Queries to the workers of an app, by `celery inspect redlock`, and checks of their answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
 NO_APP = "tasks that wait parked in workers are not seen without their app: -A APP"
 MAX_ERROR_CHARS = 200
-"""Of what a worker says instead of its settings: whoever reaches the broker can answer."""
+"""Characters of an error from a worker: whoever reaches the broker can send any amount."""
 
 
 def connection_of(app: Any, timeout: float) -> Any:
@@ -33,12 +33,12 @@ def connection_of(app: Any, timeout: float) -> Any:
 
 
 def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
-    """Return what each worker answers, by its name; and why none was asked, if none was.
+    """Return the answers of the workers, by their names; and the reason, if none was asked.
 
     Args:
         app: The Celery app.
-        timeout: Seconds to wait for the broker, and again for the workers: all of them, as nobody
-            knows how many there are.
+        timeout: Seconds to wait for the broker, and again for the workers. That wait is always
+            spent whole, because the number of workers is not known.
     """
     connection = None
     try:
@@ -47,7 +47,7 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=timeout)
             inspect = app.control.inspect(timeout=timeout, connection=connection)
             replies = inspect._request(NAME) or {}
-    except Exception as error:  # of whichever transport it is; one that is not known, among them
+    except Exception as error:  # the error's type depends on the transport
         where = printable(connection.as_uri()) if connection is not None else "the broker"
         return {}, f"no worker was asked: no answer from {where} ({type(error).__name__})"
     good = {name: reply for name, reply in replies.items() if isinstance(reply, Mapping)}
@@ -55,9 +55,9 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
 
 
 def waiting(app: Any, timeout: float) -> tuple[list[dict[str, Any]], Parked, str]:
-    """Return the tasks that wait in the workers of an app, the longest first; and the parked ones.
+    """Return the tasks that wait in an app's workers, the longest first; and the parked ones.
 
-    And why that is not known; empty if it is.
+    The third value is the reason if they are not known; empty if they are.
     """
     if app is None:
         return [], Parked(), NO_APP
@@ -74,7 +74,7 @@ def waiting(app: Any, timeout: float) -> tuple[list[dict[str, Any]], Parked, str
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
-    """Compare what all workers have set with each other, and with what is set here."""
+    """Compare the settings of all workers with those of this app."""
     replies, unasked = ask(app, timeout)
     if not replies:
         why = unasked or f"none answered within {timeout:g} s"
@@ -84,7 +84,7 @@ def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
     try:
         settings, tasks = settings_of(app), tasks_of(app)
     except ConfigurationError:
-        return  # another check finds that
+        return  # another check reports that
     for worker, reply in sorted(replies.items()):
         if isinstance(reply.get("settings"), Mapping):
             yield from _settings(worker, settings, reply["settings"])
@@ -111,7 +111,7 @@ def _tasks(worker: str, ours: Mapping[str, Any], told: Any) -> Iterator[Finding]
 def _settings(worker: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Finding]:
     for name in sorted(ours.keys() | theirs.keys()):
         here, there = ours.get(name), theirs.get(name)
-        if name == "nodes":  # in whichever order
+        if name == "nodes":  # their order does not matter
             there = there if isinstance(there, list) else [there]
             here, there = sorted(here or ()), sorted(map(str, there))
         if here != there:
