@@ -1,4 +1,4 @@
-"""Looks at the nodes from outside: who holds what, and frees it by force."""
+"""Survey of the nodes from outside, and release by force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a time is said to people, on a terminal and on the page."""
+"""Durations as text, for the terminal and for the pages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["span"]
 
 
 def span(seconds: float) -> str:
-    """Return a time, short: its two largest units."""
+    """Return a duration as a short text: its two largest units."""
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = int(min(seconds, 1e12))

@@ -1,11 +1,11 @@
-"""Gauges for Prometheus: what the nodes hold, by one survey per scrape.
+"""Prometheus gauges of the locks on the nodes, from one survey per scrape.
 
-A node that is away is a value and no failure; where no quorum answers, nothing is said of locks,
-and still of each node. As with any survey, a lock that is just being taken or freed may be seen on
-some nodes only.
+A node that is down is a value, not a failure. If no quorum answers, there are no gauges of locks,
+but still those of each node. As with any survey, a lock that is being acquired or released may be
+seen on some nodes only.
 
-A survey reads every key below the prefix, on each node. So it is kept for some seconds, and the
-longer it took, the longer: it takes no more than a tenth of the time.
+A survey reads every key below the prefix, on each node. So its result is cached for some seconds,
+and for longer if it took long: surveys take no more than a tenth of the time.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ __all__ = ["Nodes", "exposition", "figures", "make_registry"]
 logger = logging.getLogger("celery_redlock.exporter")
 
 CACHE_S = 5.0
-"""For how long a survey is good, unless another time is given."""
+"""Seconds for which a survey is cached, unless given."""
 CACHE_TIMES_DURATION = 9
-"""It is good for this many times as long as it took, at least."""
+"""Cache a survey for at least this multiple of its duration."""
 MAX_TASKS = 500
-"""Task names that get a label. What lies on nodes is foreign text, and may name any number."""
+"""Task names that get a label. Names on nodes are untrusted, and there may be any number."""
 MAX_NAME_CHARS = 200
 OTHERS = "(others)"
 
@@ -61,7 +61,7 @@ GAUGES = {
     "leaked_keys": "Keys below the prefix without a ttl",
     "pause_ends_in_seconds": "Until a pause ends: of each that is in force",
 }
-"""What each says."""
+"""The help text of each gauge."""
 OF_WAITERS = ("waiting", "longest_line", "oldest_wait_seconds")
 LABELS = {
     **dict.fromkeys(("node_up", "node_ping_seconds", "leaked_keys"), "node"),
@@ -70,23 +70,24 @@ LABELS = {
     "locks_on_nodes": "nodes",
     "pause_ends_in_seconds": "pattern",
 }
-"""By what those are counted that have several values."""
+"""Label name of each multi-valued gauge."""
 
 Values = Mapping[str, "float | Mapping[str, float]"]
-"""Of gauges: a number, or one for each value of the label."""
+"""Values of gauges: a number, or a number for each value of the label."""
 
 
 class Nodes:
-    """A collector, as prometheus_client has them: register it, or ask it to `collect()`.
+    """A collector for prometheus_client: register it, or call `collect()`.
 
     Args:
-        redlock: Whose nodes and prefix.
-        cache: Seconds for which a survey is good.
-        timeout: Seconds after which a node that has not told all counts as down.
-        parked: Asks the workers of an app; None where no app is known. Then nothing is said of who
-            waits, because the nodes do not know the tasks that are parked in workers.
-        votes_in: Looks in how many seconds a quorum has a vote; None of it: it has. Where it is
-            left out, nothing is said of that.
+        redlock: The lock whose nodes and prefix are surveyed.
+        cache: Seconds for which a survey is cached.
+        timeout: Seconds after which a node that has not returned all keys counts as down.
+        parked: Function that asks the workers of an app for their parked tasks; None if no app is
+            known. Then there are no gauges of waiters, because the nodes do not see the tasks that
+            are parked in workers.
+        votes_in: Function that returns the seconds until a quorum has a vote, None if it has one.
+            Without it there is no gauge for that.
     """
 
     def __init__(
@@ -111,14 +112,14 @@ class Nodes:
         self._errors = 0
 
     def describe(self) -> list[Any]:
-        """Return nothing, so that no node is asked when it is registered."""
+        """Return nothing, so that registration asks no node."""
         return []
 
     def collect(self) -> Iterator[Any]:
         """Yield the metrics of one survey."""
         from prometheus_client.core import CounterMetricFamily
 
-        with self._lock:  # whoever asks meanwhile is given the same
+        with self._lock:  # concurrent scrapes wait, and share one survey
             good_for = max(self._cache, CACHE_TIMES_DURATION * self._took)
             if time.monotonic() >= self._at + good_for:
                 self._look()
@@ -152,7 +153,7 @@ class Nodes:
             self._found = error
             self._errors += 1
         except Exception:
-            # Whoever asks is to be told what is known, and that something is wrong.
+            # The scrape must still show what is known, and count the error.
             logger.exception("could not look at the nodes")
             self._errors += 1
         self._at = time.monotonic()
@@ -214,7 +215,7 @@ def _of_entries(found: Survey) -> Values:
 
 
 def _labels(owners: Iterable[Owner | None]) -> Callable[[Owner | None], str]:
-    """Return what labels owners by their task names: printable, not too long and not too many."""
+    """Return a function that labels owners by task name: printable, not too long, not too many."""
 
     def name_of(owner: Owner | None) -> str:
         return printable(owner.task)[:MAX_NAME_CHARS] if owner is not None else ""
@@ -258,7 +259,7 @@ def make_registry(redlock: Redlock, **options: Any) -> Any:
 
 
 def exposition(registry: Any) -> str:
-    """Return all its metrics in Prometheus' text format."""
+    """Return all metrics of a registry in Prometheus' text format."""
     from prometheus_client import generate_latest
 
     text: bytes = generate_latest(registry)
@@ -266,7 +267,7 @@ def exposition(registry: Any) -> str:
 
 
 def figures(registry: Any) -> list[dict[str, Any]]:
-    """Return all its metrics for a program that reads JSON: name, labels, value."""
+    """Return all metrics of a registry as JSON data: name, labels, value."""
     return [
         {"name": sample.name, "labels": dict(sample.labels), "value": sample.value}
         for metric in registry.collect()

@@ -1,7 +1,7 @@
-"""Release what an operator has seen, and nothing else.
+"""Release by force exactly the token that an operator has seen.
 
-By compare-and-delete of the very token that was shown. An `Entry` names it by its digest and its
-owner; the token itself is read from the nodes again, used, and never shown.
+Each node compares the token and deletes it. An `Entry` names the token by its digest and its owner;
+the token itself is read from the nodes again, used, and never shown.
 """
 
 from __future__ import annotations
@@ -27,40 +27,40 @@ if TYPE_CHECKING:
 __all__ = ["SETTLED_S", "Freed", "force_release", "stop_command"]
 
 SETTLED_S = 2.0
-"""An attempt that has no quorum by then has ended, whatever node timeout its process has."""
+"""Seconds after which an attempt without a quorum is over, whatever its process's node timeout."""
 POLL_INTERVAL_S = 0.02
-"""Between two looks at a key that is being deleted over another connection: a few round trips."""
+"""Seconds between two reads of a key that another connection deletes: a few round trips."""
 
 
 @dataclass(frozen=True)
 class Freed:
-    """What became of a key: "freed"; "gone": it was free already; "changed": it is not what was
-    shown, and was left alone.
+    """The outcome for a key: "freed"; "gone" (it was free already); "changed" (it is not the entry
+    that was shown, and was not touched).
     """
 
     outcome: str
-    nodes: int = 0  # on how many it was freed
-    silent: tuple[str, ...] = ()  # those that did not answer: there it stays until its ttl
-    taken: bool = False  # whether another has it already
+    nodes: int = 0  # the number of nodes on which it was freed
+    silent: tuple[str, ...] = ()  # nodes that did not answer: it stays there until its ttl is over
+    taken: bool = False  # True if another holder has it already
 
 
 def force_release(
     redlock: Redlock, entry: Entry, timeout: float = 3.0, *, living: bool = True
 ) -> Freed:
-    """Release what `entry` shows, on all nodes, and wake the first waiter as any release does.
+    """Release the token of `entry` on all nodes, and wake the first waiter as any release does.
 
-    Its holder is not stopped. It learns that its lease is lost when another has the key; if none
-    has, its next extension takes the key back.
+    Its holder is not stopped. It finds out that its lease is lost when another has the key; if no
+    other has it, the holder's next extension takes the key back.
 
     Args:
-        redlock: Where.
-        entry: Of a survey or a look. Only its key, digest and owner matter.
+        redlock: The lock whose nodes have the key.
+        entry: An entry of a survey or a look. Only its key, digest and owner matter.
         timeout: Seconds to wait for the nodes.
-        living: Whether it is freed also if a quorum holds it. If not, it must have been seen on
-            fewer at least `SETTLED_S` ago: then it is not just being taken, and never will be.
+        living: True to free it even if a quorum holds it. If False, the entry must have been seen
+            on fewer nodes at least `SETTLED_S` ago, so that it cannot be an acquisition under way.
 
     Raises:
-        QuorumUnavailable: Fewer than a quorum of nodes told what they have, or freed it.
+        QuorumUnavailable: Fewer than a quorum of nodes returned their keys, or freed it.
     """
     looks, tokens = _tokens(redlock, entry, timeout)
     total, needed = len(looks), quorum_of(len(looks))
@@ -87,13 +87,13 @@ def force_release(
         kept = {index for index, other in enumerate(tokens) if other == token}
         if not kept or monotonic() > until:
             break
-        sleep(POLL_INTERVAL_S)  # it is on its way there, over another connection
+        sleep(POLL_INTERVAL_S)  # the release may still be on its way, over another connection
 
     reached = {index for index, node in enumerate(looks) if node.reachable}
     rest = tuple(node.name for n, node in enumerate(looks) if n not in reached or n in kept)
     freed = len((had & reached) - kept)
     if not ballot.yes and len(had) >= needed:
-        freed = 0  # a quorum says that it was not there any more: given back, expired, followed
+        freed = 0  # a quorum no longer had it: released, expired, or followed by another token
     if total - len(rest) < needed:
         raise QuorumUnavailable(
             f"{entry.key}: freed on {of_nodes(freed, total)}; {', '.join(rest)} did not free it,"
@@ -108,9 +108,9 @@ def force_release(
 
 
 def stop_command(task_id: str) -> str:
-    """Return the shell command that stops a task; empty for an id that could be an option of it.
+    """Return the shell command that stops a task; empty if the id could be taken for an option.
 
-    Anybody who may write to the nodes chooses the id: it is quoted as one word.
+    Whoever may write to the nodes chooses the id, so it is quoted as one word.
     """
     if not task_id or task_id.startswith("-"):
         return ""
@@ -120,7 +120,7 @@ def stop_command(task_id: str) -> str:
 def _tokens(
     redlock: Redlock, entry: Entry, timeout: float
 ) -> tuple[list[NodeLook], list[str | None]]:
-    """Return what each node has under the entry's key; empty if no claim can have it."""
+    """Return the token of each node under the entry's key; "" if the value can be no token."""
     keys = {entry.key: to_bytes(entry.key)}
     looks, found = read_nodes(
         redlock.client.addresses, redlock.prefix, lambda reader: reader.values(keys), timeout
@@ -129,9 +129,9 @@ def _tokens(
 
 
 def _token_of(entry: Entry, found: KeyValue) -> str | None:
-    """Return the token under a key; of several readers' that which the entry shows, if there."""
+    """Return the token under a key; of several readers' tokens the entry's own, if it is there."""
     tokens = [_token(token) for token in (found.value, *(token for token, _ in found.readers))]
-    others = None if entry.shared and found.readers else tokens[0]  # who read beside it stay
+    others = None if entry.shared and found.readers else tokens[0]  # other readers' tokens stay
     return next((token for token in tokens if token_digest(token) == entry.digest), others)
 
 

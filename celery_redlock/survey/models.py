@@ -1,4 +1,4 @@
-"""What a survey of the nodes finds: values, and how they look to a program that reads JSON."""
+"""Results of a survey: values, and their form as JSON data."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from ..protocol.values import Owner
 __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
 
 KINDS = ("lock", "start", "reservation", "tick", "mark", "fence", "line", "foreign")
-"""What nodes keep: locks, starts that a rate counts, reservations of published tasks, a beat's
-claims on ticks, marks of tasks that are done, the last fencing tokens, wait queues, and values that
-are not of this library."""
+"""Kinds of keys on nodes: locks, starts that a rate counts, reservations of published tasks, a
+beat's claims on ticks, marks of tasks that are done, the last fencing tokens, wait queues, and
+values that are not of this library."""
 
 
 @dataclass(frozen=True)
 class NodeLook:
-    """How one node answered.
+    """The answer of one node.
 
     Attributes:
         name: Its address, without credentials.
-        reachable: Whether it told all that it was asked for.
-        error: Why not; empty if it did.
-        rtt: Seconds from a small question to its answer; NaN if it did not answer.
+        reachable: True if it returned all that it was asked for.
+        error: The reason if it did not; else empty.
+        rtt: Seconds from a small request to its answer; NaN if it did not answer.
     """
 
     name: str
@@ -35,18 +35,18 @@ class NodeLook:
     rtt: float = math.nan
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON takes it, which has no NaN."""
+        """Return it as JSON data: None instead of NaN, which JSON lacks."""
         return {**vars(self), "rtt": None if math.isnan(self.rtt) else self.rtt}
 
 
 @dataclass(frozen=True)
 class Rival:
-    """A token that fewer nodes hold than another under the same key.
+    """A token that fewer nodes hold than another token under the same key.
 
     Attributes:
-        owner: Who made it; None if that was not this library.
-        digest: A short name of it.
-        ttls: Per node, seconds left; None where it is not.
+        owner: The owner in the token; None if this library did not make it.
+        digest: A short name of the token.
+        ttls: Per node, seconds left; None on a node that does not have it.
     """
 
     owner: Owner | None
@@ -62,20 +62,20 @@ class Entry:
         resource: The name, without prefix and suffix.
         key: The whole key.
         kind: One of `KINDS`.
-        slot: Which of several holders' or starts; 1 unless there are several. Of a reader, how
-            many are older, and one: it changes as others come and end.
-        owner: Whose the token is that most nodes hold: task, task id, host, pid, since when.
-        digest: A short name of that token, safe to show; empty where there is none.
-        ttls: Per node, seconds left of it; None where it is not there, infinite without a ttl.
-        nodes: How many nodes hold it.
-        total: How many nodes there are.
-        quorum: How many a lock needs.
-        held_for: Seconds since its owner asked for it, by two wall clocks; of a wait queue, how
-            long its first has waited. None if that is not known.
-        fence: The fencing token that was granted last; None where there is none.
-        waiting: How many wait in the resource's queue.
-        waits: How long the first of them have waited, in seconds: one of them in a survey.
-        rivals: Other tokens that lie under the same key on other nodes.
+        slot: Number of the slot, of a key with several holders or starts; else 1. For a reader, its
+            rank by age, from 1: it changes as other readers come and end.
+        owner: Owner of the token that most nodes hold: task, task id, host, pid, since when.
+        digest: A short name of that token, safe to show; empty if there is no token.
+        ttls: Per node, its seconds left; None on a node without it, infinite without a ttl.
+        nodes: Number of nodes that hold it.
+        total: Number of all nodes.
+        quorum: Number of nodes that a lock needs.
+        held_for: Seconds since its owner asked for it, by two wall clocks; for a wait queue, the
+            seconds that its first waiter has waited. None if not known.
+        fence: The fencing token that was granted last; None if there is none.
+        waiting: Number of waiters in the resource's queue.
+        waits: Seconds that the first of them have waited; in a survey of all keys, of one of them.
+        rivals: Other tokens under the same key on other nodes.
     """
 
     resource: str
@@ -96,49 +96,49 @@ class Entry:
 
     @property
     def shared(self) -> bool:
-        """Whether it is a reader's. Others may have the key beside it, so its digest names it."""
+        """True for a reader. Others may have the key at the same time, so its digest names it."""
         return self.owner is not None and self.owner.shared
 
     @property
     def identity(self) -> tuple[str, str]:
-        """What it goes by from one look to the next: its key; of a reader, its token as well."""
+        """The name that identifies it across surveys: its key; for a reader, its token as well."""
         return self.key, self.digest if self.shared else ""
 
     @property
     def place(self) -> str:
-        """Which of several it is, for people; empty where there is one."""
+        """The slot or the reader, for people; empty if there is only one."""
         if self.shared:
             return f" reader {self.digest}"
         return f" slot {self.slot}" if self.slot > 1 else ""
 
     @property
     def held(self) -> bool:
-        """Whether a quorum of nodes has it."""
+        """True if a quorum of nodes has it."""
         return self.nodes >= self.quorum
 
     @property
     def split(self) -> bool:
-        """Whether the nodes have different tokens, none of which has a quorum."""
+        """True if the nodes have different tokens, none of which has a quorum."""
         return bool(self.rivals) and not self.held
 
     @property
     def leaked(self) -> bool:
-        """Whether some node has it without a ttl, so that it never expires there."""
+        """True if a node has it without a ttl, so that it never expires there."""
         return any(math.inf in ttls for ttls in (self.ttls, *(r.ttls for r in self.rivals)))
 
     @property
     def endless(self) -> bool:
-        """Whether it has a ttl nowhere: then it is no lock of this library."""
+        """True if it has a ttl on no node, so that it cannot be a lock of this library."""
         return all(ttl in (None, math.inf) for ttl in self.ttls)
 
     def leaked_on(self, node: int) -> bool:
-        """Return whether the node of this index has it without a ttl."""
+        """Return True if the node of this index has it without a ttl."""
         return any(ttls[node] == math.inf for ttls in (self.ttls, *(r.ttls for r in self.rivals)))
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON takes it, without secrets; docs/cli.md documents the shape.
+        """Return it as JSON data, without secrets; docs/cli.md documents the shape.
 
-        A ttl of -1 means that there is none, as in Redis; null that the key is not there.
+        A ttl of -1 means that the key has none, as in Redis; null that the key is not there.
         """
         return {
             "resource": self.resource,
@@ -162,13 +162,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Survey:
-    """All that was found.
+    """The result of a survey.
 
     Attributes:
-        entries: By resource, kind and slot.
-        looks: How each node answered.
-        at: When, in seconds since 1970.
-        pauses: Those in force: all, or of the one resource that was asked for.
+        entries: The entries, sorted by resource, kind and slot.
+        looks: The answer of each node.
+        at: Time of the survey, in seconds since 1970.
+        pauses: The pauses in force: all, or those of the one resource that was asked for.
     """
 
     entries: tuple[Entry, ...]
@@ -177,7 +177,7 @@ class Survey:
     pauses: tuple[Pause, ...] = ()
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON takes it."""
+        """Return it as JSON data."""
         return {
             "at": self.at,
             "nodes": [look.data() for look in self.looks],

@@ -1,7 +1,7 @@
-"""Read keys at all nodes at once: over connections made for it, and never for long.
+"""Read keys at all nodes at once: over connections of their own, within limits of time.
 
-A node that hangs costs the time that the caller allows, and no other node's answers. So does one
-that answers nonsense: each reply is checked by the reader, before anybody relies on it.
+A node that hangs costs the time that the caller allows, and does not lose the other nodes' answers.
+A node that sends nonsense costs no more: the reader checks each reply before it is used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class _NodeThread(threading.Thread, Generic[T]):
-    """Runs a query at one node. A daemon, because a look-up of a host name has no limit.
+    """A thread that runs a query at one node. A daemon, because a DNS look-up has no time limit.
 
     All else ends by itself: a reader limits the time of each reply, and of all together.
     """
@@ -51,7 +51,7 @@ class _NodeThread(threading.Thread, Generic[T]):
             reader.close()
 
     def outcome(self, until: float) -> tuple[NodeLook, T | None]:
-        """Wait until it has ended, its node has been silent for the timeout, or `until`."""
+        """Wait until it has ended, or its node was silent for the timeout, or until `until`."""
         while self.is_alive():
             heard = self._begun if self._reader is None else self._reader.heard
             now = monotonic()
@@ -72,13 +72,13 @@ def read_nodes(
 
     Args:
         addresses: The nodes.
-        prefix: What our keys begin with.
-        query: What to read there; runs in one thread per node.
-        timeout: Seconds without an answer after which a node is left alone. One that goes on
-            answering, because it has much to tell, has ten times as long in all.
+        prefix: Prefix of our keys.
+        query: Function that reads from a node; it runs in one thread per node.
+        timeout: Seconds without an answer after which a node counts as silent. A node that goes on
+            answering, because it has many keys, has ten times as long in all.
 
     Returns:
-        How each node answered; and what the query returned there, None if it did not.
+        The answer of each node; and the results of the query, None where it failed.
     """
     until = monotonic() + MAX_TIMEOUTS * timeout
     threads = [_NodeThread(address, prefix, query, timeout) for address in addresses]
@@ -86,5 +86,5 @@ def read_nodes(
         thread.start()
     outcomes = [thread.outcome(until) for thread in threads]
     for thread in threads:
-        thread.join(0.2)  # so that they close their sockets; one that looks up a name may hang
+        thread.join(0.2)  # lets it close its socket; a thread in a DNS look-up may hang
     return [look for look, _ in outcomes], [result for _, result in outcomes]

@@ -1,7 +1,7 @@
-"""What is locked, as the nodes tell: all of it, or all that is known of one resource.
+"""Survey of the locks on the nodes: of all keys, or of one resource.
 
-A snapshot of nodes that were asked at slightly different moments: what was being acquired or
-released meanwhile may look split. No decision about a lock depends on it.
+It is a snapshot of nodes that were read at slightly different moments: a lock that was being
+acquired or released meanwhile may look split. No decision about a lock depends on it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["KINDS", "Entry", "NodeLook", "Rival", "Survey"]
 __all__ += ["look", "look_at", "look_for", "survey"]
 
 NodeData = Mapping[str, KeyValue]
-"""What one node has, by name without the prefix."""
+"""The keys of one node, by name without the prefix."""
 
 _SUFFIXES = {
     FENCE_SUFFIX: "fence",
@@ -55,15 +55,15 @@ _SUFFIXES = {
 }
 _SPECIAL = re.compile(r"[\\*?\[]")
 _OF_NODES = re.compile(rf"(nonce:[0-9a-f]{{32}}|{TRUSTED_KEY})\Z")
-"""What a handshake writes (`handshake.py`), of a node and not of a lock."""
+"""Keys that a handshake writes (`handshake.py`): they concern a node, not a lock."""
 _SECONDS = re.compile(r"\d{1,12}\.\d{3}\Z")
-"""What a beat writes where a delivery has its stamp."""
+"""The stamp that a beat writes into a token, where a lock has the stamp of a delivery."""
 _FORBIDDEN = re.compile("permission|can't run this command")
-"""How servers refuse what the user has no right to; the second within scripts, from Redis 7 on."""
+"""Errors for a missing right; the second one is what scripts report, from Redis 7 on."""
 QUEUE_MEMBERS = 100
-"""How many of a wait queue are read of one resource."""
+"""Members of a wait queue to read, for one resource."""
 _ANY_FENCE = b"0"
-"""Stands for all fencing tokens: each node counts by itself, so that they differ is no split."""
+"""Stands for all fencing tokens. Each node counts by itself: a difference is not a split vote."""
 
 
 def survey(
@@ -73,18 +73,18 @@ def survey(
     kinds: Collection[str] = ("lock", "reservation"),
     timeout: float = 3.0,
 ) -> Survey:
-    """Return all that lies on the nodes below the prefix.
+    """Return all keys on the nodes below the prefix.
 
     Args:
-        redlock: Whose nodes and prefix.
-        match: Which resources, as a glob (`*`, `?`, `[a-z]`, `[^a-z]`; a backslash before a
-            character that means itself) over their whole names.
-        kinds: Which of `KINDS`.
-        timeout: Seconds without an answer after which a node counts as away.
+        redlock: The lock whose nodes and prefix are surveyed.
+        match: The resources to return, as a glob (`*`, `?`, `[a-z]`, `[^a-z]`; a backslash makes
+            the next character literal) over their whole names.
+        kinds: The kinds to return, of `KINDS`.
+        timeout: Seconds without an answer after which a node counts as silent.
 
     Raises:
-        ValueError: There is no such kind.
-        QuorumUnavailable: Fewer than a quorum of nodes told all they have.
+        ValueError: A kind is not one of `KINDS`.
+        QuorumUnavailable: Fewer than a quorum of nodes returned all their keys.
     """
     if unknown := set(kinds) - set(KINDS):
         raise ValueError(f"no kind of entry: {sorted(unknown)}; there are {', '.join(KINDS)}")
@@ -97,7 +97,7 @@ def survey(
         read = set()
         for name in keys:
             resource, kind, _slot = _parse(name)
-            # What a name says to be a lock may turn out to be a tick, and anything to be foreign.
+            # By its value, a key named like a lock may turn out to be a tick, and any key foreign.
             may_be = {kind, "foreign", *(("tick",) if kind == "lock" else ())}
             if (
                 fits(resource)
@@ -106,7 +106,7 @@ def survey(
                 and wanted & may_be
             ):
                 read.add(name)
-                if kind == "lock":  # is shown with these
+                if kind == "lock":  # an entry of a lock also shows these two
                     read |= {resource + FENCE_SUFFIX, resource + LINE_SUFFIX}
         wanted_keys = {name: keys[name] for name in read & keys.keys()}
         return _read(reader, {**wanted_keys, **_keys(redlock, PAUSE_NAMES)}, 1)
@@ -115,21 +115,21 @@ def survey(
 
 
 def look(redlock: Redlock, resource: str, timeout: float = 3.0) -> tuple[Entry, ...]:
-    """Return all that is known of one resource; nothing if nothing is.
+    """Return everything known about one resource; an empty tuple if nothing is.
 
     Args:
-        redlock: Whose nodes and prefix.
+        redlock: The lock whose nodes and prefix are read.
         resource: Its name, without prefix and suffix.
-        timeout: Seconds without an answer after which a node counts as away.
+        timeout: Seconds without an answer after which a node counts as silent.
 
     Raises:
-        QuorumUnavailable: Fewer than a quorum of nodes told all they have.
+        QuorumUnavailable: Fewer than a quorum of nodes returned all its keys.
     """
     return look_at(redlock, resource, timeout).entries
 
 
 def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
-    """Return the same, with how each node answered."""
+    """Return the same as `look`, with the answer of each node."""
     numbers, bases = range(2, MAX_SLOTS + 1), (resource, resource + START_SUFFIX)
     slots = [f"{base}{SLOT_SUFFIX}{number}" for base in bases for number in numbers]
     others = [resource + suffix for suffix in _SUFFIXES]
@@ -137,8 +137,8 @@ def look_at(redlock: Redlock, resource: str, timeout: float = 3.0) -> Survey:
     def query(reader: Reader) -> NodeData:
         every = _keys(redlock, [resource, *others, *slots, *PAUSE_NAMES])
         found = _read(reader, every, QUEUE_MEMBERS)
-        # A mark has the id of the task that is done, but of what it had locked only a digest. So
-        # marks of tasks that lock several resources are found by `survey` alone.
+        # A mark has the id of the task that is done, but only a digest of the resources it had
+        # locked. So marks of tasks that lock several resources are found by `survey` alone.
         owners = (_owner_of(one.value) for one in found.values())
         marks = {mark_of(owner, (resource,)) for owner in owners if owner and owner.task_id}
         return found | reader.values(_keys(redlock, sorted(marks)))
@@ -152,11 +152,11 @@ def _keys(redlock: Redlock, names: Iterable[str]) -> dict[str, bytes]:
 
 
 def look_for(redlock: Redlock, key: str, timeout: float = 3.0) -> tuple[str, Survey]:
-    """Return the resource that a key belongs to, and what `look_at` does; it may lack the prefix.
+    """Return the resource of a key, given with or without the prefix, and its survey by `look_at`.
 
     Raises:
-        ConfigurationError: Something is known of it both with the prefix and without.
-        QuorumUnavailable: As `look_at` does.
+        ConfigurationError: There are entries both for the name with the prefix and without.
+        QuorumUnavailable: `look_at` raised it.
     """
     bare = key.removeprefix(redlock.prefix)
     names = dict.fromkeys(_parse(name)[0] or name for name in (bare, key))
@@ -175,7 +175,7 @@ def _read(reader: Reader, keys: Mapping[str, bytes], members: int) -> dict[str, 
     found = reader.values(keys)
     queues = {name: keys[name] for name in found if name.endswith(LINE_SUFFIX)}
     rest = {name: value for name, value in found.items() if name not in queues}
-    if reader.by_script:  # what waits is not known, and no reason to know nothing
+    if reader.by_script:  # it cannot read the queues: return the rest without them
         return rest
     return rest | reader.queues(queues, members)
 
@@ -183,10 +183,10 @@ def _read(reader: Reader, keys: Mapping[str, bytes], members: int) -> dict[str, 
 def _survey(
     redlock: Redlock, query: Callable[[Reader], NodeData], timeout: float, wanted: Collection[str]
 ) -> Survey:
-    """Run a query at all nodes and put together what they have.
+    """Run a query at all nodes and merge their keys.
 
     Raises:
-        QuorumUnavailable: Fewer than a quorum told it.
+        QuorumUnavailable: Fewer than a quorum of nodes returned their keys.
     """
     at = time.time()
     looks, told = read_nodes(redlock.client.addresses, redlock.prefix, query, timeout)
@@ -211,7 +211,7 @@ def _survey(
 
 
 def _entries(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> Iterator[Entry]:
-    """Yield what the nodes have under one name: of readers each, by its age, like a slot."""
+    """Yield the entries under one name: each reader is one, with its rank by age as slot."""
     found = [data.get(name) for data in nodes]
     readers = [{} if one is None else dict(one.readers) for one in found]
 
@@ -238,7 +238,7 @@ def _entry(
     prefix: str,
     at: float,
 ) -> Entry:
-    """Return what one entry tells: `there` is what each node has of it under the name."""
+    """Return the entry of a name; `there` has the value under it on each node."""
     total, quorum = len(nodes), quorum_of(len(nodes))
     resource, kind, slot = _parse(name)
     ttls_of: dict[bytes, list[float | None]] = {}
@@ -281,7 +281,7 @@ def _entry(
 
 
 def _kind_of(kind: str, name: str, value: bytes, owner: Owner | None) -> str:
-    """Return what a key is, from what its name promises and what lies under it."""
+    """Return the kind of a key, from the kind that its name suggests and from its value."""
     ours = {"fence": value.isdigit(), "mark": value == DONE.encode(), "line": value == QUEUE}
     if not ours.get(kind, owner is not None):
         return "foreign"
@@ -293,7 +293,7 @@ def _kind_of(kind: str, name: str, value: bytes, owner: Owner | None) -> str:
 def _waiting(
     queues: Iterable[KeyValue | None], quorum: int, at: float
 ) -> tuple[int, tuple[float, ...]]:
-    """Return how many wait, as a quorum of nodes has it, and for how long the first have."""
+    """Return the number of waiters, by a quorum of nodes, and how long the first have waited."""
     there = [queue for queue in queues if queue is not None and queue.value == QUEUE]
     counts = sorted((queue.waiting for queue in there), reverse=True)
     count = counts[quorum - 1] if len(counts) >= quorum else 0
@@ -301,20 +301,20 @@ def _waiting(
     for queue in there:
         for member, score in queue.first:
             since[member] = min(score, since.get(member, score))
-    # A score may be anything, infinite too: nobody has waited since before 1970.
+    # A score may be anything, also infinite: count no wait from before 1970.
     waits = sorted((min(max(0.0, at - score / 1e6), at) for score in since.values()), reverse=True)
     read = max((len(queue.first) for queue in there), default=0)
     return count, tuple(waits[: min(count, read)])
 
 
 def _last_fence(fences: Iterable[KeyValue | None]) -> int | None:
-    """Return the largest fencing token that a node has; each counts by itself."""
+    """Return the largest fencing token that a node has; each node counts by itself."""
     values = [fence.value for fence in fences if fence is not None]
     return max((int(v) for v in values if v.isdigit() and len(v) < 20), default=None)
 
 
 def _parse(name: str) -> tuple[str, str, int]:
-    """Return what a key is by its end: of which resource, of which kind, which slot."""
+    """Return the resource, the kind and the slot of a key, by its suffix."""
     for suffix, kind in _SUFFIXES.items():
         if name.endswith(suffix) and len(name) > len(suffix):
             return plain(name[: -len(suffix)]) if kind == "line" else name[: -len(suffix)], kind, 1

@@ -1,7 +1,7 @@
-"""Counts who waits for a resource: the queue on the nodes, and the tasks parked in workers.
+"""Count the waiters for a resource: the queue on the nodes, and the tasks parked in workers.
 
-A worker stands in the queue of a resource once, however many tasks wait parked in it, and not at
-all while its pool is full. So the nodes alone cannot tell how many wait; the workers tell the rest
+A worker stands in the queue of a resource once, however many of its parked tasks wait, and not at
+all while its pool is full. So the nodes alone cannot count the waiters; the workers report the rest
 (`celery inspect redlock`).
 """
 
@@ -20,13 +20,13 @@ from .models import Entry, Survey
 __all__ = ["Parked", "at_once", "count_parked", "waited_for", "waits_told"]
 
 MAX_WAITED_S = 1e12
-"""No task waits for as long: a number beyond it is nonsense, or infinite."""
+"""Seconds. No task waits that long: a larger number, or infinity, is nonsense."""
 
 
 def at_once(*calls: Callable[[], Any]) -> list[Any]:
-    """Return what several calls return, which wait at the same time: for nodes, for workers.
+    """Run several calls at the same time, such as to nodes and to workers; return their results.
 
-    All are waited for; the error of the first that has one is raised.
+    It waits for all; then it raises the error of the first call that has one.
     """
     with ThreadPoolExecutor(thread_name_prefix="celery_redlock look") as pool:
         return [job.result() for job in [pool.submit(call) for call in calls]]
@@ -34,9 +34,9 @@ def at_once(*calls: Callable[[], Any]) -> list[Any]:
 
 @dataclass(frozen=True)
 class Parked:
-    """What workers tell of the tasks that wait parked in them, by resource.
+    """The parked tasks that workers report, by resource.
 
-    `waited` has for how long each has waited, in seconds; `queued` how many of the workers stand in
+    `waited` has the seconds that each task has waited; `queued` the number of workers that stand in
     the queue on the nodes.
     """
 
@@ -45,7 +45,7 @@ class Parked:
 
     @classmethod
     def of(cls, replies: Iterable[Mapping[str, Any]]) -> Parked:
-        """Read the replies of workers, one each; what makes no sense in them is passed over."""
+        """Read the replies of workers, one each; invalid parts of them are ignored."""
         waited: dict[str, list[float]] = defaultdict(list)
         queued: Counter[str] = Counter()
         for reply in replies:
@@ -60,14 +60,14 @@ class Parked:
 
 
 def waited_for(wait: Mapping[str, Any]) -> Sequence[str]:
-    """Return the names of what a task waits for: each counts. Older workers tell of one."""
+    """Return the resources that a task waits for: each counts. Older workers report one."""
     names = wait.get("resources")
     told = isinstance(names, list) and all(isinstance(name, str) for name in names)
     return names if told and names else [wait["resource"]]
 
 
 def waits_told(reply: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the waits in a worker's reply that make sense: anybody on the broker can answer."""
+    """Yield the valid waits of a worker's reply; whoever reaches the broker can send anything."""
     waits = reply.get("waits")
     for wait in waits if isinstance(waits, list) else ():
         waited = wait.get("waited") if isinstance(wait, Mapping) else None
@@ -77,13 +77,13 @@ def waits_told(reply: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def count_parked(seen: Survey, parked: Parked, *, prefix: str | None = None) -> Survey:
-    """Return a survey in whose locks and queues the parked tasks count as waiting, one by one.
+    """Return the survey with each parked task counted as a waiter, in its locks and queues.
 
     Args:
-        seen: What the nodes told.
-        parked: What the workers told.
-        prefix: Of the keys. If given, a resource that tasks wait for and no node has a queue of
-            gets an entry of the kind `line`.
+        seen: The survey of the nodes.
+        parked: The workers' reports.
+        prefix: Prefix of the keys. If given, a resource that tasks wait for without a queue on
+            any node gets an entry of the kind `line`.
     """
     entries = [_counted(entry, parked) for entry in seen.entries]
     if prefix is not None:
