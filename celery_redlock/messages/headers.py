@@ -110,7 +110,8 @@ def count_refusal(request: Any, refusal: NotAcquired) -> dict[str, Any]:
     attempts["held" if isinstance(refusal, ResourceHeld) else "unavailable"] += 1
     held_by = refusal.holder if isinstance(refusal, ResourceHeld) else None
     holder = held_by.digest if held_by else None
-    first = attempts["held"] + attempts["unavailable"] <= 1
+    # A worker that parked it may have seen the holder before this first refusal.
+    first = attempts["held"] + attempts["unavailable"] <= 1 and "holder" not in attempts
     if first or (holder is not None and holder != attempts.get("holder")):
         attempts["stuck"] = 0.0
     else:

@@ -20,13 +20,15 @@ from typing import Any
 from celery.utils.collections import LimitedSet
 from celery.utils.functional import maybe_list
 
+from ..config.options import TaskOptions
 from ..locking.redlock import Redlock
 from ..protocol.texts import printable
 from ..protocol.values import token_digest
 from ..runtime.clock import monotonic
+from .headers import RESERVATION, said
 from .reservation import UNSENT_TTL_S, Reservation, claim_of, free, prolong
 
-__all__ = ["discard", "hold", "is_discarded", "is_revoked"]
+__all__ = ["discard", "hold", "is_discarded", "is_revoked", "may_be_a_duplicate"]
 
 logger = logging.getLogger("celery_redlock.worker")
 
@@ -167,3 +169,11 @@ def is_revoked(request: Any) -> bool:
         )
     except (AttributeError, TypeError):  # forged ones: Celery will refuse it when it is due
         return False
+
+
+def may_be_a_duplicate(request: Any, options: TaskOptions) -> bool:
+    """Return whether its key may be reserved for another message: the body's process finds out."""
+    note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
+    if note is not None:
+        return note.scope != "while_executing" and not (note.token or note.begun)
+    return options.scope != "while_executing"

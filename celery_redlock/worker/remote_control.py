@@ -157,6 +157,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     from ..messages.headers import attempts_of, short_id
     from ..protocol.names import START_SUFFIX, plain
     from ..protocol.texts import shown
+    from ..runtime.clock import monotonic
 
     waiting: dict[str, tuple[Any, Sequence[str], float, str]] = {}
     now = time.time()
@@ -180,13 +181,15 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
             continue
         next_in = None
         if parking is not None and wanted[0].endswith(START_SUFFIX):
-            next_in = parking.dispatcher.next_in(tuple(wanted))
+            watched = parking.dispatcher.watched.get(tuple(wanted))
+            if watched is not None and watched.next_at is not None:
+                next_in = round(max(0.0, watched.next_at - monotonic()), 3)
             wanted = [plain(name) for name in wanted]
         resource = shown(wanted)
         yield {
             "resource": resource,
             "resources": wanted,
-            "next_in": None if next_in is None else round(next_in, 3),
+            "next_in": next_in,
             "task": request.name,
             "task_id": request.id,
             "waited": round(max(0.0, now - since), 3),

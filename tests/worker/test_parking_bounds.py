@@ -55,6 +55,29 @@ def test_messages_beyond_the_memory_are_sent_again_a_few_at_a_time(
         assert "back in their queues" not in worker.text
 
 
+def test_all_tasks_behind_a_stuck_holder_fail_soon_after_their_deadline(
+    cluster: Cluster, key: str
+) -> None:
+    """However many they are: each goes to the pool once more, and is refused for good."""
+    with cluster.worker("-c", "2", queue="stuck") as worker, cluster.redlock.lock(f"k:{key}"):
+        sent = send(cluster, "conflict_deadline", key, 60, 0.0, queue="stuck")
+        began = time.monotonic()
+        assert {cluster.state(one, 20.0) for one in sent} == {"FAILURE"}
+        in_time(began, time.monotonic(), 15.0, "until all have failed")
+        assert worker.text.count(" gives up after ") == len(sent)
+        assert worker.text.count(" waits (held") <= 4, "most met the lock when it was too late"
+
+
+def test_tasks_with_a_deadline_stay_parked_while_their_key_changes_hands(
+    cluster: Cluster, key: str
+) -> None:
+    options = {"tests.worker.tasks.conflict_deadline": {"lock_retry_deadline": 2.0}}
+    with cluster.worker("-c", "2", queue="moving", task_annotations=options) as worker:
+        sent = send(cluster, "conflict_deadline", key, 40, 0.1, queue="moving")
+        all_done(cluster, sent, key, 40.0)
+        assert worker.text.count(" waits (held") <= 4, "no holder was there for two seconds"
+
+
 def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:
     """It may keep what is within its ordinary prefetch window, as without locks: four, and one."""
     with cluster.worker("-c", "1", queue="shared") as full:

@@ -53,8 +53,10 @@ class Parked:
         shared: Whether it is a reader.
         since: Since when its task waits; seconds since 1970.
         until: When it goes even though its resource is held; seconds.
+        latest: Until when it may be put off; seconds.
         rank: Its place among those of its resource: urgency, since, order of arrival.
         size: Memory that its message takes; bytes.
+        deadline: For how many seconds one holder may keep it waiting; None: for ever.
         dated: When the broker was last informed that it is here; seconds.
     """
 
@@ -64,8 +66,10 @@ class Parked:
     shared: bool
     since: float
     until: float
+    latest: float
     rank: tuple[float, float, int]
     size: int = 0
+    deadline: float | None = None
     dated: float = -math.inf
 
 
@@ -121,6 +125,8 @@ class AdmissionQueue:
         *,
         since: float,
         until: float,
+        latest: float = math.inf,
+        deadline: float | None = None,
         urgency: float = 0.0,
         again: bool = False,
         limit: Limit = 1,
@@ -134,7 +140,9 @@ class AdmissionQueue:
             resources: What it locks.
             now: Seconds.
             since: Since when its task waits, in seconds since 1970.
-            until: When it goes in any case.
+            until: When it goes even though its resource is held; seconds.
+            latest: Until when it may be put off; seconds.
+            deadline: For how many seconds one holder may keep it waiting; None: for ever.
             urgency: Smaller goes first.
             again: Whether it has met a held lock before.
             limit: How many may hold each of what it locks at a time.
@@ -144,7 +152,9 @@ class AdmissionQueue:
         with self._lock:
             known = self._known.setdefault(resources, _Known())
             rank = (urgency, since, next(self._numbers))
-            parked = Parked(request, resources, limit, shared, since, until, rank, size)
+            parked = Parked(
+                request, resources, limit, shared, since, until, latest, rank, size, deadline
+            )
             is_first = not known.parked and _has_room(
                 parked, [*known.running.values()], self._limit_now(resources, limit)
             )
@@ -174,7 +184,7 @@ class AdmissionQueue:
             if len(self._parked) >= self.most:
                 return False
             rank = (0.0, since, next(self._numbers))
-            parked = Parked(request, resources, 1, False, since, until, rank, size)
+            parked = Parked(request, resources, 1, False, since, until, until, rank, size)
             self._paused[parked] = None
             self._keep(parked)
             return True

@@ -31,19 +31,18 @@ from celery import bootsteps, signals
 from celery.bootsteps import RUN  # type: ignore[attr-defined]
 from celery.worker import state
 
-from ...config.options import TaskOptions
 from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
 from ...locking.pauses import Pause, covering, limited
 from ...locking.redlock import Redlock
 from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for, urgency_of
-from ...messages.headers import ATTEMPTS, RESERVATION, attempts_of, receive, said
+from ...messages.headers import ATTEMPTS, attempts_of, receive, said
 from ...messages.policy import parkable, set_parking
-from ...messages.received import is_discarded
-from ...messages.reservation import Reservation
+from ...messages.received import is_discarded, may_be_a_duplicate
 from ...protocol.names import START_SUFFIX
 from ...runtime.clock import monotonic
 from .admission import AdmissionQueue, Parked, Resources
+from .deadlines import goes_now
 from .dispatcher import ParkingDispatcher
 from .memory import ParkingMemory, size_of
 from .notices import Notices, discard_revoked, when_over
@@ -60,8 +59,9 @@ MIN_PARKED_S = 0.1
 """Seconds that a delivery is parked at least before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which others get what this worker holds back."""
-OVERDUE_AT_ONCE = 1000
-"""One in so many of the parked goes in a sweep if it is overdue: all in 250 s, however many."""
+OVERDUE_A_SLOT = 4
+"""So many of the parked go in a sweep for each free slot if they are overdue: they are refused in a
+few milliseconds each, and keep other tasks waiting for as long."""
 JITTER = random.SystemRandom()
 
 
@@ -192,7 +192,7 @@ class Parking(bootsteps.StartStopStep):
             resources, limit = (resources[0] + START_SUFFIX,), pace.starts
         attempts = attempts_of(request.request_dict)
         again = attempts["held"] > 0
-        if not resources or (not again and self._may_be_a_duplicate(request, options)):
+        if not resources or (not again and may_be_a_duplicate(request, options)):
             return False
         if on_last_delivery(self._app, request.request_dict):
             return False  # if we gave it back, it would be dropped; the pool sends it again
@@ -200,18 +200,18 @@ class Parking(bootsteps.StartStopStep):
             return False
         now = monotonic()
         since = attempts["since"]
-        longest = self._longest * JITTER.uniform(0.75, 1.0)
+        until = latest = now + self._longest * JITTER.uniform(0.75, 1.0)
         if (deadline := options.retry_deadline) is not None:
-            # It must go in time to be refused once more; before that, once to learn by whom.
-            left = deadline - attempts["stuck"] if again else deadline / 4
-            longest = min(longest, max(left, MIN_PARKED_S))
+            until = min(latest, now + max(deadline - attempts["stuck"], MIN_PARKED_S))
         when_over(request, partial(self._ended, request, resources))
         if self.admission.arrive(
             request,
             resources,
             now,
             since=since,
-            until=now + longest,
+            until=until,
+            latest=latest,
+            deadline=deadline,
             urgency=urgency_of(request.delivery_info, amqp=self._prefetch.amqp),
             again=again,
             limit=limit,
@@ -257,13 +257,6 @@ class Parking(bootsteps.StartStopStep):
         except Exception:  # it is kept all the same, and must not go to the pool twice
             logger.exception("%s[%s] is held back", request.name, request.id)
         return True
-
-    def _may_be_a_duplicate(self, request: Any, options: TaskOptions) -> bool:
-        """Whether its key may be reserved for another message: the body's process finds out."""
-        note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
-        if note is not None:
-            return note.scope != "while_executing" and not (note.token or note.begun)
-        return options.scope != "while_executing"
 
     # -- In whichever thread Celery tells of it --------------------------------------------------
 
@@ -373,13 +366,18 @@ class Parking(bootsteps.StartStopStep):
     def _sweep(self) -> None:
         """Deal with what was revoked, has expired or is overdue; note whether the pool is full."""
         now = monotonic()
-        has_slot = self._slots() > 0
-        self._full_since = None if has_slot else self._full_since or now
+        slots = self._slots()
+        self._full_since = None if slots > 0 else self._full_since or now
         part = self.admission.part()
         self._prefetch.renew(part, now)
         discard_revoked(self.admission, part)
-        overdue = (parked for parked in part if has_slot and parked.until <= now)
-        for parked in islice(overdue, 1 + len(self.admission) // OVERDUE_AT_ONCE):
+        overdue = (
+            parked
+            for parked in part
+            if parked.until <= now
+            and goes_now(parked, self.dispatcher.watched.get(parked.resources), now)
+        )
+        for parked in islice(overdue, OVERDUE_A_SLOT * max(0, slots)):
             if self.admission.go(parked, now):
                 self._unpark(parked)
         for request, resources in self.admission.running():

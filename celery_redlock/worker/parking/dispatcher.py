@@ -82,6 +82,9 @@ class ParkingDispatcher:
             that they are free (else they have called us); and whether the delivery is to join the
             pool's own queue though no pool slot is free.
         sweep: Called every `SWEEP_S` while anybody is parked.
+
+    Attributes:
+        watched: What the dispatcher has found for each of the resources that it looks after.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class ParkingDispatcher:
         self._proceed = proceed
         self._sweep = sweep
         self._bell = SafeEvent()
-        self._watched: dict[Resources, Watched] = {}
+        self.watched: dict[Resources, Watched] = {}
         self._slotless: dict[Resources, None] = {}  # seen free, in this order, when no slot was
         self._asked: deque[tuple[Resources, Callable[[Watched, float], object]]] = deque()
         self._thread: threading.Thread | None = None
@@ -126,15 +129,9 @@ class ParkingDispatcher:
         """Queue again, for the next delivery: one was given to the pool."""
         self._ask(resources, self._queue_for_next)
 
-    def next_in(self, resources: Resources) -> float | None:
-        """Return the seconds until the next start that is waited for; None if it is not known."""
-        watched = self._watched.get(resources)
-        at = watched.next_at if watched is not None else None
-        return None if at is None else max(0.0, at - monotonic())
-
     def queued(self) -> list[str]:
         """Return the resources in whose queues on the nodes this worker stands."""
-        queued = [one.entry for one in list(self._watched.values()) if one.queued is not None]
+        queued = [one.entry for one in list(self.watched.values()) if one.queued is not None]
         return [plain(name) for entry in queued for name in entry.resources]
 
     def close(self) -> None:
@@ -158,7 +155,7 @@ class ParkingDispatcher:
             except Exception:
                 logger.exception("parking dispatcher failed; retrying in 1 s")
                 self._bell.wait(1.0)
-        for watched in list(self._watched.values()):
+        for watched in list(self.watched.values()):
             self._unwatch(watched)
 
     def _work(self) -> float:
@@ -166,7 +163,7 @@ class ParkingDispatcher:
         now = monotonic()
         while self._asked:
             resources, what = self._asked.popleft()
-            watched = self._watched.get(resources)
+            watched = self.watched.get(resources)
             if self._admission.counts(resources)[0]:
                 what(watched or self._begin(resources, now), now)
             elif watched is not None:
@@ -175,10 +172,10 @@ class ParkingDispatcher:
             self._swept = now
             self._sweep()
         looks: list[Watched] = []
-        waits = not any(watched.due <= now for watched in self._watched.values())
+        waits = not any(watched.due <= now for watched in self.watched.values())
         horizon = now if waits else now + LOOK_S[0]
         self._offer_slots(now)
-        for watched in list(self._watched.values()):
+        for watched in list(self.watched.values()):
             if watched.due > horizon and not watched.place.calls:
                 continue
             try:
@@ -190,9 +187,9 @@ class ParkingDispatcher:
                 watched.due = now + 1.0
         for batch in batches(looks, self._admission):
             self._look(batch)
-        if not self._watched:
+        if not self.watched:
             return 3600.0
-        due = min(watched.due for watched in self._watched.values())
+        due = min(watched.due for watched in self.watched.values())
         if self._slotless:
             due = min(due, now + SLOT_S)  # the ends of other tasks are not told of
         return max(0.0, min(due, self._swept + SWEEP_S) - monotonic())
@@ -201,7 +198,7 @@ class ParkingDispatcher:
         """Have as many go as there are free slots, of those that have found none before."""
         for resources in list(islice(self._slotless, max(0, self._slots()))):
             del self._slotless[resources]
-            if (watched := self._watched.get(resources)) is None:
+            if (watched := self.watched.get(resources)) is None:
                 continue
             if watched.called and watched.is_one:
                 self._proceed(resources, False, False)
@@ -215,7 +212,7 @@ class ParkingDispatcher:
         place = exits.enter_context(self._redlock.client.wakeup.waiter())
         place.news = Call(self._bell)
         entry = QueueEntry(resources, len(self._redlock.nodes), place.member, place.since)
-        watched = self._watched[resources] = Watched(resources, place, entry, exits)
+        watched = self.watched[resources] = Watched(resources, place, entry, exits)
         self._queue(watched, now)
         watched.due = now
         return watched
@@ -239,7 +236,7 @@ class ParkingDispatcher:
 
     def _pause(self) -> float:
         """Return the seconds until the next look at a resource if nobody calls us for it."""
-        return JITTER.uniform(*LOOK_S) * max(1.0, len(self._watched) / LOOKED_AT)
+        return JITTER.uniform(*LOOK_S) * max(1.0, len(self.watched) / LOOKED_AT)
 
     def _stand(self, watched: Watched, now: float) -> None:
         """Join the queue, or keep our place in it."""
@@ -262,7 +259,7 @@ class ParkingDispatcher:
         self._redlock.client.driver.run(lambda now: quorum.queue(entry, now, verb))
 
     def _unwatch(self, watched: Watched) -> None:
-        self._watched.pop(watched.resources, None)
+        self.watched.pop(watched.resources, None)
         self._slotless.pop(watched.resources, None)
         watched.exits.close()
         if watched.queued is not None:
@@ -362,6 +359,7 @@ class ParkingDispatcher:
                     # Nobody gives a start back, so nothing changes until then.
                     soon = watched.next_at + JITTER.uniform(0.002, TOGETHER_S)
                     watched.due = min(soon, now + RENEW_S)
+            watched.note_holders(ballot, range(at, at + count), now)
             at += count
             for _ in range(self._may_go(watched, limit, left, now)):
                 queue_up = watched.no_slot is not None and now - watched.no_slot >= QUEUE_UP_S

@@ -50,6 +50,20 @@ class Watched:
         """Since when no quorum answers; None if one does."""
         self.next_at: float | None = None
         """When the next start may be, where a rate counts them, as far as is known."""
+        self.holders: frozenset[str] = frozenset()
+        """The tokens that the last look found; none if it found a free slot, or no quorum."""
+        self.held_since = 0.0
+        """The time of the first look that found these, with no others since; seconds."""
+        self.looked = 0.0
+        """The time of the last look that a quorum answered; seconds."""
+
+    def note_holders(self, ballot: Round, queries: range, now: float) -> None:
+        """Note which tokens a look has found, if a quorum has answered it."""
+        if ballot.yes >= ballot.quorum:
+            self.looked = now
+            found = frozenset(name for query in queries for name in outcome.tokens(ballot, query))
+            if found != self.holders:
+                self.holders, self.held_since = found, now
 
     @property
     def is_one(self) -> bool:

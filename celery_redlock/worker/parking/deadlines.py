@@ -1,0 +1,48 @@
+"""Decide when a parked delivery has been kept waiting by one holder for its whole deadline.
+
+A task with a `retry_deadline` fails when one and the same holder has been in its way for that long.
+The process of its body decides so, as it does for a delivery that was never parked. Until then a
+try would be in vain, so the delivery stays parked while its key changes hands. When it goes, its
+message says who held the key and since when, so that a single try is enough.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ...messages.headers import ATTEMPTS, RECEIPT, attempts_of, mapping_of, waited
+from ...protocol.values import token_digest
+from .admission import Parked
+from .watched import Watched
+
+__all__ = ["goes_now"]
+
+
+def goes_now(parked: Parked, watched: Watched | None, now: float) -> bool:
+    """Return whether an overdue delivery goes to the pool now; if not, set when it is overdue next.
+
+    Args:
+        parked: The delivery.
+        watched: What the looks at the nodes have found for its resources, if anything.
+        now: Seconds.
+    """
+    if parked.deadline is None or watched is None or watched.no_quorum is not None:
+        return True
+    if now >= parked.latest:
+        return True
+    message = parked.request.request_dict
+    attempts, received = attempts_of(message), now - waited(message)
+    holder = token_digest(next(iter(watched.holders))) if len(watched.holders) == 1 else None
+    if holder is not None and holder == attempts.get("holder"):
+        since = received - attempts["stuck"]  # it was refused for the same one before
+    else:
+        since = max(received, watched.held_since)
+    seen = now if watched.is_start else watched.looked  # a start is never given back
+    if since + parked.deadline > seen:
+        parked.until = min(since + parked.deadline, parked.latest)
+        return False
+    if holder is not None and holder != attempts.get("holder"):
+        message[ATTEMPTS] = {**attempts, "holder": holder, "stuck": 0.0, "pause": 0.0}
+        at = time.monotonic() - (now - since)
+        message[RECEIPT] = {**mapping_of(message, RECEIPT), "at": at}
+    return True
