@@ -1,8 +1,8 @@
-"""For the tests of a project that uses this library.
+"""Fixtures and assertions for the tests of a project that uses this library.
 
 `fake_redlock` or `redlock_nodes`, `assert_locked`, `assert_free`, `assert_reserved`,
-`assert_skipped` and `redlock_disabled`: see docs/testing.md. They are here as functions and context
-managers; the pytest plugin (`pytest_plugin.py`) has fixtures of these names.
+`assert_skipped` and `redlock_disabled`: see docs/testing.md. Here they are functions and context
+managers; the pytest plugin (`pytest_plugin.py`) has fixtures of the same names.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = [
     "redlock_nodes",
 ]
 
-# Which module has them. Imported when asked for: pytest loads the plugin, and with it this module,
-# for every project where the package is installed.
+# The module of each name. It is imported on first use, because pytest loads the plugin, and with it
+# this module, for every project where the package is installed.
 _HOME = {name: "asserts" for name in __all__ if name.startswith("assert_")}
 _HOME["redlock_disabled"] = "redirect"
 

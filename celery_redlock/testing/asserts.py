@@ -1,4 +1,4 @@
-"""What a test claims of locks, and what it is told where that is not so."""
+"""Assertions about locks, with the found state in their errors."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .target import Target, target_of
 __all__ = ["assert_free", "assert_locked", "assert_reserved", "assert_skipped"]
 
 WITHIN_S = 5.0
-"""To wait for what is claimed: a body begins, and a lock is freed, a moment later."""
+"""Seconds to wait for the asserted state: a body begins, and a lock is freed, a moment later."""
 EVERY_S = 0.01
-"""Between looks; a look at nodes of this machine takes about a millisecond."""
+"""Seconds between two checks; a read from nodes of this machine takes about a millisecond."""
 
 
 @dataclass(frozen=True)
 class _Held:
-    """One token, and which nodes hold it."""
+    """One token, with the nodes that hold it."""
 
     token: str
     nodes: tuple[str, ...]
@@ -53,15 +53,15 @@ def assert_locked(
     """Assert that a lock is held: a quorum of the nodes has one holder's token.
 
     Args:
-        what: A resource's name, a task (whose arguments follow), or a signature.
-        by: Its holder: an `AsyncResult` or a task's id (a task run by a worker says its id), a
-            task, a lease. None for any.
-        within: Seconds to wait for it. An argument of the task that is named `by` or `within` is
-            given in a signature.
+        what: A resource's name, a task (followed by its arguments), or a signature.
+        by: The expected holder: an `AsyncResult` or a task's id (a task run by a worker puts its
+            id into the token), a task, a lease. None for any.
+        within: Seconds to wait for it. If the task itself has an argument named `by` or `within`,
+            use a signature.
 
     Raises:
-        AssertionError: It is free, or held by another; says by which, and on which nodes.
-        QuorumUnavailable: Too few nodes answered to tell.
+        AssertionError: It is free, or held by another; the text names the holder and the nodes.
+        QuorumUnavailable: Too few nodes answered.
     """
     __tracebackhide__ = True
     target = target_of(what, args, kwargs)
@@ -71,7 +71,7 @@ def assert_locked(
 def assert_reserved(
     what: Any, *args: Any, by: Any = None, within: float = WITHIN_S, **kwargs: Any
 ) -> None:
-    """Assert that a message has the reservation of a task with a scope that begins with "until".
+    """Assert that a message has reserved the key of a task whose scope begins with "until".
 
     Arguments and errors are those of `assert_locked`.
     """
@@ -81,7 +81,7 @@ def assert_reserved(
 
 
 def assert_free(what: Any, *args: Any, within: float = WITHIN_S, **kwargs: Any) -> None:
-    """Assert that a lock is neither held nor reserved: the next to ask gets it.
+    """Assert that a lock is neither held nor reserved, so that the next caller gets it.
 
     Arguments and errors are those of `assert_locked`.
     """
@@ -102,17 +102,17 @@ def assert_free(what: Any, *args: Any, within: float = WITHIN_S, **kwargs: Any) 
 
 
 def assert_skipped(result: Any, within: float = WITHIN_S) -> Skipped:
-    """Assert that the body was not run, because another held the lock or it was a duplicate.
+    """Assert that the body was not run, because the lock was held or the task was a duplicate.
 
     Args:
-        result: What `delay` or `apply` returned (its result is waited for), or a task's result.
+        result: The result of `delay` or `apply` (its end is waited for), or a task's result value.
         within: Seconds to wait for the result.
 
     Returns:
         The marker, with `["resource"]` and `["holder"]`.
 
     Raises:
-        AssertionError: It was run, or failed; says what came of it.
+        AssertionError: The body was run, or failed; the text has its result.
     """
     __tracebackhide__ = True
     what, value = "the task", result
@@ -131,7 +131,7 @@ def assert_skipped(result: Any, within: float = WITHIN_S) -> Skipped:
 
 
 def _not_held(target: Target, names: tuple[str, ...], limit: Limit, by: Any, word: str) -> str:
-    """Return what is wrong; empty if it is held, and by the right holder."""
+    """Return the error text; empty if the lock is held, and by the right holder."""
     found, _taken = _look(target, names, limit)
     whole = [held for held in found if held.whole]
     wanted = f"{target} is not {word}"
@@ -149,7 +149,7 @@ def _not_held(target: Target, names: tuple[str, ...], limit: Limit, by: Any, wor
 
 
 def _look(target: Target, names: tuple[str, ...], limit: Limit = 1) -> tuple[list[_Held], bool]:
-    """Return all tokens that lie under the names, and where; and whether any keeps others out."""
+    """Return all tokens under the names, with their nodes; and True if one keeps others out."""
     redlock = target.redlock
     ballot = blocking(redlock.client.peek(names, limit))
     votes = zip(redlock.nodes, ballot.votes, strict=True)
@@ -168,7 +168,7 @@ def _look(target: Target, names: tuple[str, ...], limit: Limit = 1) -> tuple[lis
 
 
 def _holder(by: Any) -> tuple[str, Callable[[str], bool]]:
-    """Return how `by` is called, and what tells whether a token is its."""
+    """Return the name of `by`, and a function that checks if a token belongs to it."""
     if isinstance(by, HeldLease | Lease):
         return f"the lease with token {token_digest(by.token)}", lambda token: token == by.token
     if isinstance(by, Owner):
@@ -185,7 +185,7 @@ def _all(found: list[_Held]) -> str:
 
 
 def _eventually(check: Callable[[], str], within: float) -> None:
-    """Wait until there is nothing wrong."""
+    """Wait until `check` returns an empty text, or raise its text as an error."""
     __tracebackhide__ = True
     until = time.monotonic() + within
     while wrong := check():

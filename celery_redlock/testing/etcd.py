@@ -1,6 +1,6 @@
 """A local etcd cluster for the demonstration, the tests and the benchmarks: one member, or three.
 
-Loopback only, no password. Its data is kept over `kill` and `start`, and goes away with it.
+On loopback only, without a password. Its data survives `kill` and `start`, and `stop` removes it.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..server import free_port
 __all__ = ["LocalEtcd", "Member", "find_etcd"]
 
 BINARY_VARIABLE = "CELERY_REDLOCK_ETCD"
-"""Names the server binary, before all others."""
+"""Environment variable with the server binary; it takes precedence."""
 MEMORY = "/dev/shm"
-"""Where its data is kept if there is such a place: etcd waits for the disk at each write."""
+"""Directory for its data, if it exists: etcd waits for the disk at each write."""
 PORT_TRIES = 20
-"""Starts of a cluster whose port another process has; more are no chance meeting."""
+"""Attempts to start if another process takes a port; so many failures are no coincidence."""
 START_TIMEOUT_S = 30.0
 SETTINGS = ("--logger=zap", "--log-level=error", "--heartbeat-interval=100")
 
@@ -32,7 +32,7 @@ def find_etcd() -> str:
     """Find the etcd binary.
 
     Raises:
-        ConfigurationError: There is none; the message says what to do.
+        ConfigurationError: There is none; the message names the remedy.
     """
     named = os.environ.get(BINARY_VARIABLE, "etcd")
     if found := shutil.which(named):
@@ -53,16 +53,16 @@ class Member(GuardedProcess):
         self.cluster = ""
 
     def take_ports(self) -> None:
-        """Take two that are free."""
+        """Choose two free ports."""
         self.port, self._peer_port = free_port(), free_port()
 
     @property
     def peer(self) -> str:
-        """Where the other members reach it, as they are told."""
+        """The name and peer URL of this member, for the others."""
         return f"{self.name}=http://127.0.0.1:{self._peer_port}"
 
     def start(self) -> Member:
-        """Start it, and return it; `wait` tells when it serves."""
+        """Start it, and return it without waiting; see `wait`."""
         peer, client = self.peer.partition("=")[2], f"http://127.0.0.1:{self.port}"
         command = [self._binary, f"--name={self.name}", f"--data-dir={self.directory / 'data'}"]
         command += [f"--listen-client-urls={client}", f"--advertise-client-urls={client}"]
@@ -75,7 +75,7 @@ class Member(GuardedProcess):
         """Wait until it serves, with a leader.
 
         Raises:
-            RedlockError: It did not in time.
+            RedlockError: It did not serve in time.
         """
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline and self.running:
@@ -88,16 +88,16 @@ class Member(GuardedProcess):
         raise RedlockError(f"etcd did not start. {self._last_words()}")
 
     def wipe(self) -> None:
-        """Kill it, and lose its data."""
+        """Kill it, and remove its data."""
         self.kill()
         shutil.rmtree(self.directory / "data", ignore_errors=True)
 
 
 class LocalEtcd:
-    """One cluster on 127.0.0.1: what is done to it is done to all its members.
+    """One cluster on 127.0.0.1. Each method acts on all its members.
 
     Attributes:
-        members: Its members, to do something to one.
+        members: The members, to act on one of them.
     """
 
     def __init__(self, members: int = 1, *options: str) -> None:
@@ -127,23 +127,23 @@ class LocalEtcd:
 
     @property
     def running(self) -> bool:
-        """Whether all its members run."""
+        """True if all its members run."""
         return all(member.running for member in self.members)
 
     @property
     def paused(self) -> bool:
-        """Whether one of its members is frozen."""
+        """True if one of its members is frozen."""
         return any(member.paused for member in self.members)
 
     def start(self) -> LocalEtcd:
-        """Start what does not run, wait until all serve, and return it.
+        """Start the members that do not run, wait until all serve, and return the cluster.
 
         Raises:
-            RedlockError: They did not in time.
+            RedlockError: They did not serve in time.
         """
         for member in self.members:
             if not member.running:
-                member.kill()  # its guard
+                member.kill()  # also ends the guard process of the last start
                 member.start()
         try:
             for member in self.members:
@@ -161,7 +161,7 @@ class LocalEtcd:
         return self
 
     def kill(self) -> None:
-        """End it as `kill -9` does. `start` brings it back with its data."""
+        """End it like `kill -9`. `start` brings it back with its data."""
         for member in self.members:
             member.kill()
 
@@ -171,19 +171,19 @@ class LocalEtcd:
         self.start()
 
     def reset(self) -> None:
-        """Lose its data, and begin anew."""
+        """Remove its data, and start it again, empty."""
         for member in self.members:
             member.wipe()
         self.start()
 
     def pause(self) -> None:
-        """Freeze it (SIGSTOP): it answers nothing any more."""
+        """Freeze it (SIGSTOP), so that it answers nothing."""
         for member in self.members:
             if member.running:
                 member.pause()
 
     def resume(self) -> None:
-        """Let it go on (SIGCONT)."""
+        """Unfreeze it (SIGCONT)."""
         for member in self.members:
             member.resume()
 

@@ -1,4 +1,4 @@
-"""One Redis master, without a server."""
+"""Model of one Redis master, without a server."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
 from ..protocol.values import SHARED, Owner, Query, QueueEntry, is_shared
 
 BARRIER_S = 1.0
-"""Seconds for which no new reader passes a writer that the last reader has called."""
+"""Seconds for which no new reader passes a writer that the last reader's release has woken."""
 FOREIGN = "<not a lock>"
-"""What a node answers for the token where a key of another type lies under our name."""
+"""The node's answer for the token, if a key of another type is under our name."""
 
 
 class FakeNode:
-    """One Redis master, as far as a lock can tell: keys that hold a token until they expire.
+    """One Redis master, as a lock sees it: keys that hold a token until they expire.
 
     Attributes:
         held: Per resource, its token and when that expires, by the clock of the caller; seconds.
         readers: Per resource, the token of each reader and when that expires.
         fences: Per resource, the last fencing token. (A server drops it after a week.)
-        lines: Per resource, who stands in line for it, and since when.
-        listening: The processes that hear calls.
-        called: Who was called, in order.
-        full: Whether it has no memory for another key; what is there can be renewed and deleted.
+        lines: Per resource, its wait queue: each waiter, with the time since which it waits.
+        listening: The processes that receive notifications.
+        called: The waiters that were notified, in order.
+        full: True if it has no memory for another key; existing keys can be renewed and deleted.
         witness: Called with (resource, token before, token after, claim) at every change that a
             request makes; for tests.
     """
@@ -44,7 +44,7 @@ class FakeNode:
         self.witness: Callable[[str, str | None, str | None, Claim], None] | None = None
 
     def execute(self, verb: Verb, claims: Sequence[Any], now: float) -> Any:
-        """Do what a round asks for; what `Round.answer` takes for a reply."""
+        """Execute the request of a round; return a reply that `Round.answer` accepts."""
         if verb.extends:
             return "".join([self._extend(verb, claim, now) for claim in claims])
         if verb is Verb.PEEK:
@@ -78,9 +78,9 @@ class FakeNode:
         self.fences.clear()
 
     def token(self, resource: str, now: float, seen_by: str = "") -> str | None:
-        """The token that `resource` holds, as the one that claims it sees it, or None.
+        """Return the token of `resource`, as its claimer `seen_by` sees it, or None.
 
-        A reader sees itself, and no other reader. Others see any one of the readers.
+        A reader sees its own token, and no other reader's. Others see that of any one reader.
         """
         readers = self.readers.get(resource, {})
         for reader in [reader for reader, until in readers.items() if now >= until]:
@@ -98,7 +98,7 @@ class FakeNode:
         return entry[0]
 
     def until(self, resource: str, token: str) -> float:
-        """When what `token` holds expires."""
+        """Return when the key that `token` holds expires."""
         if is_shared(token):
             return self.readers[resource][token]
         return self.held[resource][1]
@@ -123,7 +123,7 @@ class FakeNode:
         return verb is Verb.ENQUEUE or all(stood)
 
     def _call(self, name: str, freed_by: str, now: float) -> bool:
-        """Call the first in line whose process listens; and with a reader those right behind it."""
+        """Notify the first waiter whose process listens; after a reader also the next readers."""
         line = self.lines.get(name, {})
         self.barriers.pop(name, None)
         called, deaf = False, 0
@@ -144,9 +144,9 @@ class FakeNode:
         return called
 
     def _in_the_way(self, asks: Claim | Query, now: float) -> tuple[str, float] | None:
-        """Whose token keeps a new reader out where readers may be, and until when.
+        """Return the token that blocks a new reader, if any, and until when.
 
-        It works on the same message; or a writer waits, or has just been called.
+        It belongs to a reader for the same message; or a writer waits, or was just woken.
         """
         (name,), token = asks.resources, getattr(asks, "token", SHARED)
         if self.token(name, now, token) is not None:
@@ -163,11 +163,11 @@ class FakeNode:
         return (freed_by, until) if now < until else None
 
     def _listens(self, member: str) -> bool:
-        """Whether the process of a waiter listens."""
+        """Return True if the process of a waiter listens."""
         return member.rpartition(":")[0] in self.listening
 
     def _hears(self, process: str, waiter: str) -> bool:
-        """Call a waiter; return whether its process listens."""
+        """Notify a waiter; return True if its process listens."""
         if process in self.listening:
             self.called.append(f"{process}:{waiter}")
         return process in self.listening
@@ -180,7 +180,7 @@ class FakeNode:
         if claim.proposal is not None:
             return self._acquire_fenced(claim, tokens[0], now)
         if len(tokens) == 1 and tokens[0] is not None:
-            return claim.token  # SET NX GET: what is there stays as it is
+            return claim.token  # SET NX GET: an existing value stays as it is
         for name, token in zip(claim.resources, tokens, strict=True):
             self._set(claim, name, token, now)
         return None
@@ -227,7 +227,7 @@ class FakeNode:
         return RENEWED if whole else SET_AGAIN
 
     def _set(self, claim: Claim, name: str, before: str | None, now: float) -> None:
-        # A server counts whole milliseconds, from one that has begun already.
+        # A server counts whole milliseconds, rounded down.
         until = int(now * 1000) / 1000 + claim.ttl
         if is_shared(claim.token):
             self.readers.setdefault(name, {})[claim.token] = until
@@ -249,5 +249,5 @@ class FakeNode:
 
 
 def _work(owner: Owner) -> tuple[str, int, str]:
-    """What tells the deliveries of one message from those of others."""
+    """Return the key that identifies deliveries of the same message."""
     return owner.task_id, owner.retries, owner.task

