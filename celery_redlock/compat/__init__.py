@@ -1,5 +1,5 @@
-"""Other libraries' interfaces over `SingletonTask`: changing an import moves a project over.
+"""Other libraries' interfaces over `SingletonTask`: a changed import migrates a project.
 
-A module each: `once` for celery-once, `singleton` for celery-singleton. What they do differently,
-and how to leave them behind, is in docs/migrating.md.
+One module each: `once` for celery-once, `singleton` for celery-singleton. docs/migrating.md lists
+their differences from the originals, and describes how to leave them behind.
 """

@@ -1,7 +1,7 @@
 """celery-once's interface: `QueueOnce` and `AlreadyQueued`.
 
-A task is published under a reservation, until its body has ended, or with `unlock_before_run` until
-it begins. Its body, without `unlock_before_run`, runs under the lock as well.
+A task is published under a reservation, which lasts until its body has ended, or with
+`unlock_before_run` until it begins. Without `unlock_before_run` the body also runs under the lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from celery_redlock.task import install
 __all__ = ["AlreadyQueued", "QueueOnce", "install"]
 
 DEFAULT_TIMEOUT = 3600.0
-"""Seconds; celery-once's."""
+"""Seconds; celery-once's default."""
 OF_A_TASK = ("keys", "graceful", "timeout", "unlock_before_run")
 OF_A_CALL = ("graceful", "timeout")
 
@@ -33,15 +33,15 @@ class AlreadyQueued(DuplicateTask):
 
     Attributes:
         countdown: Seconds until its reservation ends by itself. It is extended while that task
-            runs, and freed when that has ended.
+            runs, and released when that task has ended.
         message: The same in words.
-        task_id: Its id.
+        task_id: The id of that task.
     """
 
     def __init__(self, countdown: float, task_id: str = "", *, resource: str | None = None) -> None:
         self.message = f"Expires in {countdown} seconds"
         super().__init__(self.message, task_id, resource=resource)
-        # What it is made of again where it is pickled, or read from a result backend.
+        # The arguments from which it is rebuilt after pickling, or by a result backend.
         self.args = (countdown, task_id)
         self.countdown = countdown
 
@@ -76,14 +76,14 @@ class QueueOnce(ReservedTask):
     - `keys`: the arguments that make the key, by name; all of them if it is not given.
     - `graceful`: a duplicate's `apply_async` returns a result whose value is None, and does not
       raise.
-    - `timeout`: how long the reservation of a message lasts whose end nobody sees, in seconds; None
-      for a day.
+    - `timeout`: seconds that a message's reservation lasts if nothing notices its end; None for a
+      day.
     - `unlock_before_run`: the reservation ends when the body begins.
 
     `apply_async(once={...})` takes `graceful` and `timeout` for one call.
 
     Raises:
-        ConfigurationError: When the task is made: `once` holds something else, or what cannot work.
+        ConfigurationError: When the task is made: `once` has an unknown entry or an invalid value.
     """
 
     abstract = True
@@ -96,7 +96,7 @@ class QueueOnce(ReservedTask):
             "scope": "until_executing" if once.get("unlock_before_run") else "until_executed",
         }
         if once.get("keys") is not None:
-            # No argument: one key for the task, whose name is a template without arguments.
+            # keys=[]: one key for the whole task, with its name as a template without arguments.
             name = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__name__}"
             moved["key"] = list(once["keys"]) or re.sub(r"([{}<>])", r"\1\1", name)
         if "timeout" in once:
@@ -105,7 +105,7 @@ class QueueOnce(ReservedTask):
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Check the app's settings: Celery calls this when the task belongs to it."""
+        """Check the app's settings. Celery calls this when the task is bound to the app."""
         super().on_bound(app)
         _settings(app)
 
@@ -122,12 +122,12 @@ class QueueOnce(ReservedTask):
         The arguments are Celery's, and `once`, with `graceful` and `timeout` for this call.
 
         Returns:
-            The result of the new task. A duplicate that is graceful: one in state REJECTED, whose
+            The result of the new task. For a graceful duplicate: a result in state REJECTED, whose
             value is None.
 
         Raises:
-            AlreadyQueued: There is one, and this is not graceful.
-            ConfigurationError: `once` holds something else.
+            AlreadyQueued: It is a duplicate, and not graceful.
+            ConfigurationError: `once` has an unknown entry.
         """
         given = {
             "timeout": _settings(self.app).get("default_timeout", DEFAULT_TIMEOUT),
@@ -146,7 +146,7 @@ class QueueOnce(ReservedTask):
 
 
 def _settings(app: Any) -> Mapping[str, Any]:
-    """Return `app.conf.ONCE["settings"]`; refuse what is not carried over."""
+    """Return `app.conf.ONCE["settings"]`; raise an error for a setting that is not supported."""
     conf = app.conf.get("ONCE") or {}
     settings: Mapping[str, Any] = conf.get("settings") or {}
     if settings.get("blocking"):

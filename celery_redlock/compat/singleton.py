@@ -1,7 +1,7 @@
 """celery-singleton's interface: `Singleton`, `DuplicateTaskError` and `clear_locks`.
 
-A task is published under a reservation until its body has ended; its body runs under the lock as
-well.
+A task is published under a reservation, which lasts until its body has ended; the body also runs
+under the lock.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Singleton(ReservedTask):
 
     Attributes:
         unique_on: The arguments that make the key: one name, or a list; all of them if None.
-        raise_on_duplicate: A duplicate's `delay()` raises `DuplicateTaskError`. None: as
-            `singleton_raise_on_duplicate` says in the app's settings.
-        lock_expiry: How long the reservation of a message lasts whose end nobody sees, in seconds.
-            None: as `singleton_lock_expiry` says, else a day.
+        raise_on_duplicate: If true, a duplicate's `delay()` raises `DuplicateTaskError`. None: the
+            app's setting `singleton_raise_on_duplicate` counts.
+        lock_expiry: Seconds that a message's reservation lasts if nothing notices its end.
+            None: the app's setting `singleton_lock_expiry`, else a day.
 
     Raises:
-        ConfigurationError: When the task is made: an option cannot work.
+        ConfigurationError: When the task is made: an option is invalid.
     """
 
     abstract = True
@@ -57,12 +57,12 @@ class Singleton(ReservedTask):
         if cls.lock_expiry is not None:
             moved["reserve_ttl"] = cls.lock_expiry
         declared = super()._class_options()
-        declared.pop("expiry")  # it is called like an option of ours
+        declared.pop("expiry")  # `lock_expiry` looks like an option of ours, `lock_*`
         return {**moved, **declared}
 
     @classmethod
     def on_bound(cls, app: Any) -> None:
-        """Check the app's settings: Celery calls this when the task belongs to it."""
+        """Check the app's settings. Celery calls this when the task is bound to the app."""
         super().on_bound(app)
         for name in ("singleton_backend_class", "singleton_backend_kwargs"):
             if app.conf.get("redlock_nodes") is None and app.conf.get(name):
@@ -87,7 +87,7 @@ class Singleton(ReservedTask):
             The result of the new task, or of the one that is queued or runs.
 
         Raises:
-            DuplicateTaskError: There is one, and `raise_on_duplicate` asks for this.
+            DuplicateTaskError: It is a duplicate, and `raise_on_duplicate` is on.
         """
         conf = self.app.conf
         ttl = None
@@ -108,8 +108,8 @@ class Singleton(ReservedTask):
 def clear_locks(app: Any) -> None:
     """Write a warning to the log, and do nothing else.
 
-    What a dead worker held is freed by the others, or by its ttl; and to delete what a live one
-    holds would let a second body run.
+    A dead worker's locks are released by other processes, or expire. To delete those of a live
+    worker would let a second body run.
     """
     logger.warning(
         "clear_locks() does nothing: what a dead worker has held is freed without it; remove it"

@@ -1,1 +1,1 @@
-"""What other frameworks take in: see docs/django.md."""
+"""Integrations for other frameworks: see docs/django.md."""

@@ -1,7 +1,7 @@
 """The demonstration, `python -m celery_redlock.demo`.
 
 `scenario.py` starts servers, a worker and two beats, floods the worker and breaks things; `app.py`
-is what worker and beats run; all write down what happens in a `journal.py`. `checker.py` knows
-nothing but that journal and says whether the locks held and each tick was sent once; `display.py`
-and `timeline.py` show it, live and afterwards.
+is the app of worker and beats; all record events in a `journal.py`. `checker.py` reads nothing but
+that journal, and judges whether the locks held and each tick was sent once; `display.py` and
+`timeline.py` show it, live and afterwards.
 """

@@ -1,4 +1,4 @@
-"""`python -m celery_redlock.demo`, which is `celery-redlock demo`: the demonstration's options."""
+"""`python -m celery_redlock.demo`, also `celery-redlock demo`: options of the demonstration."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def command(plain: bool, out: Path, keep: bool, store: str, without_locks: bool)
     from celery_redlock.demo.scenario import run
     from celery_redlock.protocol.errors import RedlockError
 
-    # The worker's log tells of dead nodes; here they are no news.
+    # The worker's log reports the dead nodes; no need to print that here.
     logging.getLogger("celery_redlock").addHandler(logging.NullHandler())
 
     try:

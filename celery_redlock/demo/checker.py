@@ -1,10 +1,10 @@
-"""Says from the journal alone whether locks and ticks held. Shares no code with the library.
+"""Judge from the journal alone whether locks and ticks held. Shares no code with the library.
 
-A tick is a message that reached the worker; it bears the time at which, and the beat by which, it
-was sent. The ticks of an interval have no names, so it is their distances that tell: two that are
-closer than half an interval are one tick sent twice, and two that are further apart than two
-intervals have lost one in between. Without a quorum nothing may be sent, so that wait is excused;
-what follows it is measured from the moment the quorum is back.
+A tick is a message that reached the worker; it has the time at which, and the beat by which, it was
+sent. The ticks of an interval have no names, so they are judged by their distances: two ticks that
+are closer than half an interval are one tick sent twice, and two that are further apart than two
+intervals have lost one in between. Without a quorum nothing may be sent, so that gap is excused;
+the next tick is measured from the moment the quorum is back.
 
 `python -m celery_redlock.demo.checker DIRECTORY` judges a journal that was kept.
 """
@@ -22,32 +22,32 @@ from celery_redlock.demo.journal import INTERVAL, Body, Journal, Story, Tick
 __all__ = ["Ticks", "Verdict"]
 
 LATE = 0.5
-"""Seconds at most between a quorum's grant and what it was asked for, on a machine that is busy."""
+"""Maximum seconds between a quorum's grant and the event it was for, on a busy machine."""
 MAX_FAILURES = 10
-"""Failures that are told one by one; more would push the counts off the screen."""
+"""Failures to list one by one; more would push the counts off the screen."""
 
 Line = tuple[str, str, bool]
-"""For people: what was asked, the answer, and whether it is a good one."""
+"""A line for people: the check, its result, and True if the result is good."""
 Spans = list[tuple[float, float]]
 
 
 class Ticks:
-    """What came out for the beats.
+    """The verdict on the beats.
 
     Args:
         sent: Every tick, once.
-        beats: When which beat came up, or was killed.
-        dark: From when to when no quorum was up.
-        end: When the story ends; seconds.
-        late: By how much the tick after a death may come later than over Redis; seconds.
+        beats: The times at which each beat came up, or was killed.
+        dark: The spans without a quorum.
+        end: Time of the last event; seconds.
+        late: Seconds by which the tick after a death may be later than with Redis.
 
     Attributes:
         counts: Ticks of each beat.
         twice: Pairs that are one tick, sent twice.
         unclaimed: Ticks sent while no quorum was up.
         gap: The longest time without a tick while a quorum was up; seconds.
-        punctual: Whether that is no more than it may be.
-        deaths: When each beat that was killed was.
+        punctual: True if `gap` is within the limit.
+        deaths: Time of death of each beat that was killed.
         after: For each of these, seconds from the last tick before to the next; None: none came.
     """
 
@@ -65,7 +65,7 @@ class Ticks:
         self.counts = {beat: counts[beat] for beat in sorted({beat for _at, beat, _up in beats})}
         self.twice = [(a, b) for a, b in pairwise(ticks) if b.sent - a.sent < INTERVAL / 2]
         self.unclaimed = [tick for tick in ticks if _in(dark, tick.sent)]
-        # What the dark spans leave between begin and end.
+        # The spans between begin and end that are not dark.
         begin = min((at for at, _beat, up in beats if up), default=end)
         edges = [begin, *chain(*sorted(dark)), end]
         light = [(a, min(b, end)) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < end]
@@ -78,11 +78,11 @@ class Ticks:
 
     @property
     def ok(self) -> bool:
-        """Whether every tick was sent once, and on after a beat's death; also without any beat."""
+        """True if every tick was sent once, also after a beat's death; or if there was no beat."""
         return self.punctual and not (self.twice or self.unclaimed or None in self.after.values())
 
     def lines(self) -> Iterator[Line]:
-        """Say what came out."""
+        """Yield the lines of the verdict."""
         if not self.counts:
             return
         yield f"ticks sent, one due every {INTERVAL:g} s", str(sum(self.counts.values())), True
@@ -99,7 +99,7 @@ class Ticks:
 
 
 class Verdict:
-    """What came out.
+    """The verdict on the demonstration.
 
     Attributes:
         overlaps: Pairs of bodies of one order that ran at the same time.
@@ -107,9 +107,9 @@ class Verdict:
         lost: Tasks that were sent and never finished.
         killed: Bodies killed in the middle.
         blocked: Seconds from each of these deaths to the next body of the same order.
-        waits: How often a charge was put off and sent again, for later; by reason.
-        seconds: From the first body's begin to the last one's end.
-        ticks: What came out for the beats.
+        waits: Number of times that a charge was put off and sent again, for later; by reason.
+        seconds: Seconds from the begin of the first body to the end of the last.
+        ticks: The verdict on the beats.
     """
 
     def __init__(self, story: Story) -> None:
@@ -128,12 +128,12 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether exclusion and completion held, of charges and of ticks, and anything was done."""
+        """True if exclusion and completion held, for charges and ticks, and any charge was done."""
         wrong = self.overlaps or self.unlocked or self.lost
         return self.done > 0 and not wrong and self.ticks.ok
 
     def lines(self) -> Iterator[Line]:
-        """Say what came out, and then what was wrong, one by one."""
+        """Yield the lines of the verdict, and then the failures, one by one."""
         worst = f"{max(self.blocked) * 1000:.0f} ms" if self.blocked else "no holder died"
         yield "bodies of one order that overlapped", str(len(self.overlaps)), not self.overlaps
         yield "bodies started without a quorum", str(len(self.unlocked)), not self.unlocked
@@ -163,7 +163,7 @@ class Verdict:
 
 
 def _in(dark: Spans, at: float) -> bool:
-    # What comes just after the quorum is lost was granted just before.
+    # An event just after the loss of the quorum was granted just before it.
     return any(since + LATE < at < until for since, until in dark)
 
 
@@ -172,13 +172,13 @@ def _within(times: list[float], since: float, until: float) -> list[float]:
 
 
 def _after(times: list[float], death: float) -> float | None:
-    """From the last tick before a death to the next one; from the death if there was none."""
+    """Return the seconds from the last tick before a death, or from the death, to the next tick."""
     last = max((at for at in times if at <= death), default=death)
     return next((at - last for at in times if at > death), None)
 
 
 def _overlaps(begun: list[Body]) -> Iterator[tuple[Body, Body]]:
-    """A sweep: a body that begins before the latest end of those that began earlier overlaps."""
+    """Yield overlapping pairs: a body that begins before the latest end of earlier ones."""
     latest: dict[int, Body] = {}
     for body in begun:
         other = latest.get(body.order)
@@ -189,7 +189,7 @@ def _overlaps(begun: list[Body]) -> Iterator[tuple[Body, Body]]:
 
 
 def _blocked(dead: Body, begun: list[Body]) -> float:
-    """Until the next body of the order; 0 where no charge wanted it any more."""
+    """Return the seconds until the next body of the order; 0 if no more charges wanted it."""
     after = (body.begin - dead.end for body in begun if body.order == dead.order)
     return next((seconds for seconds in after if seconds >= 0), 0.0)
 
@@ -199,7 +199,7 @@ def _named(body: Body) -> str:
 
 
 def main(directory: str) -> int:
-    """Print the verdict on a kept journal; 1 if exclusion or completion failed."""
+    """Print the verdict on a kept journal; return 1 if exclusion or completion failed, else 0."""
     verdict = Verdict(Story(Journal(directory).new()))
     for what, answer, good in verdict.lines():
         print(f"{'' if good else 'FAILED  '}{what}: {answer}")

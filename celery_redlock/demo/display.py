@@ -1,4 +1,4 @@
-"""Shows the demonstration while it runs: a table on a terminal, plain lines elsewhere."""
+"""Live display of the demonstration: a table on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ LEGEND = """\
   queued    per order, charges that wait in the broker
   ticks     messages of the periodic job, and which beat sent how many
 """
-"""What the plain lines mean."""
+"""Legend of the plain lines."""
 
 
 class Display:
-    """Plain lines: every event, and every second how far things are."""
+    """Plain lines: every event, and the state every second."""
 
     every = 1.0
     """Seconds between two pictures."""
     nodes = FIVE
-    """What the locks are kept in."""
+    """Description of the nodes, for the legend."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
@@ -45,26 +45,26 @@ class Display:
 
     @contextlib.contextmanager
     def live(self) -> Iterator[None]:
-        """Show how things are while the block runs."""
+        """Show the state while the block runs."""
         print(LEGEND.format(nodes=self.nodes), flush=True)
         yield
 
     def say(self, text: str) -> None:
-        """Print something that is no event."""
+        """Print a text that is not an event."""
         print(text, flush=True)
 
     def event(self, text: str) -> None:
-        """Tell of something that was done."""
+        """Print an event."""
         self.say(f"{time.monotonic() - self.began:5.1f} s  *** {text}")
 
     def show(self, story: Story, now: float) -> None:
-        """Show how things are, if it is time to."""
+        """Show the state, if it is time to."""
         if now >= self._next and story.sent:
             self._next = now + self.every
             self.draw(story, now)
 
     def draw(self, story: Story, now: float) -> None:
-        """Show how things are."""
+        """Show the state."""
         held = [
             f"{body.order} by {body.task} in {body.pid} for {now - body.begin:.1f} s"
             for body in sorted(story.running(), key=lambda body: body.order)
@@ -80,7 +80,7 @@ class Display:
         self.say("\n         ".join([summary, *said, ticks]))
 
     def summary(self, story: Story, now: float) -> tuple[str, str]:
-        """Two lines on nodes and charges, and on ticks."""
+        """Return two lines: one on nodes and charges, one on ticks."""
         away = Counter(event["why"] for event in story.away)
         nodes = {node: up for _at, node, up in story.nodes}
         states = "".join("U" if up else "x" for _node, up in sorted(nodes.items()))
@@ -96,7 +96,7 @@ class Display:
         )
 
     def verdict(self, verdict: Verdict, failure: str) -> None:
-        """Say what came out."""
+        """Print the verdict."""
         self.say("\nverdict, from the bodies' own logs:")
         for what, answer, good in verdict.lines():
             self.say(f"  {what + ' ':.<46} {answer}{'' if good else '   <-- FAILED'}")
@@ -106,7 +106,7 @@ class Display:
 
 
 class Terminal(Display):
-    """A table, drawn by rich over the one before."""
+    """A table, drawn by rich over the previous one."""
 
     every = 0.1
 
@@ -160,7 +160,7 @@ class Terminal(Display):
 
 
 def make_display(plain: bool = False) -> Display:
-    """Return a table where stdout is a terminal and rich is installed, else plain lines."""
+    """Return a table if stdout is a terminal and rich is installed, else plain lines."""
     if sys.stdout.isatty() and not plain:
         with contextlib.suppress(ImportError):
             return Terminal()
@@ -168,12 +168,12 @@ def make_display(plain: bool = False) -> Display:
 
 
 def _queued(story: Story) -> Counter[int]:
-    """Per order: charges that are sent, and neither done, nor running, nor waiting in a child."""
+    """Return per order the number of charges that are neither done, nor running, nor in a child."""
     off = story.done() | {body.task for body in story.running()}
     off |= {event["task"] for event in story.waiting.values()}
     return Counter(order for task, order in story.sent.items() if task not in off)
 
 
 def _waiting(story: Story) -> list[dict[str, Any]]:
-    """The charges that were refused their lock and wait for it, by order."""
+    """Return the charges that were refused their lock and wait for it, by order."""
     return sorted(story.waiting.values(), key=lambda event: int(event["order"]))

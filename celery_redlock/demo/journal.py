@@ -1,8 +1,8 @@
-"""What happened, written down by the processes that it happened to; and the story that it tells.
+"""The events, recorded by the processes that they happened to; and the story that they tell.
 
-Every process appends to its own file, one line an event, each line one `write()`: a line is there
-or it is not, whichever process is killed when. Times are CLOCK_MONOTONIC, which all processes of a
-machine share.
+Every process appends to its own file, one line per event, each line with one `write()`: a line is
+there or it is not, whichever process is killed when. Times are CLOCK_MONOTONIC, which all processes
+of a machine share.
 
 The events: `sent`, `wait` (a charge was refused its lock, and waits in its child), `away` (it
 waited too long, and was sent again for later), `enter`, `exit`, `failed` (a body that raised),
@@ -27,11 +27,11 @@ __all__ = ["INTERVAL", "QUORUM", "Body", "Journal", "Story", "Tick"]
 INTERVAL = 1.0
 """Seconds from one tick to the next."""
 QUORUM = 3
-"""Nodes that must be up for a body to start, of five."""
+"""Nodes, of five, that must be up for a body to start."""
 
 
 class Journal:
-    """A directory that all processes write to, each its own file."""
+    """A directory in which each process writes a file of its own."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self._directory = Path(directory)
@@ -39,13 +39,13 @@ class Journal:
 
     def write(self, what: str, at: float | None = None, **facts: Any) -> None:
         """Append one event; `at` is in seconds of CLOCK_MONOTONIC, now if None."""
-        pid = os.getpid()  # asked each time: a pool child is a fork, and has its own file
+        pid = os.getpid()  # read each time: a pool child is a fork, and has a file of its own
         event = {"what": what, "at": time.monotonic() if at is None else at, "pid": pid, **facts}
         with open(self._directory / f"{pid}.journal", "ab", buffering=0) as file:
             file.write(json.dumps(event).encode() + b"\n")
 
     def new(self) -> list[dict[str, Any]]:
-        """Return what all processes have written since the last call, by time."""
+        """Return all events written since the last call, by time."""
         events = []
         for path in self._directory.glob("*.journal"):
             with open(path, "rb") as file:
@@ -58,7 +58,7 @@ class Journal:
 
 @dataclass
 class Body:
-    """One run of a body. It means to take `seconds`; `end` is infinite until it is known."""
+    """One run of a body. It is to take `seconds`; `end` is infinite until it is known."""
 
     order: int
     task: str
@@ -78,18 +78,18 @@ class Tick:
 
 
 class Story:
-    """The journal, read: which charges were sent, which ran when, what broke when.
+    """The story in a journal: the charges sent, their bodies, and the faults, with their times.
 
     Attributes:
         sent: The order of each charge.
-        kills: When each pool child was killed, by its pid.
+        kills: Time of death of each killed pool child, by its pid.
         waiting: The last refusal in each pool child that waits, by its pid.
         away: Charges that were put off.
-        quorum: How many nodes must be up for a body to start.
-        late: By how much the tick after a death may come later than over Redis; seconds.
-        nodes: When which node came up or went down; `beats` likewise.
-        ticks: By the message's id: one whose child is killed is delivered again.
-        last: When the last of all this was written; seconds.
+        quorum: Nodes that must be up for a body to start.
+        late: Seconds by which the tick after a death may be later than with Redis.
+        nodes: The times at which each node came up or went down; `beats` likewise.
+        ticks: Ticks by their message's id: if its child is killed, a message is delivered again.
+        last: Time of the last event; seconds.
     """
 
     def __init__(self, events: Iterable[dict[str, Any]] = ()) -> None:
@@ -108,7 +108,7 @@ class Story:
         self.tell(events)
 
     def tell(self, events: Iterable[dict[str, Any]]) -> None:
-        """Go on with what happened next."""
+        """Continue the story with the next events."""
         for event in events:
             at, pid = event["at"], event["pid"]
             self.last = max(self.last, at)
@@ -127,7 +127,7 @@ class Story:
                     self.bodies.append(body)
                     self._open[pid, body.task] = body
                 case "exit" | "failed":
-                    # Also of one that was killed: a line that was written just before is believed.
+                    # Also if its child was killed: the line was written before that, so it counts.
                     body = self._open.pop((pid, event["task"]))
                     body.end, body.ending = at, event["what"]
                 case "kill":
@@ -144,19 +144,19 @@ class Story:
                 case "ready":
                     self.ready = True
         for body in self.running():
-            if body.pid in self.kills:  # SIGKILL leaves a body no further instruction
+            if body.pid in self.kills:  # after SIGKILL a body executes no further instruction
                 body.end, body.ending = max(body.begin, self.kills[body.pid]), "killed"
 
     def running(self) -> list[Body]:
-        """The bodies that have entered and not left."""
+        """Return the bodies that have entered and not left."""
         return [body for body in self.bodies if body.ending == "running"]
 
     def done(self) -> set[str]:
-        """The charges whose body has left as it should; the plain script sends none."""
+        """Return the charges whose body has returned. Locks of the plain script are no charges."""
         return {body.task for body in self.bodies if body.ending == "exit"} & self.sent.keys()
 
     def dark(self) -> list[tuple[float, float]]:
-        """From when to when fewer than a quorum of nodes were up, after there had been one."""
+        """Return the spans in which no quorum of nodes was up, after there had been one."""
         spans: list[tuple[float, float]] = []
         up: set[int] = set()
         for at, node, is_up in sorted(self.nodes):

@@ -1,8 +1,8 @@
-"""The processes of the demonstration, and what can be done to them.
+"""The processes of the demonstration, and the operations on them.
 
-One thread runs the demonstration: whenever it waits for something, `Stage.until` reads the journal
-and refreshes the display. There, and nowhere else, it also leaves if it was told to: an exception
-between the start of a process and the note of its pid would leave that process behind.
+One thread runs the demonstration. Whenever it waits for something, `Stage.until` reads the journal
+and refreshes the display. There, and nowhere else, it also exits if a signal came: an exception
+between the start of a process and the record of its pid would leave that process behind.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ T = TypeVar("T")
 NODES, CHILDREN, BEATS = 5, 4, 2
 ORDERS, CHARGES = 10, 200
 LONG = "charge-000"
-"""Takes longer than the ttl: its lock must be extended meanwhile. It is sent first."""
+"""A charge that takes longer than the ttl, so that its lock must be extended. It is sent first."""
 SCRIPT_HOLDS_S = 0.12
-"""As long as a short charge takes."""
+"""Seconds that the script holds a lock: as long as a short charge takes."""
 SCRIPT_ASKS_S = 0.1
-"""After which the plain script has been refused the lock; it takes a few milliseconds."""
+"""Seconds until the plain script has surely been refused the lock; it takes a few milliseconds."""
 TIME_LIMIT_S = 55.0
-"""After which whatever is not done counts as lost: the whole is promised in under a minute."""
+"""Seconds after which unfinished charges count as lost: the demonstration takes under a minute."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def note_signals() -> list[int]:
-    """From now on, only note Ctrl-C and its likes; return the list that they come into."""
+    """Only record Ctrl-C and similar signals from now on; return the list they go to."""
     came: list[int] = []
     for name in SIGNALS:
         signal.signal(name, lambda signum, _frame: came.append(signum))
@@ -56,7 +56,7 @@ def note_signals() -> list[int]:
 
 
 class Stage:
-    """The running processes, and what can be done to them."""
+    """The running processes, and the operations on them."""
 
     def __init__(
         self,
@@ -103,12 +103,13 @@ class Stage:
             "DEMO_NODES": " ".join(node.url for node in self.nodes),
             "DEMO_JOURNAL": str(self.directory),
             "DEMO_LOCKS": "yes" if self._locks else "no",
-            "TMPDIR": str(self.directory),  # killed in the end, it leaves what it put there
+            "TMPDIR": str(self.directory),  # the worker is killed in the end, and leaves its files
             **environment,
         }
         celery = [sys.executable, "-m", "celery", "-A", "celery_redlock.demo.app"]
         with open(self.directory / f"{name}.log", "wb") as log:
-            # In a session apart: Ctrl-C is for us, and we end it. Its stdin tells it if we die.
+            # In a session of its own, so that Ctrl-C reaches only us, and we end it. If we die,
+            # its stdin closes.
             self._processes[name] = subprocess.Popen(
                 [*celery, command, "--loglevel", "INFO", *arguments],
                 env=environment,
@@ -138,8 +139,8 @@ class Stage:
                 app.send_task("charge", (order, seconds), task_id=task, ignore_result=True)
 
     def kill_node(self, index: int) -> None:
-        """`kill -9` a server. What one of Redis knew is gone."""
-        at = time.monotonic()  # PostgreSQL answers nothing from now on; all its processes end later
+        """Kill a server like `kill -9`. A Redis server loses its data."""
+        at = time.monotonic()  # PostgreSQL answers nothing from here; all its processes end later
         self.nodes[index].kill()
         self._journal.write("node", at, node=index, up=False)
         self._down.add(index)
@@ -149,16 +150,16 @@ class Stage:
         self.display.event(f"node {index + 1} is killed, {what}")
 
     def start_node(self, index: int) -> None:
-        """Bring a server back; one of Redis is empty then."""
+        """Bring a server back; a Redis server is then empty."""
         self._journal.write("node", node=index, up=True)
         self.nodes[index].start()
         self._down.discard(index)
         self.display.event(f"node {index + 1} is back, {self.back}")
 
     def kill_child(self) -> None:
-        """`kill -9` a pool child in the middle of a body, while a plain script waits for its lock.
+        """Kill a pool child (`kill -9`) in a body, while a plain script waits for its lock.
 
-        Tries again where the body had ended when the signal came.
+        Repeat it if the body had ended before the signal came.
         """
         while not self._kill_body():
             pass
@@ -176,7 +177,7 @@ class Stage:
         return victim.ending == "killed"
 
     def _victim(self) -> Body | None:
-        """A body of a pool child that still has some time to go, but not much."""
+        """Return a body of a pool child with some time left, but not much."""
         now = time.monotonic()
         for body in self.story.running():
             if body.pid != os.getpid() and 0.2 < body.begin + body.seconds - now < 1.0:
@@ -184,7 +185,7 @@ class Stage:
         return None
 
     def _script(self, order: int) -> None:
-        """A plain script that waits for the same lock, with `Redlock` and no Celery."""
+        """Wait for the same lock as a plain script does, with `Redlock` and without Celery."""
         facts: dict[str, Any] = {"order": order, "task": f"script for order {order}"}
         with contextlib.suppress(NotAcquired), self._redlock.lock(f"order:{order}", wait=10.0):
             self._journal.write("enter", seconds=SCRIPT_HOLDS_S, **facts)
@@ -192,7 +193,7 @@ class Stage:
             self._journal.write("exit", **facts)
 
     def kill_beat(self) -> None:
-        """`kill -9` the beat that has just sent a tick: the next one is another's to send."""
+        """Kill the beat that has just sent a tick (`kill -9`); another must send the next one."""
 
         def just_sent() -> Tick | None:
             now = time.monotonic()
@@ -207,10 +208,10 @@ class Stage:
         self.display.event(f"beat {beat} is killed, {BEATS - 1} is left")
 
     def until(self, condition: Callable[[], T | None], timeout: float, what: str) -> T:
-        """Wait for a condition, and show what happens meanwhile.
+        """Wait for a condition, and show events meanwhile.
 
         Raises:
-            TimeoutError: It did not come about; also when the whole takes too long.
+            TimeoutError: It did not become true; also when the whole takes too long.
             RuntimeError: The worker or a beat has ended by itself.
             SystemExit: A signal has come.
         """
@@ -231,7 +232,7 @@ class Stage:
             time.sleep(0.02)
 
     def work_on(self, charges: int) -> None:
-        """Wait until so many more charges are done."""
+        """Wait until this many more charges are done."""
         goal = min(len(self.story.done()) + charges, CHARGES)
         self.until(lambda: len(self.story.done()) >= goal, 15.0, f"{charges} more charges")
 

@@ -1,4 +1,4 @@
-"""What happens in the demonstration, to be read from top to bottom; and how it ends."""
+"""The script of the demonstration, to be read from top to bottom; and its end."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def play(stage: Stage) -> None:
 
 
 def play_on_one(stage: Stage) -> None:
-    """The same over one server: a minority cannot be killed, so it is killed twice."""
+    """Play it on one server: there is no minority to kill, so the server is killed twice."""
     stage.start_worker_and_beats()
     stage.flood()
     stage.work_on(25)
     stage.kill_child()
     stage.work_on(25)
     stage.kill_node(0)
-    stage.start_node(0)  # at once: what was held is still held
+    stage.start_node(0)  # at once: locks that were held are still held
     stage.work_on(25)
     stage.kill_beat()
     stage.work_on(25)
@@ -67,10 +67,10 @@ def play_on_one(stage: Stage) -> None:
 
 @contextlib.contextmanager
 def _start_postgresql() -> Iterator[list[Any]]:
-    """A database with the tables for locks."""
+    """Start a database with the tables for locks."""
     from celery_redlock.testing.postgresql import LocalPostgres
 
-    parse_nodes(["postgresql://127.0.0.1"])  # says what to install where the client is missing
+    parse_nodes(["postgresql://127.0.0.1"])  # if the client is missing, says what to install
     from celery_redlock.stores.postgresql.address import parse
 
     schema = (files("celery_redlock.stores.postgresql") / "schema.sql").read_text("utf-8")
@@ -82,7 +82,7 @@ def _start_postgresql() -> Iterator[list[Any]]:
 
 @contextlib.contextmanager
 def _start_etcd() -> Iterator[list[Any]]:
-    """A cluster of one member."""
+    """Start a cluster of one member."""
     from celery_redlock.testing.etcd import LocalEtcd
 
     with LocalEtcd() as cluster:
@@ -95,21 +95,21 @@ STORES: dict[str, tuple[str, Start, float]] = {
     "postgresql": ("PostgreSQL", _start_postgresql, 0.0),
     "etcd": ("etcd", _start_etcd, 3.0),
 }
-"""What locks are kept in: what to call it, what starts it, and how late it lets a tick be that
-follows a beat's death, or its own, in seconds (docs/etcd.md, "Times")."""
+"""Each kind of store: its description, its start, and the seconds by which a tick may be late
+after a beat's death, or the store's own (docs/etcd.md, "Times")."""
 
 
 def run(
     display: Display, out: Path, *, keep: bool = False, locks: bool = True, store: str = "redis"
 ) -> int:
-    """Play the script, and judge what happened.
+    """Play the script, and judge the result.
 
     Args:
-        display: Shows it.
-        out: The directory to write the picture into; it is made if it does not exist.
-        keep: Whether to leave the journals and the logs there, too.
-        locks: False: without any lock, to see the verdict fail.
-        store: What locks are kept in, of `STORES`.
+        display: The display to show it on.
+        out: The directory for the picture; it is made if it does not exist.
+        keep: True to leave the journals and the logs there, too.
+        locks: False to run without any lock, and see the verdict fail.
+        store: The kind of store for the locks, of `STORES`.
 
     Returns:
         The exit code: 1 if exclusion or completion failed.

@@ -12,14 +12,14 @@ from celery_redlock.demo.journal import Story
 
 __all__ = ["draw"]
 
-# All in pixels: the page, its margins; an order's lane and the bodies in it; a row of a node or a
-# beat.
+# All in pixels: the page and its margins; an order's lane and the bodies in it; the row of a
+# node or a beat.
 WIDTH, LEFT, RIGHT, TOP = 1280, 84, 24, 108
 LANE, BAR, ROW = 28, 18, 15
 EXTENDED = 90
-"""Pixels from which on a body is said to be longer than its ttl: only one is."""
+"""Width in pixels from which a body gets the label "longer than its ttl": only one is."""
 
-# Told apart on white and on black, and by most eyes; red is kept for what went wrong.
+# Distinguishable on white and on black, and by most eyes; red is reserved for faults.
 COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#3ba7a0", "#c9a227", "#9c755f")
 SCRIPT = "#8f8f9d"
 
@@ -95,12 +95,12 @@ class _Timeline:
         self.bottom = self.rows_top + ROW * len(self.rows)
 
     def x(self, at: float) -> float:
-        """Where a time is."""
+        """Return the x coordinate of a time."""
         at = min(max(at, self.begin), self.end)
         return LEFT + (at - self.begin) / (self.end - self.begin) * (WIDTH - LEFT - RIGHT)
 
     def ground(self) -> Iterable[str]:
-        """Title, lanes, seconds, and the time without a quorum."""
+        """Draw title, lanes, seconds, and the time without a quorum."""
         verdict, ticks = self.verdict, self.verdict.ticks
         yield _text(LEFT, 26, "Every charge, by order: one at a time", "title")
         facts = (
@@ -126,7 +126,7 @@ class _Timeline:
         yield _text(LEFT, self.bottom + 44, LEGEND, "small")
 
     def bodies(self) -> Iterable[str]:
-        """A bar for each body; below it small marks, for charges that were put off."""
+        """Draw a bar for each body, and small marks below it for charges that were put off."""
         wrong = {id(second) for _first, second in self.verdict.overlaps}
         wrong |= {id(body) for body in self.verdict.unlocked}
         for body in self.story.bodies:
@@ -145,7 +145,7 @@ class _Timeline:
             yield _upright(self.x(event["at"]), y - 5, y, event["why"].replace(" ", ""))
 
     def uptimes(self) -> Iterable[str]:
-        """A bar for each server and beat while it is up; a tick in the row of its beat."""
+        """Draw a bar for each server and beat while it is up; ticks in the row of their beat."""
         tops = {name: self.rows_top + ROW * row for row, name in enumerate(self.rows)}
         for name, changes in self.rows.items():
             yield _text(LEFT - 8, tops[name] + ROW - 4, name, "small", "end")
@@ -162,7 +162,7 @@ class _Timeline:
             yield _upright(x, y + 1, y + ROW - 1, "wrong" if tick in wrong else "tick")
 
     def faults(self) -> Iterable[str]:
-        """Marks from top to bottom, their labels in two rows in turn."""
+        """Draw marks from top to bottom, with their labels in two rows in turn."""
         marks = [(at, f"child {pid} killed", False) for pid, at in self.story.kills.items()]
         marks += [
             (at, f"{name} {'back' if up else 'killed'}", up)

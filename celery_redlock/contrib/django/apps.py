@@ -8,7 +8,7 @@ __all__ = ["CeleryRedlockConfig"]
 
 
 class CeleryRedlockConfig(AppConfig):  # type: ignore[misc]
-    """Has no models: what is in the tables is for workers alone."""
+    """A Django app without models, because only workers use its tables."""
 
     name = "celery_redlock.contrib.django"
     label = "celery_redlock"

@@ -1,4 +1,4 @@
-"""Make the tables and functions, in a PostgreSQL database; in any other, nothing."""
+"""Make the tables and functions in a PostgreSQL database; do nothing in any other."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from celery_redlock.stores.postgresql.schema import DROP, ddl
 
 
 class OnPostgreSQL(migrations.RunSQL):  # type: ignore[misc]
-    """SQL for PostgreSQL; a project's other databases, those of its tests too, have no locks."""
+    """SQL for PostgreSQL; a project's other databases, and those of its tests, have no locks."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, *states: Any) -> None:
         if schema_editor.connection.vendor == "postgresql":
@@ -22,7 +22,7 @@ class OnPostgreSQL(migrations.RunSQL):  # type: ignore[misc]
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]
-    """It may meet tables that `celery redlock migrate` has made."""
+    """Version 1. The tables may already exist, made by `celery redlock migrate`."""
 
     initial = True
     operations = (OnPostgreSQL(ddl(), DROP),)

@@ -1,4 +1,4 @@
-"""Make the functions anew, so that they execute nothing of others who may create functions."""
+"""Replace the functions, so that they execute no functions that other users have created."""
 
 from __future__ import annotations
 
