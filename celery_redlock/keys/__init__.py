@@ -1,1 +1,1 @@
-"""From a call to the name of a resource."""
+"""Names of resources, made from the calls of tasks."""

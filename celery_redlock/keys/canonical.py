@@ -1,16 +1,16 @@
-"""The one text of a value, so that two values have one text only if they are to be one key.
+"""The canonical text of a value: two values share it only if they should be one key.
 
-Every value is written in a small prefix-free grammar whose end can be read off, whatever surrounds
-it. Plain words and numbers stand bare (`42`, `en`); a string that could be taken for anything else
+Every value is written in a small prefix-free grammar: its end can be read off, whatever surrounds
+it. Plain words and numbers stand bare (`42`, `en`). A string that could be taken for anything else
 is quoted (`"42"`, `"a:b"`), with everything but printable ASCII, and `"`, `%` and `#`,
 percent-encoded. The producer's arguments, the worker's decoded ones and the body's must give one
-key, so what a round trip through kombu's JSON folds together is folded together here, and so are
-two spellings of one value. These are *one* key:
+key. So values that a round trip through kombu's JSON makes equal are equal here, and so are two
+spellings of one value. These are *one* key:
 
 - tuples, lists, named tuples; sets and frozensets; bytes and bytearray; dicts in any order;
-- dict keys and the strings JSON makes of them (`{1: 2}` and `{"1": 2}`; the last one wins);
+- dict keys and the strings that JSON makes of them (`{1: 2}` and `{"1": 2}`; the last one wins);
 - subclasses of str, int and float (`StrEnum`, `IntEnum`) and the plain value;
-- an object with kombu's `__json__` method and what that returns;
+- an object with kombu's `__json__` method and the value that this returns;
 - datetimes of one instant in two zones, decimals of one number (`1.0`, `1.00`), `0.0` and `-0.0`,
   all NaNs; dataclasses that differ only in fields with `compare=False`;
 - for a parameter annotated with a pydantic model (or `Optional` of one) the model and a dict that
@@ -37,30 +37,31 @@ from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import quote, quote_from_bytes
 
 MAX_DEPTH = 100
-"""Deeper nesting is refused; so is, thereby, a structure that contains itself."""
+"""Maximum nesting. The limit also refuses a structure that contains itself."""
 MAX_VALUES = 500_000
-"""As many as a megabyte of JSON holds; a worker's main process computes their key in a second."""
+"""Limit: what a megabyte of JSON holds; a worker's main process makes its key in a second."""
 
 # Strings that may stand bare: they look like no number and no word of another type.
 _BARE = re.compile(
     r"(?!(?:-?\d+(?:\.\d+)?(?:e[+-]?\d+)?|true|false|null|nan|-?inf)\Z)[A-Za-z0-9_.-]+\Z", re.A
 ).match
-# What may stand raw in a quoted string (letters, digits and "_.-~" always do), and in a template.
+# Characters that stand raw in a quoted string (besides letters, digits and "_.-~"), and in a
+# template.
 _RAW = " !$&'()*+,/:;<=>?@[\\]^`{|}"
 RAW_LITERAL = _RAW + '"'
-# A bare value, or the name of a type, ends before any other character than these.
+# A bare value, or the name of a type, ends before any character that is not one of these.
 TOKEN = frozenset(string.ascii_letters + string.digits + "_.-~%+")
 
 
 class CannotKey(Exception):
-    """A value has no canonical form; the text says why, without showing the value."""
+    """Error for a value without a canonical form. Its text gives the reason, not the value."""
 
 
 def escape(text: str, raw: str = "") -> str:
     try:
         return quote(text, safe=raw, errors="strict")
     except UnicodeEncodeError:
-        # JSON joins two surrogates that are a pair; a lone one stays as it is.
+        # JSON joins a pair of surrogates; a lone one stays as it is.
         paired = text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
         return quote(paired, safe=raw, errors="surrogatepass")
 
@@ -72,7 +73,7 @@ def _str(value: str, depth: int = 0) -> str:
 def _int(value: int, depth: int = 0) -> str:
     try:
         return int.__repr__(value)
-    except ValueError:  # Python prints no integers of many thousands of digits, except so
+    except ValueError:  # Python refuses decimal text for integers of many thousands of digits
         return f"int({int.__format__(value, 'x')})"
 
 
@@ -131,8 +132,8 @@ def _type(value: object) -> str:
     return escape(f"{type(value).__module__}.{type(value).__qualname__}")
 
 
-# In the order in which json and then kombu's encoder look at a value: a datetime is a date, and an
-# Enum with a str in it is a str. Only pickle knows the last three.
+# In the order in which json and then kombu's encoder check a value: a datetime is a date, and an
+# Enum with a str in it is a str. The last three pass only through pickle.
 _FORMS: dict[type, Callable[[typing.Any, int], str]] = {
     str: lambda value, depth: _str(str.__str__(value)),
     int: _int,
@@ -151,7 +152,7 @@ _FORMS: dict[type, Callable[[typing.Any, int], str]] = {
     frozenset: _set,
     enum.Enum: _enum,
 }
-_NATIVE = (str, int, float, list, tuple, dict)  # json writes these without asking kombu
+_NATIVE = (str, int, float, list, tuple, dict)  # json writes these without calling kombu
 SCALARS: dict[type, Callable[[typing.Any, int], str]] = {
     str: _str,
     int: _int,
@@ -166,7 +167,7 @@ def check_size(value: object) -> None:
     """Check that a value does not hold too many others, before its text is made.
 
     Raises:
-        CannotKey: It does.
+        CannotKey: It holds too many.
     """
     left, level = MAX_VALUES, [value]
     for _ in range(MAX_DEPTH):
@@ -184,7 +185,7 @@ def check_size(value: object) -> None:
 
 
 def text_of(value: object, depth: int = 0) -> str:
-    """Return the one text of a value, which stands in `depth` others: printable ASCII.
+    """Return the canonical text of a value that is nested in `depth` others: printable ASCII.
 
     Raises:
         CannotKey: The value, or one in it, has no stable text (an open file, a lambda).

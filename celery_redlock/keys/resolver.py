@@ -1,9 +1,9 @@
-"""From what a task declares as its key to the names of the resources that a call locks.
+"""Turn a task's declared key into the names of the resources that a call locks.
 
-A key is a template, or several of them; the names of arguments; a function; or nothing, which is
-all arguments. Templates and functions make names in a namespace that all tasks share: there
-`order:{order_id}` is the same for all of them, which is how two tasks exclude each other. Names of
-arguments, and nothing, go with the task's name, or with what stands in its place (`scope_name`).
+A key is a template, or several of them; names of arguments; a function; or None, which stands for
+all arguments. Templates and functions make names in a namespace that all tasks share:
+`order:{order_id}` is the same name for each of them, and so two tasks exclude each other. Names of
+arguments, and None, make names that begin with the task's name, or with its `scope_name`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from .signature import WAYS, bind_hidden, misfits, model_of, signature_of
 from .template import HEADERS, Template, arguments_of, parse, shortened
 
 Headers = Callable[[str], object]
-"""Returns a header of a call's message by its name; None if there is none."""
+"""Function that returns a header of a call's message by its name; None if there is none."""
 EXAMPLE = "such as 'order:{order_id}'"
 
 
 class Templates(tuple[str, ...]):
-    """Templates, whatever they look like; in a mere list may be names of arguments."""
+    """Templates, also if they look like names of arguments, as which a mere list would be taken."""
 
 
 def keys_of(
@@ -40,22 +40,22 @@ def keys_of(
     more: bool = False,
     scope: str | None = None,
 ) -> Keys:
-    """Return what makes the names of the resources that a call locks, each once.
+    """Return the object that makes the names of the resources that a call locks, each once.
 
-    It is called with the arguments of the task, without the task itself. It raises TypeError if
-    they do not fit the signature, and ConfigurationError if an argument that is part of a key has
-    no stable text, or the user's function gives no key.
+    Call it with the arguments of the task, without the task itself. It raises TypeError if they do
+    not fit the signature, and ConfigurationError if an argument in a key has no stable text, or if
+    the user's function returns no key.
 
     Args:
         task_name: The task's name.
-        function: The user's function; wrapped ones are seen through as `inspect.signature` does.
-        key: See above.
-        bound: Whether the function's first parameter is the task itself: no part of a call.
-        more: Whether calls give keywords that the function does not take.
-        scope: What stands in place of the task's name, and before templates; None for nothing.
+        function: The user's function; it is unwrapped as `inspect.signature` does.
+        key: The key, in one of the forms above.
+        bound: True if the function's first parameter is the task itself, and not part of a call.
+        more: True if calls have keywords that the function does not accept.
+        scope: Text in place of the task's name, and before templates; None for neither.
 
     Raises:
-        ConfigurationError: The key cannot work.
+        ConfigurationError: The key is invalid.
     """
     signature, hidden = signature_of(task_name, function, bound)
     if more and all(p.kind is not p.VAR_KEYWORD for p in signature.parameters.values()):
@@ -89,14 +89,14 @@ def keys_of(
 
 
 class Keys(ABC):
-    """What makes the names of the resources that a call locks; see `keys_of`.
+    """Maker of the names of the resources that a call locks; see `keys_of`.
 
     Attributes:
-        count: How many are declared; None if that is not known before the call.
-        several: Whether these are more than one, as far as is known; the same twice is one.
+        count: Number of declared names; None if it is not known before the call.
+        several: True if there is more than one, as far as is known; the same name twice is one.
         misfit: A warning about calls for which a key function fails; "" if there are none.
         headers: The names of the headers that are in keys.
-        signature: That of the task, without the task itself.
+        signature: The signature of the task, without the task itself.
     """
 
     count: int | None = None
@@ -123,10 +123,10 @@ class Keys(ABC):
         kwargs: Mapping[str, object],
         headers: Headers | None = None,
     ) -> tuple[str, ...]:
-        """Return the names as they are declared: one may be there twice."""
+        """Return the names as they are declared; a name may occur twice."""
 
     def arguments(self, args: Sequence[object], kwargs: Mapping[str, object]) -> dict[str, object]:
-        """Return the arguments of a call by their names, defaults included."""
+        """Return the arguments of a call by their names, including defaults."""
         values = dict(self._bind(args, kwargs))
         for name, parameter in self.signature.parameters.items():
             if parameter.kind is parameter.VAR_KEYWORD:
@@ -145,7 +145,7 @@ class Keys(ABC):
 
 
 class _FromArguments(Keys):
-    """Keys that templates make of the arguments."""
+    """Keys made of arguments by templates."""
 
     def __init__(
         self,
@@ -167,8 +167,8 @@ class _FromArguments(Keys):
         parameters = signature.parameters
         kinds = {parameter.kind for parameter in parameters.values()}
         by_place = inspect.Parameter.POSITIONAL_OR_KEYWORD
-        # Only signatures without "/", "*args" and "**kwargs" are bound by hand: inspect takes
-        # longer than all the rest.
+        # Signatures without "/", "*args" and "**kwargs" are bound by hand: inspect takes longer
+        # than all the rest.
         self._simple = kinds <= {by_place, inspect.Parameter.KEYWORD_ONLY}
         self._names = frozenset(parameters)
         self._places = tuple(name for name, p in parameters.items() if p.kind is by_place)
@@ -245,11 +245,11 @@ class _FromArguments(Keys):
         try:
             return model.model_validate(value)
         except Exception:
-            return value  # whether the task accepts it is for the task to say, not for its lock
+            return value  # the task itself must accept or refuse it, not its lock
 
 
 class _FromFunction(Keys):
-    """Keys that a function of the user's makes of the arguments."""
+    """Keys made of arguments by a function of the user."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class _FromFunction(Keys):
             )
         try:
             taken = inspect.signature(key)
-        except (TypeError, ValueError):  # some that are written in C tell nothing of themselves
+        except (TypeError, ValueError):  # some functions written in C have no signature
             return
         if next(iter(taken.parameters), "") == "self" and "self" not in signature.parameters:
             raise ConfigurationError(
@@ -278,7 +278,7 @@ class _FromFunction(Keys):
                 " take 'self' away, and in a class write @staticmethod over it"
             )
         all_misfits = [] if hidden else misfits(signature, taken)
-        if all_misfits and "self" in signature.parameters:  # which may yet turn out to be the task
+        if all_misfits and "self" in signature.parameters:  # "self" may turn out to be the task
             others = [p for name, p in signature.parameters.items() if name != "self"]
             all_misfits = min(
                 all_misfits, misfits(signature.replace(parameters=others), taken), key=len
@@ -303,7 +303,7 @@ class _FromFunction(Keys):
         kwargs: Mapping[str, object],
         headers: Headers | None = None,
     ) -> tuple[str, ...]:
-        if not self._hidden:  # what the task would not take is not the key's fault
+        if not self._hidden:  # a call that the task would refuse is not the key function's fault
             self.signature.bind(*args, **kwargs)
         try:
             made = self._key(*args, **kwargs)
@@ -328,31 +328,31 @@ class _FromFunction(Keys):
 
 
 def is_plain(function: Callable[..., object]) -> bool:
-    """Whether a call runs its body, and returns what that returns."""
+    """Return True if a call runs the function's body, and returns its result."""
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction, inspect.isgeneratorfunction
     called: Any = getattr(function, "__call__", None)  # noqa: B004
     return not any(kind(function) or kind(called) for kind in kinds)
 
 
 def is_failure(error: BaseException) -> bool:
-    """Whether a user's function has failed; else it was interrupted, and the error is to go on.
+    """Return True if a user's function has failed; False if it was interrupted from outside.
 
-    To call `sys.exit()` is a failure: it would end the main process of a worker, and then, as the
-    message comes back, that of the next. But Celery's own orders to end (`WorkerShutdown`,
-    `WorkerTerminate`) are subclasses of SystemExit, and handlers of signals, such as that of a pool
-    child, raise SystemExit itself: whatever function they interrupt has no part in it.
+    A call of `sys.exit()` is a failure: it would end the main process of a worker, and then, as the
+    message is delivered again, that of the next. But Celery's own requests to end
+    (`WorkerShutdown`, `WorkerTerminate`) are subclasses of SystemExit, and signal handlers, such as
+    that of a pool child, raise SystemExit itself: the function that they interrupt has not failed.
     """
     if type(error) is not SystemExit:
         return isinstance(error, Exception)
     for frame, _line in traceback.walk_tb(error.__traceback__):
         for value in frame.f_locals.values():
             if types.FrameType in map(type, value if isinstance(value, tuple) else (value,)):
-                return False  # only handlers of signals are given a frame
+                return False  # only signal handlers are passed a frame
     return True
 
 
 def _check_number(task_name: str, number: int) -> None:
-    from ..protocol.names import MAX_NAMES  # most tasks have one key
+    from ..protocol.names import MAX_NAMES  # imported late: most tasks have one key
 
     if number > MAX_NAMES:
         raise ConfigurationError(
@@ -362,10 +362,10 @@ def _check_number(task_name: str, number: int) -> None:
 
 
 def is_own(key: Sequence[str]) -> bool:
-    """Whether a key is of its task alone: it holds the names of arguments, and no templates.
+    """Return True if a key belongs to its task alone: it has names of arguments, and no templates.
 
     Raises:
-        ConfigurationError: It is an empty list, or holds some of each.
+        ConfigurationError: It is an empty list, or mixes both.
     """
     if isinstance(key, (str, Templates)):
         return False
@@ -385,7 +385,7 @@ def is_own(key: Sequence[str]) -> bool:
 
 
 def _known(names: Sequence[str], parameters: Mapping[str, object]) -> list[str]:
-    """Return names of arguments, each once; sorted, as two tasks may order theirs differently."""
+    """Return names of arguments, each once, sorted: two tasks may order theirs differently."""
     for name in names:
         if name not in parameters:
             known = ", ".join(parameters) or "none, because the function takes no arguments"

@@ -1,7 +1,7 @@
-"""What the calls of a task give: the signature of its function, seen through decorators.
+"""The arguments that calls of a task have: its function's signature, seen through decorators.
 
-A decorator that uses `functools.wraps` may give arguments that no call gives, such as a database
-session, and nothing says which. They are found where one call can be read in one way only.
+A decorator that uses `functools.wraps` may add arguments that no call has, such as a database
+session, and nothing declares them. They are found if a call can be read in one way only.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ..protocol.errors import ConfigurationError
 from .canonical import is_model
 
 WAYS = 4
-"""In which `misfits` looks at a function."""
+"""The number of ways in which `misfits` calls a function."""
 
 
 class CallSignature(inspect.Signature):
-    """The signature of what `@locked` returns, for Celery's check of a call's arguments.
+    """The signature of the object that `@locked` returns, for Celery's check of a call's arguments.
 
-    It is that of the outermost decorator under `@locked`, for Celery does not look behind one.
+    It is that of the outermost decorator under `@locked`, because Celery does not look behind one.
 
     Attributes:
-        owner: What it was made for; a decorator over `@locked` has a copy of the reference.
+        owner: The object it was made for. A decorator over `@locked` has a reference to it, too.
     """
 
     owner: Any = None
@@ -38,12 +38,12 @@ class CallSignature(inspect.Signature):
         made.owner = owner
 
     def replace(self, **given: Any) -> Any:
-        """Return another signature, which is not ours: a decorator says itself what it takes."""
+        """Return a plain signature, not one of this class, for a decorator's own arguments."""
         return inspect.Signature(list(self.parameters.values())).replace(**given)
 
 
 def has_copy(function: Any) -> bool:
-    """Return True if a decorator over `@locked` has the signature of that, and not its own."""
+    """Return True if a decorator over `@locked` shows the signature of that, not one of its own."""
     given = vars(function).get("__signature__") if hasattr(function, "__dict__") else None
     return isinstance(given, CallSignature) and given.owner is not function
 
@@ -54,10 +54,10 @@ def signature_of(
     """Return the signature of a task's function, without the task itself.
 
     Returns:
-        The signature, and whether decorators over the function may give arguments of it.
+        The signature, and True if decorators over the function may add some of its arguments.
 
     Raises:
-        ConfigurationError: The function is bound and has no place for the task.
+        ConfigurationError: The function is bound and has no parameter for the task.
     """
     if isinstance(function, types.MethodType) and hasattr(function, "__wrapped__"):
         function, bound = function.__func__, True
@@ -66,9 +66,9 @@ def signature_of(
         given = getattr(function, "__signature__", None)
         ours = isinstance(given, CallSignature)
         if given is not None and not ours:
-            break  # what a decorator says itself
+            break  # the decorator declares its arguments itself
         made_by = getattr(function, "__globals__", {}).get("__name__", "")
-        if not str(made_by).startswith("celery."):  # Celery's own give no arguments
+        if not str(made_by).startswith("celery."):  # Celery's own decorators add no arguments
             hidden = hidden or not ours or has_copy(function)
         function = inner
     signature = inspect.signature(function)
@@ -81,7 +81,7 @@ def _without_task(task_name: str, signature: inspect.Signature) -> inspect.Signa
         raise ConfigurationError(
             f"{task_name} is bound (bind=True), so its function needs a first parameter: self"
         )
-    if first.kind is first.VAR_POSITIONAL:  # "*args" takes the task in, and stays
+    if first.kind is first.VAR_POSITIONAL:  # "*args" includes the task, and stays
         return signature
     return signature.replace(parameters=others)
 
@@ -93,30 +93,30 @@ def bind_hidden(
     args: Sequence[object],
     kwargs: Mapping[str, object],
 ) -> Mapping[str, object]:
-    """Return the arguments of a call by their names, where a decorator gives some of them.
+    """Return the arguments of a call by their names, where a decorator adds some of them.
 
     Args:
-        used: The names that a key is made of. No decorator gives these.
+        used: The names that a key is made of. No decorator may add these.
 
     Raises:
         TypeError: The arguments do not fit in any way.
-        ConfigurationError: They fit in several ways; says what to write.
+        ConfigurationError: They fit in several ways; the text says what to write.
     """
     parameters = list(signature.parameters.values())
     kwargs = {name: value for name, value in kwargs.items() if name in signature.parameters}
     by_place = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    # Those of the decorator are given by name, or behind those of the call.
+    # First reading: the decorator adds its arguments by name, or after those of the call.
     behind = _arguments(signature.bind_partial(*args, **kwargs))
     readings = [behind] if all(name in behind for name in used) else []
     optional = any(p.default is not p.empty or p.kind is p.VAR_POSITIONAL for p in parameters)
-    for count, first in enumerate(by_place, 1):  # before those of the call
+    for count, first in enumerate(by_place, 1):  # second reading: before those of the call
         if not args or first.name in used or first.name in kwargs:
             break
         try:
             before = signature.replace(parameters=parameters[count:]).bind(*args, **kwargs)
         except TypeError:
             continue
-        # Where some are optional, a call with one more would seem to give all of them.
+        # With optional arguments, a call with one more would look as if it had all of them.
         readings += [_arguments(before), {}] if optional else [_arguments(before)]
         break
     if readings and all(one.get(name) == readings[0][name] for one in readings for name in used):
@@ -136,11 +136,11 @@ def _arguments(bound: inspect.BoundArguments) -> dict[str, object]:
 
 
 def misfits(task: inspect.Signature, key: inspect.Signature) -> list[str]:
-    """Return in which ways a key function cannot be called as its task can."""
+    """Return the ways in which a key function cannot be called although its task can."""
     by_place, by_name = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.KEYWORD_ONLY
     either = inspect.Parameter.POSITIONAL_OR_KEYWORD
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in task.parameters.values()):
-        return []  # its calls show what it takes
+        return []  # only its calls show which arguments it accepts
     given = [p for p in task.parameters.values() if p.kind in (by_place, either, by_name)]
     needed = [p for p in given if p.default is p.empty]
     found = []
@@ -156,13 +156,13 @@ def misfits(task: inspect.Signature, key: inspect.Signature) -> list[str]:
 
 
 def model_of(parameter: inspect.Parameter, names: dict[str, object]) -> Any:
-    """Return the pydantic model of a parameter's annotation, as Celery's `pydantic=True` does."""
+    """Return the pydantic model in a parameter's annotation, as Celery's `pydantic=True` does."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         return None
     try:
         holder = types.SimpleNamespace(__annotations__={"it": parameter.annotation})
         hint = typing.get_type_hints(holder, names)["it"]
-    except Exception:  # such as a name imported only for type checkers
+    except Exception:  # such as a name that is imported only for type checkers
         return None
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         hints = [kind for kind in typing.get_args(hint) if kind is not type(None)]

@@ -1,6 +1,6 @@
-"""A template such as `order:{order_id}`, and how the texts of arguments are put into it.
+"""Templates such as `order:{order_id}`, and how texts of arguments are inserted.
 
-Values are written in one canonical form (`canonical.py`), each so that its end can be read off:
+Values are written in one canonical form (`canonical.py`), so that the end of each can be read off:
 no value of one argument can forge another key. Keys are printable ASCII.
 """
 
@@ -22,7 +22,7 @@ _PRINTF = r"%(?:\(\w*\))?[sdr]"
 HEADERS = "headers."
 _HEADER = re.compile(r"headers\.[A-Za-z_][\w-]*", re.A)
 _MARKED = re.compile(r"(?:[$%]?[\[({<]+\s*|[$%])?\b(\w+)\b(?:\s*[\])}>]+)?")
-"""A word, in whatever marks an argument elsewhere: `$name`, `[name]`, `{{ name }}`."""
+"""A word, with the marks of an argument in other languages: `$name`, `[name]`, `{{ name }}`."""
 _PIECES = re.compile(r"(\{\{|\}\}|<<|>>)|\{([^{}<>]*)\}|<([^{}<>]*)>|([{}<>])|([^{}<>]+)")
 
 Pieces = list[tuple[str, str | None]]
@@ -30,7 +30,7 @@ Pieces = list[tuple[str, str | None]]
 
 
 class Template:
-    """A template, ready to be filled in: a head, escaped, and the pieces that follow it."""
+    """A compiled template: a head, escaped, and the pieces that follow it."""
 
     def __init__(self, pieces: Pieces, head: str = "") -> None:
         pieces = [(head + pieces[0][0], pieces[0][1]), *pieces[1:]]
@@ -43,7 +43,7 @@ class Template:
         self.names = [name for _literal, name, _stop in self._inserts]
 
     def __call__(self, texts: Mapping[str, str]) -> str:
-        """Return the key, given the texts of the arguments by name."""
+        """Return the key for the given texts of arguments, by name."""
         key = ""
         for literal, name, stop in self._inserts:
             text = texts[name]
@@ -54,14 +54,15 @@ class Template:
 
 
 def _stop(after: str, following: str | None) -> str | None:
-    """What, found in a value before the literal `after`, puts the value into parentheses.
+    """Return the character in a value for which it must be put into parentheses.
 
-    Without it one could not tell where the value ends. None where any value's end is plain; "",
-    which is in every value, where another value follows at once.
+    The value stands before the literal `after`; without parentheses one could not tell where it
+    ends. Return None if the end of any value is clear there; return "", which is in every value, if
+    another value follows at once.
     """
     if not after:
         return None if following is None else ""
-    if after[0] == "(":  # would read as going on after a type's name
+    if after[0] == "(":  # a bare value before it would read as a type's name
         return ""
     return after[0] if after[0] in TOKEN else None
 
@@ -87,8 +88,8 @@ def parse(template: str, names: Collection[str]) -> Pieces:
     `{{`, `}}`, `<<`, `>>` are the characters themselves.
 
     Raises:
-        ConfigurationError: It is empty, has a broken bracket, holds anything but these names, or
-            has one of them in its text and inserts none.
+        ConfigurationError: It is empty, has an unbalanced bracket or an unknown name in brackets,
+            or inserts nothing although its text has a known name.
     """
 
     def refuse(why: str) -> ConfigurationError:
@@ -126,7 +127,7 @@ def parse(template: str, names: Collection[str]) -> Pieces:
         pieces.append((escape(literal, RAW_LITERAL), name))
         literal = ""
     meant = [word for word in re.findall(r"\w+", template) if word in names]
-    if meant and not pieces and meant[0] != "self":  # which may yet turn out to be the task
+    if meant and not pieces and meant[0] != "self":  # "self" may turn out to be the task
         written = _MARKED.sub(lambda m: f"<{m[1]}>" if m[1] in meant else m[0], template)
         raise refuse(
             f"would be one key for all calls, and {meant[0]!a} in it is the name of an argument:"
