@@ -68,7 +68,7 @@ MORE = (
     "tests/contract/test_grafana.py", "tests/contract/test_survey.py",
     "tests/contract/test_sentinel",
     "tests/contract/test_sidecar.py", "tests/worker/test_sidecar.py",
-    "tests/unit/test_docs.py::test_code_runs_as_far_as_it_goes_without_servers",
+    "tests/unit/test_docs.py::test_code_in_docs_runs_as_far_as_it_goes_without_servers",
     "tests/unit/test_etcd_fuzz.py", "tests/unit/test_etcd_hostile.py",
     "tests/unit/test_beat_ticks_clocks.py", "tests/worker/test_green.py",
     "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",

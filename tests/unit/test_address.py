@@ -44,7 +44,7 @@ def test_a_node_is_a_url_a_client_or_a_mapping(spec: Any, name: str, kind: type)
     assert isinstance(address.connection(), kind)
 
 
-def test_credentials_and_database_are_taken() -> None:
+def test_node_url_mapping_and_client_give_credentials_and_database() -> None:
     for spec in (
         f"redis://lock:{SECRET}@h:1/4",
         {"host": "h", "port": 1, "username": "lock", "password": SECRET, "db": 4},
@@ -77,14 +77,14 @@ def test_certificate_requirement_as_celery_writes_it_is_read() -> None:
     assert one("rediss://a?ssl_cert_reqs=CERT_NONE").unverified
 
 
-def test_one_string_names_nodes_with_commas_between_them() -> None:
+def test_nodes_in_one_string_are_separated_by_commas() -> None:
     redlock = Redlock(f" redis://:{SECRET},x@a:1 , redis://b:2,\nunix:///run/c.sock\n,")
     assert redlock.nodes == ("a:1", "b:2", "/run/c.sock")
     first, *_rest = redlock.client.addresses
     assert isinstance(first, Address) and first.connection().password == f"{SECRET},x"
 
 
-def test_a_clients_retries_are_not_taken() -> None:
+def test_retries_of_a_given_redis_client_are_not_adopted() -> None:
     client = redis.Redis(
         "h",
         retry=Retry(ConstantBackoff(1), 10),
@@ -101,7 +101,7 @@ def test_a_clients_retries_are_not_taken() -> None:
     assert connection.socket_timeout == connection.socket_connect_timeout  # not the client's 99 s
 
 
-def test_a_time_limit_of_the_users_for_connecting_is_taken() -> None:
+def test_connect_timeout_in_a_node_url_is_used() -> None:
     connection = one("redis://h?socket_connect_timeout=3.5").connection()
     assert connection.socket_connect_timeout == connection.socket_timeout == 3.5
     for spec in ("redis://h", {"host": "h"}):
@@ -134,25 +134,25 @@ def test_a_time_limit_of_the_users_for_connecting_is_taken() -> None:
         (["unix:///r", "unix:///r"], "the same server"),
     ],
 )
-def test_what_cannot_be_a_set_of_nodes_is_refused(nodes: Any, says: str) -> None:
+def test_invalid_set_of_nodes_is_refused(nodes: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         parse_nodes(nodes)
 
 
-def test_a_repr_shows_no_secret() -> None:
+def test_repr_of_redlock_shows_no_password() -> None:
     redlock = Redlock([f"redis://user:{SECRET}@h:1", f"rediss://:{SECRET}@i:2"])
     assert SECRET not in repr(redlock) + repr(redlock.client.addresses) + repr(redlock.nodes)
     assert "h:1, i:2" in repr(redlock)
 
 
-def test_a_password_that_is_not_encoded_is_noticed_and_not_shown() -> None:
+def test_unencoded_password_in_a_node_url_is_noticed_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="%40") as caught:
         parse_nodes([f"redis://u:p@{SECRET}/w:1@127.0.0.1:7911"])
     assert SECRET not in str(caught.value)
 
 
 @pytest.mark.parametrize("url", ["localhost:7001", "10.0.0.1", "redis-1.internal:6379/0"])
-def test_a_host_without_a_scheme_is_answered_with_the_url_to_write(url: str) -> None:
+def test_node_without_a_scheme_is_refused_with_the_url_to_write(url: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{url!r} has no scheme; write redis://{url}, or"):
         one(url)
 

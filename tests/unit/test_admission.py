@@ -59,7 +59,7 @@ def row() -> Deliveries:
     return some
 
 
-def test_the_first_goes_and_its_followers_are_parked(row: Deliveries) -> None:
+def test_first_delivery_is_admitted_and_its_followers_are_parked(row: Deliveries) -> None:
     assert row.arrive("other", resource="else")
     assert len(row.queue) == 3
     assert row.queue.counts(("r",)) == (3, 1)
@@ -67,11 +67,11 @@ def test_the_first_goes_and_its_followers_are_parked(row: Deliveries) -> None:
     assert row.queue.counts(("unknown",)) == (0, 0)
 
 
-def test_one_that_met_a_held_lock_is_parked_though_nothing_is_known_here(some: Deliveries) -> None:
+def test_message_that_met_a_held_lock_is_parked_in_an_empty_queue(some: Deliveries) -> None:
     assert not some.arrive("again", again=True)
 
 
-def test_each_call_lets_one_go(row: Deliveries) -> None:
+def test_each_notification_admits_one_parked_delivery(row: Deliveries) -> None:
     assert row.ended("first")
     assert row.take() == "", "nobody has called"
     assert row.call() == "a"
@@ -80,28 +80,30 @@ def test_each_call_lets_one_go(row: Deliveries) -> None:
     assert row.call() == "b"
 
 
-def test_a_call_is_kept_until_the_body_here_has_ended(row: Deliveries) -> None:
+def test_notification_is_kept_until_the_running_body_has_ended(row: Deliveries) -> None:
     """Its release has called us, and its result is yet to be read."""
     assert row.call() == ""
     assert row.ended("first")
     assert row.take() == "a"
 
 
-def test_a_call_that_was_handed_on_lets_none_go(row: Deliveries) -> None:
+def test_notification_that_was_handed_on_admits_no_delivery(row: Deliveries) -> None:
     row.queue.called(("r",))
     row.queue.called(("r",), False)
     assert row.ended("first")
     assert row.take() == ""
 
 
-def test_that_the_nodes_say_it_is_free_counts_at_once_or_not_at_all(row: Deliveries) -> None:
+def test_free_key_reported_by_the_nodes_is_not_remembered_while_a_body_runs(
+    row: Deliveries,
+) -> None:
     assert row.take(free=True) == "", "one is with the pool"
     assert row.ended("first")
     assert row.take() == ""
     assert row.take(free=True) == "a"
 
 
-def test_two_never_go_together(row: Deliveries) -> None:
+def test_two_deliveries_of_one_key_are_never_admitted_together(row: Deliveries) -> None:
     row.ended("first")
     assert row.call() == "a"
     assert row.call() == ""
@@ -110,7 +112,7 @@ def test_two_never_go_together(row: Deliveries) -> None:
     assert row.take(free=True) == ""
 
 
-def test_the_most_urgent_goes_first_then_the_one_that_has_waited_longest(some: Deliveries) -> None:
+def test_most_urgent_parked_delivery_goes_first_then_the_longest_waiting(some: Deliveries) -> None:
     some.arrive("first")
     some.arrive("young", since=20.0)
     some.arrive("old", since=10.0)
@@ -135,7 +137,7 @@ def test_a_parked_delivery_that_is_overdue_goes_once_though_its_resource_is_held
     assert row.call() == "", "it is with the pool"
 
 
-def test_part_has_all_new_deliveries_and_each_within_a_few_calls(
+def test_part_of_the_queue_has_new_deliveries_and_each_other_in_turn(
     some: Deliveries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "LEAST_PART", 3)
@@ -149,7 +151,7 @@ def test_part_has_all_new_deliveries_and_each_within_a_few_calls(
     assert name_of(some.queue.part()[-1]) == "new"
 
 
-def test_size_is_that_of_all_parked_deliveries_however_they_leave(some: Deliveries) -> None:
+def test_size_of_the_admission_queue_is_the_sum_of_its_parked_deliveries(some: Deliveries) -> None:
     for number in range(8):
         some.arrive(f"{number}", again=True, size=100 + number)
     some.queue.hold(some["held"], ("else",), since=0.0, until=LATE, size=1000)
@@ -194,13 +196,13 @@ def test_work_on_20_000_parked_deliveries_is_cheap(some: Deliveries, keys: int) 
     assert looked < 500
 
 
-def test_no_more_are_parked_than_may(row: Deliveries) -> None:
+def test_deliveries_beyond_the_maximum_are_not_parked(row: Deliveries) -> None:
     row.queue.most = 3
     assert row.arrive("goes, meets the lock and is sent again")
     assert len(row.queue) == 3
 
 
-def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
+def test_deliveries_given_back_are_those_that_would_go_last(row: Deliveries) -> None:
     row.arrive("late", since=9.0, resource="else", again=True)
     assert row.queue.take_back(9) == []
     back = row.queue.take_back(2)
@@ -212,7 +214,7 @@ def test_what_is_given_back_would_have_gone_last(row: Deliveries) -> None:
     assert not row.ended("first")
 
 
-def test_what_is_kept_for_a_pause_is_counted(row: Deliveries) -> None:
+def test_deliveries_kept_for_a_pause_count_toward_the_maximum(row: Deliveries) -> None:
     row.queue.most = 4
     assert row.queue.hold(row["paused"], ("else",), since=0.0, until=LATE)
     assert len(row.queue) == 4
@@ -221,7 +223,7 @@ def test_what_is_kept_for_a_pause_is_counted(row: Deliveries) -> None:
     assert len(row.queue) == 4
 
 
-def test_a_revoked_one_leaves(row: Deliveries) -> None:
+def test_revoked_parked_delivery_leaves_the_queue(row: Deliveries) -> None:
     first = row.queue.parked()[0]
     assert row.queue.withdraw(first)
     assert not row.queue.withdraw(first)
@@ -229,7 +231,7 @@ def test_a_revoked_one_leaves(row: Deliveries) -> None:
     assert row.call() == "b"
 
 
-def test_a_dead_one_whose_end_nobody_tells_holds_up_no_other(row: Deliveries) -> None:
+def test_body_presumed_dead_holds_up_no_parked_delivery(row: Deliveries) -> None:
     assert row.take(PRESUMED_DEAD_S, free=True) == "", "it waits for a slot"
     row["first"].time_start = 0.1
     assert row.take(PRESUMED_DEAD_S - 0.01, free=True) == "", "it has just begun"
@@ -237,7 +239,7 @@ def test_a_dead_one_whose_end_nobody_tells_holds_up_no_other(row: Deliveries) ->
     assert row.take(PRESUMED_DEAD_S, free=True) == "", "now this one is with the pool"
 
 
-def test_nothing_is_kept_of_a_resource_that_is_at_rest(row: Deliveries) -> None:
+def test_admission_queue_keeps_nothing_of_a_resource_at_rest(row: Deliveries) -> None:
     for name in ("first", "a", "b"):
         assert row.ended(name)
         row.call()
@@ -248,7 +250,7 @@ def test_nothing_is_kept_of_a_resource_that_is_at_rest(row: Deliveries) -> None:
     assert row.queue._known == {}
 
 
-def test_a_call_does_not_outlive_those_it_was_for(row: Deliveries) -> None:
+def test_notification_does_not_outlive_the_parked_deliveries_it_was_for(row: Deliveries) -> None:
     row.queue.called(("r",))
     row.queue.take_back(0)
     row.arrive("new")
@@ -267,7 +269,7 @@ def places() -> Deliveries:
     return some
 
 
-def test_as_many_go_as_the_limit_says(places: Deliveries) -> None:
+def test_parked_deliveries_are_admitted_up_to_the_limit(places: Deliveries) -> None:
     assert places.call() == "", "all places are taken here"
     assert places.ended("second")
     assert places.take() == "a", "the call was kept"
@@ -276,7 +278,7 @@ def test_as_many_go_as_the_limit_says(places: Deliveries) -> None:
 
 
 @pytest.mark.parametrize("last", [{}, {"again": True, "limit": 3}])
-def test_a_larger_limit_counts_for_all_that_are_parked(
+def test_larger_limit_counts_for_all_parked_deliveries(
     places: Deliveries, last: dict[str, Any]
 ) -> None:
     """A function may answer more than it did when they came: their locks ask it again."""
@@ -286,13 +288,13 @@ def test_a_larger_limit_counts_for_all_that_are_parked(
     assert [places.take(free=True) for _ in range(3)] == ["a", "b", ""]
 
 
-def test_none_overtakes_those_that_wait_for_a_place(places: Deliveries) -> None:
+def test_new_delivery_does_not_overtake_those_waiting_for_a_place(places: Deliveries) -> None:
     assert places.ended("first")
     assert not places.arrive("new", limit=3)
     assert places.take(free=True) == "a"
 
 
-def test_a_body_at_work_for_long_takes_no_place_that_the_nodes_say_is_free(
+def test_long_running_body_takes_no_place_that_the_nodes_report_free(
     places: Deliveries,
 ) -> None:
     """It holds another one."""
@@ -302,7 +304,7 @@ def test_a_body_at_work_for_long_takes_no_place_that_the_nodes_say_is_free(
     assert places.take(PRESUMED_DEAD_S, free=True) == "b"
 
 
-def test_those_that_lock_more_than_one_wait_for_the_same_only_if_all_is_the_same() -> None:
+def test_deliveries_of_several_keys_share_a_queue_only_if_all_keys_are_the_same() -> None:
     some = Deliveries()
     queue = AdmissionQueue()
     when: dict[str, Any] = {"since": 0.0, "until": LATE}

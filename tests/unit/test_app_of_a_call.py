@@ -107,7 +107,7 @@ def test_shared_task_called_in_a_thread_reads_the_settings_of_the_only_app_that_
     assert set(asked) == {app}
 
 
-def test_shared_task_whose_name_is_another_in_a_thread_says_that_no_app_is_current(
+def test_shared_task_named_differently_in_a_thread_reports_no_current_app(
     app: Any, asked: list[Any], in_thread: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a script, `__main__`: Celery names its tasks by the app. Its key would be another one."""

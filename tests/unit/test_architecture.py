@@ -120,7 +120,7 @@ def test_a_room_imports_only_from_the_rooms_below(room: str) -> None:
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_of_others_what_its_row_says(room: str) -> None:
+def test_room_imports_exactly_the_libraries_of_its_row(room: str) -> None:
     found = {
         (one.of.split(".")[0], module) for module in modules_of(room) for one in imports_of(module)
     }
@@ -157,13 +157,13 @@ def circle(graph: dict[str, list[str]]) -> list[str]:
     return next((found for name in graph if (found := below(name, ()))), [])
 
 
-def test_the_rooms_make_no_circle() -> None:
+def test_imports_between_rooms_have_no_cycle() -> None:
     graph = {name: list(below) for name, (below, _others) in ROOMS.items()}
     assert {other for below in graph.values() for other in below} <= set(ROOMS)
     assert not circle(graph), " -> ".join(circle(graph))
 
 
-def test_no_file_imports_one_that_imports_it() -> None:
+def test_imports_between_files_have_no_cycle() -> None:
     graph = {name: [other for other in ours(name) if other != name] for name in MODULES}
     # The root and a room hand names on; whoever imports them means the name.
     graph = {name: found for name, found in graph.items() if MODULES[name].name != "__init__.py"}
@@ -186,7 +186,7 @@ def private(tree: ast.AST) -> Iterator[tuple[str, bool]]:
             yield from ((alias.name, False) for alias in node.names)
 
 
-def test_no_room_reaches_into_another() -> None:
+def test_no_room_uses_private_names_of_another_room() -> None:
     defined: dict[str, set[str]] = {}
     reached: list[tuple[str, str]] = []
     for name, path in MODULES.items():
@@ -205,7 +205,7 @@ def test_no_room_reaches_into_another() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if name.count(".") == 1])
-def test_a_room_has_its_row(name: str) -> None:
+def test_every_room_has_a_row_in_the_table(name: str) -> None:
     assert room_of(name) in ROOMS, "new ones are added above on purpose, with what they may import"
     path = MODULES[name]
     if path.name == "__init__.py" and room_of(name) not in HANDS_ON:
@@ -232,7 +232,7 @@ def f():
 """
 
 
-def test_the_checker_sees_what_is_imported(tmp_path: Path) -> None:
+def test_import_checker_finds_lazy_and_eager_imports(tmp_path: Path) -> None:
     (source := tmp_path / "m.py").write_text(SOURCE)
     seen = {(one.of, one.lazy) for one in imports(source, f"{ROOT}.protocol.m")}
     assert {name for name, lazy in seen if lazy} == {"time"}
@@ -242,12 +242,12 @@ def test_the_checker_sees_what_is_imported(tmp_path: Path) -> None:
     }
 
 
-def test_the_checker_sees_a_circle() -> None:
+def test_import_checker_finds_a_cycle() -> None:
     assert circle({"a": ["b"], "b": ["c", "d"], "c": [], "d": ["a"]}) == ["a", "b", "d", "a"]
     assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
 
 
-def test_the_checker_sees_who_reaches_into_another() -> None:
+def test_import_checker_finds_uses_of_private_names() -> None:
     tree = ast.parse(
         "class A:\n    _x = 1\n    def f(self, b):\n        self._y = b._z._w = b._v\n"
     )
@@ -256,7 +256,7 @@ def test_the_checker_sees_who_reaches_into_another() -> None:
     assert {word for word, own in seen if not own and word.startswith("_")} == {"_z", "_v"}
 
 
-def test_public_classes_are_of_the_package() -> None:
+def test_public_classes_name_the_package_root_as_their_module() -> None:
     """Celery stores the module of an exception in a result: no move of ours may break it."""
     public = {name: getattr(celery_redlock, name) for name in celery_redlock.__all__}
     classes = {name: one for name, one in public.items() if isinstance(one, type)}
@@ -265,7 +265,7 @@ def test_public_classes_are_of_the_package() -> None:
     assert {one.__module__ for one in classes.values()} == {ROOT}
 
 
-def test_no_file_is_two_ideas_and_no_function_has_many_positions() -> None:
+def test_files_have_at_most_400_lines_and_functions_few_positional_parameters() -> None:
     for name, path in MODULES.items():
         text = path.read_text("utf-8")
         assert len(text.splitlines()) <= 400, name

@@ -53,12 +53,12 @@ async def cancelled_while_asked_for(task: Any, broker: Broker) -> None:
     broker.go.set()
 
 
-async def test_a_name_is_no_task() -> None:
+async def test_redlock_publish_refuses_the_name_of_a_task() -> None:
     with pytest.raises(TypeError, match="takes a task, and not 'shop"):
         await redlock_publish("shop.charge", (1,))  # type: ignore[arg-type]
 
 
-async def test_a_coroutine_publishes_as_apply_async_does_and_its_loop_goes_on(
+async def test_redlock_publish_sends_as_apply_async_does_without_blocking_the_loop(
     redlock: FakeRedlock, charge: Any, box: Box, broker: Broker
 ) -> None:
     asked = await asked_for(charge, broker)
@@ -71,14 +71,14 @@ async def test_a_coroutine_publishes_as_apply_async_does_and_its_loop_goes_on(
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
-def test_who_is_cancelled_while_it_is_published_leaves_no_reservation_without_its_message(
+def test_cancelled_redlock_publish_leaves_no_reservation_without_its_message(
     redlock: FakeRedlock, charge: Any, box: Box, broker: Broker
 ) -> None:
     asyncio.run(cancelled_while_asked_for(charge, broker))  # which waits for the thread
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
-def test_a_message_that_could_not_be_published_after_that_is_in_the_log(
+def test_failed_publication_after_cancellation_is_logged(
     redlock: FakeRedlock, charge: Any, box: Box, broker: Broker, caplog: Log
 ) -> None:
     broker.error = OSError("the broker is away")
@@ -89,9 +89,7 @@ def test_a_message_that_could_not_be_published_after_that_is_in_the_log(
     assert redlock.tokens(RESERVED) == {None}
 
 
-def test_a_body_that_returns_a_coroutine_does_not_pass_for_one_that_has_run(
-    app: Any, redlock: FakeRedlock
-) -> None:
+def test_body_that_returns_a_coroutine_is_refused(app: Any, redlock: FakeRedlock) -> None:
     async def work() -> None:
         raise AssertionError("it runs")
 

@@ -77,7 +77,7 @@ def ran() -> str:
     return "ran"
 
 
-def test_raise_fails_a_task_that_retries_its_exceptions(
+def test_conflict_policy_raise_fails_a_task_with_autoretry(
     make: Make, redlock: FakeRedlock, sent: list[Any]
 ) -> None:
     redlock.acquire(KEY)
@@ -87,7 +87,7 @@ def test_raise_fails_a_task_that_retries_its_exceptions(
     assert sent == []
 
 
-def test_reject_rejects_a_task_that_retries_its_exceptions(
+def test_conflict_policy_reject_rejects_a_task_with_autoretry(
     make: Make, redlock: FakeRedlock, sent: list[Any]
 ) -> None:
     redlock.acquire(KEY)
@@ -107,7 +107,7 @@ def test_a_missing_quorum_fails_a_task_that_retries_its_exceptions(
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
-def test_a_duplicate_fails_as_one_where_exceptions_are_retried(
+def test_duplicate_of_a_task_with_autoretry_fails_as_duplicate(
     make: Make, redlock: FakeRedlock, sent: list[Any], scope: Any
 ) -> None:
     task = make(ran, scope=scope, on_duplicate="raise")
@@ -133,7 +133,7 @@ def test_waiting_spends_no_retry_of_a_task_that_retries_its_exceptions(
     assert [again.options["retries"] for again in sent] == [0]
 
 
-def test_skip_skips_a_task_that_retries_its_exceptions(make: Make, redlock: FakeRedlock) -> None:
+def test_conflict_policy_skip_skips_a_task_with_autoretry(make: Make, redlock: FakeRedlock) -> None:
     redlock.acquire(KEY)
     assert Skipped.of(deliver(make(ran, on_conflict="skip"), 1)[0]) is not None
 
@@ -151,7 +151,7 @@ def test_exceptions_of_the_body_are_retried_under_a_lock(
     assert redlock.free(KEY)
 
 
-def test_a_lock_that_the_body_takes_itself_is_retried(
+def test_refusal_of_a_lock_taken_in_the_body_is_retried(
     make: Make, redlock: FakeRedlock, sent: list[Any]
 ) -> None:
     """Its refusal is an exception of the body."""

@@ -60,7 +60,7 @@ def test_an_overdue_crontab_is_sent_once_when_beats_start(any_kind: Worlds) -> N
     assert [round(at) for at in world.times("cron")] == [0, 40]
 
 
-def test_clocks_of_hosts_may_differ(monkeypatch: Patch) -> None:
+def test_beats_on_hosts_with_different_clocks_send_each_tick_once(monkeypatch: Patch) -> None:
     world = World(monkeypatch, minutely, beats=[], begin="2026-11-21 10:00:30")
     for skew in (0.0, 20.0, -20.0):
         world.start(skew=skew)
@@ -82,7 +82,7 @@ class EverySecond(BaseSchedule):
         return left <= 0, left if left > 0 else following
 
 
-def test_a_tick_a_second(any_kind: Worlds) -> None:
+def test_entry_due_every_second_is_sent_once_each_second(any_kind: Worlds) -> None:
     world = any_kind(lambda: entry("second", EverySecond()))
     world.run(59.5)
     seconds = [int(at) for at in world.times("second")]
@@ -90,7 +90,7 @@ def test_a_tick_a_second(any_kind: Worlds) -> None:
     assert all(at % 1 < 0.1 for at in world.times("second"))
 
 
-def test_the_hour_that_is_repeated(any_flow: Worlds) -> None:
+def test_beat_started_in_the_repeated_hour_sends_no_crontab_tick_twice(any_flow: Worlds) -> None:
     """A beat that starts in it believes to be overdue; it does not ask the nodes forever."""
     world = any_flow(
         lambda: entry("cron", crontab(minute="*/7")),
@@ -127,7 +127,7 @@ def test_beats_keep_the_period_of_an_interval(any_kind: Worlds, period: float) -
     assert min(gaps(times)) >= 0.9 * period
 
 
-def test_a_refused_beat_is_due_when_the_winner_is(any_flow: Worlds) -> None:
+def test_refused_beat_is_next_due_when_the_winner_is(any_flow: Worlds) -> None:
     world = any_flow(lambda: entry("every", 10.0), beats=[0.0, 4.0])
     world.run(20.0)
     first, second = world.beats
@@ -152,7 +152,7 @@ def test_a_relative_interval_is_sent_when_the_clock_is_round(
     assert [round((at + 5) / period, 2) for at in world.times("round")] == list(range(1, ticks + 1))
 
 
-def test_an_interval_that_is_made_shorter_begins_at_once(any_flow: Worlds) -> None:
+def test_interval_made_shorter_begins_at_once(any_flow: Worlds) -> None:
     """An old beat has claimed an hour; the new configuration wants it every ten seconds."""
     world = any_flow(lambda: entry("every", 3600.0), beats=[0.0])
     world.run(3610.0)
@@ -165,7 +165,9 @@ def test_an_interval_that_is_made_shorter_begins_at_once(any_flow: Worlds) -> No
     assert len(world.times("every")) == pytest.approx(11, abs=1)
 
 
-def test_and_in_a_beat_that_had_been_refused_the_longer_one(monkeypatch: Patch) -> None:
+def test_interval_made_shorter_begins_at_once_in_a_beat_that_was_refused_before(
+    monkeypatch: Patch,
+) -> None:
     """A shared schedule is changed while beats run; the one that sent the last tick is gone."""
     world = World(monkeypatch, lambda: entry("every", 3600.0), kind=Shared, beats=[0.0, 0.3])
     world.run(3601.0)
@@ -183,7 +185,7 @@ def test_and_in_a_beat_that_had_been_refused_the_longer_one(monkeypatch: Patch) 
     assert len(world.sent) == 1 + 10
 
 
-def test_an_entry_under_another_name_is_another(any_flow: Worlds) -> None:
+def test_renamed_entry_has_ticks_of_its_own(any_flow: Worlds) -> None:
     world = any_flow(lambda: entry("old", 60.0), beats=[0.0, 0.2])
     world.run(61.0)
     for beat in world.beats:
@@ -194,7 +196,7 @@ def test_an_entry_under_another_name_is_another(any_flow: Worlds) -> None:
     assert [message.entry for message in world.sent] == ["old", "new"]
 
 
-def test_two_entries_of_one_task_are_two(any_kind: Worlds) -> None:
+def test_two_entries_of_one_task_are_each_sent(any_kind: Worlds) -> None:
     """Even with one schedule."""
     world = any_kind(
         lambda: {
@@ -221,7 +223,7 @@ def test_apps_do_not_share_ticks(monkeypatch: Patch) -> None:
 # -- The claim ------------------------------------------------------------------------------------
 
 
-def test_a_claim_is_kept_and_never_given_back(any_kind: Worlds) -> None:
+def test_beat_claim_is_kept_and_never_released(any_kind: Worlds) -> None:
     world = any_kind(lambda: {**minutely(), **entry("every", 50.0)}, beats=[0.0])
     world.run(61.0)
     left = {
@@ -237,7 +239,7 @@ def test_a_claim_is_kept_and_never_given_back(any_kind: Worlds) -> None:
     assert not world.beats[0].watchdog.due.watched  # nor extended any more
 
 
-def test_a_suppressed_tick_is_told_once_with_who_sent_it(monkeypatch: Patch, caplog: Log) -> None:
+def test_suppressed_tick_is_logged_once_with_its_sender(monkeypatch: Patch, caplog: Log) -> None:
     world = World(monkeypatch, minutely, beats=[0.0, 0.1, 0.2])
     with caplog.at_level(logging.INFO, "celery_redlock.beat"):
         world.run(61.0)
@@ -252,7 +254,9 @@ def test_a_suppressed_tick_is_told_once_with_who_sent_it(monkeypatch: Patch, cap
     assert len(suppressed(caplog)) == 2
 
 
-def test_what_a_beat_sent_itself_is_not_told(monkeypatch: Patch, caplog: Log) -> None:
+def test_tick_sent_by_the_beat_itself_is_not_logged_as_suppressed(
+    monkeypatch: Patch, caplog: Log
+) -> None:
     """Its schedule has been set back meanwhile."""
     world = World(monkeypatch, minutely, beats=[0.0])
     world.run(61.0)
@@ -274,7 +278,9 @@ def test_what_a_beat_sent_itself_is_not_told(monkeypatch: Patch, caplog: Log) ->
     [({}, 1), ({"redlock": True}, 1), ({"redlock": False}, 3),
      ({"headers": {"redlock": False}}, 3), ({"headers": {"redlock": True}}, 1)],
 )  # fmt: skip
-def test_an_entry_can_be_left_alone(any_kind: Worlds, options: dict[str, Any], count: int) -> None:
+def test_entry_can_be_excluded_from_beat_claims(
+    any_kind: Worlds, options: dict[str, Any], count: int
+) -> None:
     given = {**options, "queue": "slow"}
     world = any_kind(lambda: entry("cron", crontab(), options=given))
     world.run(60.5)
@@ -312,7 +318,7 @@ class BrokenWhenTaken(Broken):
             self.broken = True
 
 
-def test_a_schedule_that_raises_stops_no_other(any_kind: Worlds, caplog: Log) -> None:
+def test_schedule_that_raises_stops_no_other_entry(any_kind: Worlds, caplog: Log) -> None:
     world = any_kind(
         lambda: {**entry("broken", BrokenWhenTaken()), **entry("every", 10.0), **minutely()},
         beats=[0.0, 0.5],
@@ -331,7 +337,7 @@ def test_a_schedule_that_raises_stops_no_other(any_kind: Worlds, caplog: Log) ->
         assert 2 * 3 <= len(told) <= 2 * 5  # each beat, once a minute
 
 
-def test_an_entry_that_is_put_off_keeps_no_other_waiting(any_flow: Worlds) -> None:
+def test_entry_that_is_put_off_delays_no_other_entry(any_flow: Worlds) -> None:
     """One sends "slow" for twelve seconds; the other asks for it each second, and does the rest."""
     world = any_flow(
         lambda: {**entry("slow", crontab()), **entry("every", 2.0)}, beats=[0.0, 0.7], ttl=15.0

@@ -58,7 +58,7 @@ def test_beats_of_one_app_share_the_ticks_of_an_entry(monkeypatch: Patch) -> Non
 
 
 @pytest.mark.parametrize("main", ["proj", None])
-def test_apps_of_one_name_on_one_redis_do_not_share_the_ticks_of_what_is_not_the_same(
+def test_apps_of_one_name_share_only_ticks_of_identical_entries(
     monkeypatch: Patch, main: str | None
 ) -> None:
     fake = FakeRedlock(monkeypatch)
@@ -80,7 +80,7 @@ def test_apps_of_one_name_on_one_redis_do_not_share_the_ticks_of_what_is_not_the
             assert not sends(claims_of(fake, main, **conf)), conf
 
 
-def test_the_name_of_a_claim_has_app_queue_entry_task_and_tick(monkeypatch: Patch) -> None:
+def test_name_of_a_beat_claim_has_app_queue_entry_task_and_tick(monkeypatch: Patch) -> None:
     fake = FakeRedlock(monkeypatch)
     sends(claims_of(fake))
     sends(claims_of(fake), args=[7])
@@ -109,7 +109,9 @@ def test_entries_that_send_the_same_message_share_their_ticks(
 
 # Crontab and relative: the nearer the next tick, the shorter would be a claim made now.
 @pytest.mark.parametrize("when", [crontab(), schedule(60.0, relative=True)], ids=str)
-def test_a_claim_is_short_by_its_makers_measure(monkeypatch: Patch, when: Any) -> None:
+def test_beat_claim_under_extension_is_not_taken_for_a_sent_tick(
+    monkeypatch: Patch, when: Any
+) -> None:
     """One that is still extended, for its message has not left, is not taken for a kept one."""
     world = World(monkeypatch, lambda: entries(when), beats=[0.0, 0.1], ttl=120.0)
     one, other = world.beats
@@ -125,7 +127,7 @@ def test_a_claim_is_short_by_its_makers_measure(monkeypatch: Patch, when: Any) -
         assert other.guard._claims.decide(due(other), TIMEOUT).sent
 
 
-def test_no_claim_is_shorter_than_what_is_left_to_the_next_full_minute(monkeypatch: Patch) -> None:
+def test_beat_claim_lasts_at_least_until_the_next_full_minute(monkeypatch: Patch) -> None:
     """Not even one that is made half a second before it."""
     when = schedule(60.0, relative=True)
     world = World(monkeypatch, lambda: entries(when), begin="2026-11-21 10:00:59.700", beats=[0.0])
@@ -134,7 +136,9 @@ def test_no_claim_is_shorter_than_what_is_left_to_the_next_full_minute(monkeypat
 
 
 @pytest.mark.parametrize("period", [1.5, 2.0, 5.0, 60.0])
-def test_a_refused_beat_learns_in_time_that_it_was_sent(monkeypatch: Patch, period: float) -> None:
+def test_refused_beat_learns_in_time_that_the_tick_was_sent(
+    monkeypatch: Patch, period: float
+) -> None:
     """It was refused while the other was sending. What is sent only once nobody claims again."""
     world = World(monkeypatch, lambda: entries(period), beats=[])
     one, other = world.start(), world.start()
@@ -162,7 +166,7 @@ def test_a_shared_entry_does_not_stay_due_if_its_sender_died(monkeypatch: Patch)
     assert len(other.driver.asked) < 12
 
 
-def test_a_shared_entry_is_looked_at_again_within_a_second(monkeypatch: Patch) -> None:
+def test_refused_shared_entry_is_looked_at_again_within_a_second(monkeypatch: Patch) -> None:
     """Whatever its interval was when it was refused: it may have been changed meanwhile."""
     world = World(monkeypatch, lambda: overdue(3600.0), kind=Shared, beats=[])
     one, other = world.start(), world.start()
@@ -178,7 +182,7 @@ def test_a_shared_entry_is_looked_at_again_within_a_second(monkeypatch: Patch) -
     assert len(world.sent) == 2
 
 
-def test_however_many_entries_wait_for_a_quorum_the_nodes_are_asked_once_a_second(
+def test_nodes_are_asked_once_a_second_however_many_entries_wait_for_a_quorum(
     any_flow: Worlds,
 ) -> None:
     world = any_flow(lambda: overdue(crontab(), 100), beats=[])
@@ -193,7 +197,7 @@ def test_however_many_entries_wait_for_a_quorum_the_nodes_are_asked_once_a_secon
     assert len(world.sent) == 100
 
 
-def test_one_that_needs_no_quorum_is_sent_meanwhile(any_flow: Worlds) -> None:
+def test_entry_without_claims_is_sent_while_others_wait_for_a_quorum(any_flow: Worlds) -> None:
     alone = {"task": "job", "schedule": 2.0, "args": ("alone",), "options": {"redlock": False}}
     world = any_flow(lambda: {**entries(crontab(), 20), "alone": alone}, beats=[0.0])
     world.beats[0].driver.dead = {0, 1, 2}
@@ -202,7 +206,7 @@ def test_one_that_needs_no_quorum_is_sent_meanwhile(any_flow: Worlds) -> None:
     assert 58 <= len(world.sent) <= 60
 
 
-def test_options_that_are_none_do_not_end_a_beat(any_flow: Worlds) -> None:
+def test_invalid_options_of_an_entry_do_not_end_a_beat(any_flow: Worlds) -> None:
     """Not while it waits for a quorum either; the others are sent."""
     # Due when the first has found that there is no quorum.
     odd = {"task": "job", "schedule": 60.5, "args": ("odd",), "options": ["slow"]}
@@ -218,7 +222,7 @@ def test_options_that_are_none_do_not_end_a_beat(any_flow: Worlds) -> None:
 
 
 @pytest.mark.parametrize("slow", [0.0005, 0.15, 0.24])
-def test_both_questions_together_take_no_longer_than_the_node_timeout(
+def test_both_requests_of_a_beat_claim_take_no_longer_than_the_node_timeout(
     monkeypatch: Patch, slow: float
 ) -> None:
     """And the first may take all of it: a node is slow by the node timeout, not by half of it."""
@@ -242,7 +246,7 @@ def test_both_questions_together_take_no_longer_than_the_node_timeout(
     assert waits == {"acquire": TIMEOUT, "peek": TIMEOUT - slow, "extend": TIMEOUT - slow}
 
 
-def test_an_entry_in_a_hurry_holds_back_no_other(monkeypatch: Patch) -> None:
+def test_frequent_entry_without_answers_holds_back_no_other_entry(monkeypatch: Patch) -> None:
     """It waits for the nodes for less than their timeout: they may just be slow."""
     world = World(monkeypatch, lambda: entries(0.4), beats=[0.0])
     (beat,) = world.beats
@@ -252,9 +256,7 @@ def test_an_entry_in_a_hurry_holds_back_no_other(monkeypatch: Patch) -> None:
     assert beat.guard._claims.decide(due(beat), TIMEOUT).send
 
 
-def test_another_programs_key_in_the_place_of_a_claim_ends_no_beat(
-    monkeypatch: Patch, caplog: Log
-) -> None:
+def test_foreign_key_in_the_place_of_a_claim_ends_no_beat(monkeypatch: Patch, caplog: Log) -> None:
     world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0, 0.1])
     one, other = world.beats
     (name,) = one.guard._claims.decide(due(one), TIMEOUT).claim.claim.resources
@@ -266,7 +268,7 @@ def test_another_programs_key_in_the_place_of_a_claim_ends_no_beat(
 
 
 @pytest.mark.parametrize(("next_in", "again"), [(0.3, 0.3), (30.0, RETRY_DELAY_S), (None, 1.0)])
-def test_who_waits_for_another_beats_message_looks_again_before_the_next_tick(
+def test_beat_waiting_for_anothers_message_looks_again_before_the_next_tick(
     next_in: float | None, again: float
 ) -> None:
     tick = Tick("t", 40.0, due=datetime(2026, 11, 21, tzinfo=timezone.utc), next_in=next_in)
@@ -284,7 +286,7 @@ def said(caplog: Log) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
 
 
-def test_a_tick_whose_message_does_not_leave(monkeypatch: Patch, caplog: Log) -> None:
+def test_unsent_tick_logs_that_its_claim_is_freed(monkeypatch: Patch, caplog: Log) -> None:
     world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0])
     guard = world.beats[0].guard
     guard._claims.decide(due(world.beats[0]), TIMEOUT).claim.finish(sent=False)
@@ -293,7 +295,9 @@ def test_a_tick_whose_message_does_not_leave(monkeypatch: Patch, caplog: Log) ->
 
 
 @pytest.mark.parametrize("sent", [True, False])
-def test_a_tick_whose_sender_hangs(monkeypatch: Patch, caplog: Log, sent: bool) -> None:
+def test_hanging_sender_of_a_tick_is_logged_when_its_claim_ends(
+    monkeypatch: Patch, caplog: Log, sent: bool
+) -> None:
     """It says so while it hangs; afterwards it does not accuse the nodes."""
     world = World(monkeypatch, lambda: entries(10.0), beats=[0.0], ttl=2.0)
     (beat,) = world.beats
@@ -311,7 +315,9 @@ def test_a_tick_whose_sender_hangs(monkeypatch: Patch, caplog: Log, sent: bool) 
     assert said(caplog) == ([("WARNING", late)] if sent else [])
 
 
-def test_a_tick_that_is_sent_when_the_nodes_are_lost(monkeypatch: Patch, caplog: Log) -> None:
+def test_tick_sent_without_a_confirmed_claim_is_logged_as_maybe_sent_again(
+    monkeypatch: Patch, caplog: Log
+) -> None:
     world = World(monkeypatch, lambda: entries(10.0), beats=[0.0])
     (beat,) = world.beats
     turn = beat.guard._claims.decide(due(beat), TIMEOUT)
@@ -321,7 +327,7 @@ def test_a_tick_that_is_sent_when_the_nodes_are_lost(monkeypatch: Patch, caplog:
     assert said(caplog) == [("WARNING", f"{what}: another beat may send it again")]
 
 
-def test_an_outage_names_what_waits(monkeypatch: Patch, caplog: Log) -> None:
+def test_outage_log_names_the_waiting_entries(monkeypatch: Patch, caplog: Log) -> None:
     caplog.set_level("INFO", "celery_redlock.beat")
     world = World(monkeypatch, lambda: overdue(crontab(), 7), beats=[])
     beat = world.start()
@@ -342,7 +348,7 @@ def test_an_outage_names_what_waits(monkeypatch: Patch, caplog: Log) -> None:
     )
 
 
-def test_a_wish_that_is_not_understood_is_said_once(monkeypatch: Patch, caplog: Log) -> None:
+def test_invalid_redlock_header_of_an_entry_is_logged_once(monkeypatch: Patch, caplog: Log) -> None:
     """As from a form of Django's, where nobody checks it."""
     odd = {"options": {"headers": {"redlock": "false"}}}
     world = World(monkeypatch, lambda: entries(crontab(), **odd), beats=[0.0, 0.0])

@@ -45,7 +45,7 @@ def kill_the_first(beat: Beat, _entry: str) -> None:
 
 
 @pytest.mark.parametrize("period", [2.0, 10.0])
-def test_a_dead_beat_is_missed_by_nobody(any_kind: Worlds, period: float) -> None:
+def test_ticks_go_on_in_time_when_beats_die(any_kind: Worlds, period: float) -> None:
     """It dies right after it has sent, and another begins: four times."""
     world = any_kind(lambda: {**entry("every", period), **minutely()}, ttl=TTL)
     for _ in range(4):
@@ -63,7 +63,7 @@ def test_a_dead_beat_is_missed_by_nobody(any_kind: Worlds, period: float) -> Non
     assert [round(at / 60, 2) for at in world.times("cron")] == list(minutes)
 
 
-def test_what_a_dead_beat_had_claimed_is_sent_by_another(any_kind: Worlds) -> None:
+def test_crontab_tick_claimed_by_a_dead_beat_is_sent_by_another(any_kind: Worlds) -> None:
     world = any_kind(minutely, ttl=TTL)
     world.before_sending = kill_the_first
     world.run(119.0)
@@ -75,7 +75,9 @@ def test_what_a_dead_beat_had_claimed_is_sent_by_another(any_kind: Worlds) -> No
 
 
 @pytest.mark.parametrize("period", [0.5, 2.0, 10.0])
-def test_and_of_an_interval(any_kind: Worlds, period: float) -> None:
+def test_interval_tick_claimed_by_a_dead_beat_is_sent_by_another(
+    any_kind: Worlds, period: float
+) -> None:
     world = any_kind(lambda: entry("every", period), ttl=TTL)
     world.run(5.5 * period)
     world.before_sending = kill_the_first
@@ -87,7 +89,7 @@ def test_and_of_an_interval(any_kind: Worlds, period: float) -> None:
 # -- A message cannot be sent ---------------------------------------------------------------------
 
 
-def test_if_the_broker_refuses_another_beat_sends(any_kind: Worlds, caplog: Log) -> None:
+def test_tick_refused_by_the_broker_is_sent_by_another_beat(any_kind: Worlds, caplog: Log) -> None:
     world = any_kind(minutely, ttl=30.0)
     failed: list[Beat] = []
 
@@ -110,7 +112,9 @@ def test_if_the_broker_refuses_another_beat_sends(any_kind: Worlds, caplog: Log)
     assert [round(at) for at in world.times("cron")][1:] == [120]
 
 
-def test_if_it_refuses_everybody_they_go_on_in_time(any_kind: Worlds, caplog: Log) -> None:
+def test_beats_go_on_in_time_if_the_broker_refuses_all_of_them(
+    any_kind: Worlds, caplog: Log
+) -> None:
     """Celery's own moves on after an error, so does a shared schedule, and nobody spins."""
     world = any_kind(minutely)
     tried: list[float] = []
@@ -131,7 +135,7 @@ def test_if_it_refuses_everybody_they_go_on_in_time(any_kind: Worlds, caplog: Lo
     assert [round(at) for at in world.times("cron")] == [120]
 
 
-def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(any_kind: Worlds, caplog: Log) -> None:
+def test_beat_ended_while_it_sends_frees_the_tick(any_kind: Worlds, caplog: Log) -> None:
     world = any_kind(minutely, ttl=30.0)
 
     def end_the_first(beat: Beat, name: str) -> None:
@@ -150,7 +154,7 @@ def test_a_beat_that_is_ended_while_it_sends_frees_the_tick(any_kind: Worlds, ca
     assert message.at < 61.2
 
 
-def test_a_slow_sender_is_waited_for(any_kind: Worlds, caplog: Log) -> None:
+def test_slow_sender_of_a_tick_is_waited_for(any_kind: Worlds, caplog: Log) -> None:
     """Its claim is extended while it sends; the others see that it is not yet sent."""
     world = any_kind(
         lambda: {**minutely(), **entry("fast", 0.25)}, ttl=TTL, begin="2026-11-21 10:00:50"
@@ -174,7 +178,9 @@ def test_a_slow_sender_is_waited_for(any_kind: Worlds, caplog: Log) -> None:
         assert 0 < beat.driver.tried[name] <= TTL + 2
 
 
-def test_a_sender_that_hangs_is_not_waited_for_for_ever(any_kind: Worlds, caplog: Log) -> None:
+def test_hanging_sender_of_a_tick_is_waited_for_one_ttl_at_most(
+    any_kind: Worlds, caplog: Log
+) -> None:
     """Half-open connection: it neither sends nor fails. Extended for one ttl, and no more."""
     world = any_kind(both, ttl=TTL)
     hung: list[Beat] = []
@@ -197,7 +203,7 @@ def test_a_sender_that_hangs_is_not_waited_for_for_ever(any_kind: Worlds, caplog
 # -- A beat is stopped ----------------------------------------------------------------------------
 
 
-def test_a_stopped_beat_repeats_nothing_when_it_wakes(any_kind: Worlds) -> None:
+def test_stopped_beat_repeats_no_tick_when_it_wakes(any_kind: Worlds) -> None:
     world = any_kind(both)
     for turn in range(9):
         world.run(33.0)
@@ -209,7 +215,7 @@ def test_a_stopped_beat_repeats_nothing_when_it_wakes(any_kind: Worlds) -> None:
 
 
 @pytest.mark.parametrize("seconds", [TTL + 2.0, 45.0, 200.0])
-def test_a_beat_that_is_stopped_with_a_claim_does_not_send_what_another_has(
+def test_beat_stopped_after_its_claim_does_not_send_a_tick_that_another_has_sent(
     any_flow: Worlds, seconds: float
 ) -> None:
     """Stopped after it has claimed and before it sends: it asks anew."""
@@ -232,7 +238,7 @@ def test_a_beat_that_is_stopped_with_a_claim_does_not_send_what_another_has(
     assert not stopped[0].watchdog.due.watched
 
 
-def test_and_sends_it_if_nobody_has(any_flow: Worlds) -> None:
+def test_beat_stopped_after_its_claim_sends_the_tick_if_no_other_has(any_flow: Worlds) -> None:
     world = any_flow(minutely, beats=[0.0], ttl=TTL)
     stopped: list[Beat] = []
 
@@ -255,7 +261,7 @@ def cut(world: World, *nodes: int) -> None:
         beat.driver.dead = set(nodes)
 
 
-def test_two_of_five_nodes_are_not_missed(any_kind: Worlds) -> None:
+def test_beats_go_on_in_time_without_two_of_five_nodes(any_kind: Worlds) -> None:
     world = any_kind(both)
     cut(world, 1, 4)
     world.run(601.0)
@@ -274,7 +280,7 @@ def many() -> Mapping[str, Any]:
     }
 
 
-def test_without_a_quorum_nothing_is_sent_and_nothing_forgotten(
+def test_beats_without_a_quorum_send_nothing_and_forget_nothing(
     any_kind: Worlds, caplog: Log
 ) -> None:
     world = any_kind(many)
@@ -321,7 +327,9 @@ def test_without_a_quorum_nothing_is_sent_and_nothing_forgotten(
     assert [round(message.at) for message in crons][1:] == [180]
 
 
-def test_or_everything_is_sent_by_everybody(any_kind: Worlds, caplog: Log) -> None:
+def test_policy_send_without_a_quorum_sends_every_tick_from_every_beat(
+    any_kind: Worlds, caplog: Log
+) -> None:
     world = any_kind(many, on_unavailable="send")
     cut(world, 0, 2, 4)
     with caplog.at_level(logging.ERROR):
@@ -342,7 +350,7 @@ def test_or_everything_is_sent_by_everybody(any_kind: Worlds, caplog: Log) -> No
     assert len(world.times("cron0")) == before + 1
 
 
-def test_one_beat_that_is_cut_off_is_not_missed(any_flow: Worlds) -> None:
+def test_beat_cut_off_from_the_nodes_is_not_missed(any_flow: Worlds) -> None:
     world = any_flow(both)
     world.run(15.0)
     world.beats[0].driver.dead = set(range(5))
@@ -354,7 +362,9 @@ def test_one_beat_that_is_cut_off_is_not_missed(any_flow: Worlds) -> None:
     assert min(gaps(world.times("every"))) >= 9.0
 
 
-def test_what_was_sent_by_a_quorum_that_is_no_more_was_sent(any_flow: Worlds) -> None:
+def test_tick_is_not_sent_again_if_only_part_of_its_quorum_remembers_the_claim(
+    any_flow: Worlds,
+) -> None:
     """Nodes are restarted one after the other: two of the three that are up remember the claim."""
     world = any_flow(minutely, beats=[0.0])
     cut(world, 3, 4)
@@ -367,7 +377,9 @@ def test_what_was_sent_by_a_quorum_that_is_no_more_was_sent(any_flow: Worlds) ->
     assert len(late.driver.asked) < 10  # not taken for a split vote, which is tried again soon
 
 
-def test_split_votes_end_by_chance(monkeypatch: Patch, any_kind: Worlds, caplog: Log) -> None:
+def test_split_votes_of_beats_end_by_chance(
+    monkeypatch: Patch, any_kind: Worlds, caplog: Log
+) -> None:
     """Five beats wake up within milliseconds, and keep each other from a quorum."""
     monkeypatch.setattr("tests.unit.beat_world.LATE", 0.0)  # nothing else comes between them
     world = any_kind(minutely, beats=[0.0, 0.0, 0.0, 0.0, 0.0])

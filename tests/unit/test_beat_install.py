@@ -64,7 +64,7 @@ def is_guarded(service: Service) -> bool:
         {"broker": RABBITMQ, "redlock_nodes": NODES},
     ],
 )
-def test_it_is_installed(conf: dict[str, Any], caplog: Log) -> None:
+def test_beat_is_guarded_and_logs_its_settings(conf: dict[str, Any], caplog: Log) -> None:
     service = beat(**conf)
     with caplog.at_level(logging.INFO, "celery_redlock.beat"):
         guard(service)
@@ -82,7 +82,7 @@ def test_it_is_installed(conf: dict[str, Any], caplog: Log) -> None:
         ("send", "no quorum yet, every tick is, by every beat, sent until there is one: "),
     ],
 )
-def test_a_beat_that_begins_without_a_quorum_says_so_at_once(
+def test_beat_started_without_a_quorum_logs_it_at_once(
     redlock: FakeRedlock, caplog: Log, policy: str, words: str
 ) -> None:
     """Not when the first entry is due: that may be at night."""
@@ -109,14 +109,14 @@ def test_a_beat_without_any_node_is_not_guarded_and_warns_once(
     assert "set redlock_nodes" in record.getMessage()
 
 
-def test_a_beat_that_is_to_be_guarded_does_not_start_without_any_node(caplog: Log) -> None:
+def test_beat_with_redlock_beat_true_does_not_start_without_any_node(caplog: Log) -> None:
     service = beat(RABBITMQ, redlock_beat=True)
     with pytest.raises(SystemExit):
         guard(service)
     assert "redlock_nodes is not set and the broker is no Redis" in caplog.text
 
 
-def test_an_app_without_a_name_is_warned(caplog: Log) -> None:
+def test_beat_guard_warns_of_an_app_without_a_name(caplog: Log) -> None:
     service = beat(redlock_nodes=NODES)
     service.scheduler.app.main = None
     guard(service)
@@ -131,7 +131,7 @@ def test_an_app_without_a_name_is_warned(caplog: Log) -> None:
         {"broker": RABBITMQ, "redlock_beat": False},
     ],
 )
-def test_it_is_not_installed(conf: dict[str, Any], caplog: Log) -> None:
+def test_beat_is_not_guarded_if_redlock_beat_is_false(conf: dict[str, Any], caplog: Log) -> None:
     service = beat(**conf)
     with caplog.at_level(logging.DEBUG, "celery_redlock"):
         guard(service)
@@ -139,7 +139,7 @@ def test_it_is_not_installed(conf: dict[str, Any], caplog: Log) -> None:
     assert not caplog.records
 
 
-def test_it_is_not_installed_where_all_locks_are_off(caplog: Log) -> None:
+def test_beat_is_not_guarded_where_all_locks_are_off(caplog: Log) -> None:
     service = beat(redlock_nodes=NODES, redlock_enabled=False)
     guard(service)
     assert not is_guarded(service)
@@ -148,7 +148,7 @@ def test_it_is_not_installed_where_all_locks_are_off(caplog: Log) -> None:
     assert "every beat sends every tick" in record.getMessage()
 
 
-def test_it_is_not_installed_twice() -> None:
+def test_beat_guard_is_not_installed_twice() -> None:
     """In a worker's own beat (-B), and where an app calls it too."""
     service = beat(redlock_nodes=NODES)
     guard(service)
@@ -168,9 +168,7 @@ def test_it_is_not_installed_twice() -> None:
         ({"redlock_nodes": [*NODES, NODES[0]]}, "redlock_nodes"),
     ],
 )
-def test_a_setting_that_cannot_work_ends_the_beat(
-    conf: dict[str, Any], said: str, caplog: Log
-) -> None:
+def test_invalid_beat_setting_ends_the_beat(conf: dict[str, Any], said: str, caplog: Log) -> None:
     """With SystemExit: what else a handler of a signal raises, Celery logs, and goes on."""
     service = beat(**{"redlock_nodes": NODES, **conf})
     with pytest.raises(SystemExit) as raised:
@@ -181,7 +179,7 @@ def test_a_setting_that_cannot_work_ends_the_beat(
     assert said in record.getMessage()
 
 
-def test_the_signal_brings_it() -> None:
+def test_beat_init_signal_installs_the_beat_guard() -> None:
     install()
     service = beat(redlock_nodes=NODES)
     beat_init.send(sender=service)
@@ -192,14 +190,14 @@ def test_the_signal_brings_it() -> None:
     assert service.scheduler.tick == tick
 
 
-def test_a_bad_setting_ends_a_beat_by_the_signal_too(caplog: Log) -> None:
+def test_invalid_beat_setting_ends_the_beat_through_the_signal(caplog: Log) -> None:
     install()
     with pytest.raises(SystemExit):
         beat_init.send(sender=beat(redlock_beat=3, redlock_nodes=NODES))
     assert any(record.levelno == logging.CRITICAL for record in caplog.records)
 
 
-def test_nodes_that_are_none_end_the_beat(
+def test_unusable_nodes_end_the_beat(
     redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
 ) -> None:
     def check() -> list[str]:
@@ -214,7 +212,7 @@ def test_nodes_that_are_none_end_the_beat(
     assert not is_guarded(service)
 
 
-def test_a_beat_that_nobody_asked_to_be_guarded_says_how_to_start_without(
+def test_beat_ended_by_unusable_nodes_logs_how_to_start_unguarded(
     redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
 ) -> None:
     def check() -> list[str]:
@@ -229,7 +227,7 @@ def test_a_beat_that_nobody_asked_to_be_guarded_says_how_to_start_without(
     ]
 
 
-def test_what_is_to_be_said_of_the_nodes_is_said_by_the_beat(
+def test_beat_guard_logs_warnings_about_nodes(
     redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
 ) -> None:
     monkeypatch.setattr(redlock, "check", lambda: ["node a:1 started 3 s ago, 100 %"])

@@ -115,7 +115,7 @@ class Queued(Plain):
             raise SchedulingError(f"Couldn't apply scheduled task: {error}")  # noqa: B904  # as there
 
 
-def test_a_duplicate_is_no_tick_that_could_not_be_sent(monkeypatch: Patch, caplog: Log) -> None:
+def test_tick_refused_as_a_duplicate_is_no_failure_to_send(monkeypatch: Patch, caplog: Log) -> None:
     """Or each beat would try, and the log would call for help."""
     Queued.tried.clear()
     World(monkeypatch, minutely, kind=Queued).run(301.0)
@@ -124,7 +124,7 @@ def test_a_duplicate_is_no_tick_that_could_not_be_sent(monkeypatch: Patch, caplo
     assert "Message Error" not in caplog.text
 
 
-def test_an_entry_that_is_left_alone_stays_so_in_the_schedule(monkeypatch: Patch) -> None:
+def test_entry_excluded_from_claims_stays_so_in_the_schedule(monkeypatch: Patch) -> None:
     options = {"options": {"redlock": False, "queue": "slow"}}
     world = World(monkeypatch, lambda: {"cron": {**minutely()["cron"], **options}}, kind=Advancing)
     world.run(301.0)
@@ -134,7 +134,7 @@ def test_an_entry_that_is_left_alone_stays_so_in_the_schedule(monkeypatch: Patch
 
 
 @pytest.mark.parametrize(("kind", "each"), [(Copying, 1), (Tenants, 3), (Sending, 1)])
-def test_all_of_a_tick_is_sent_by_one_beat(
+def test_all_messages_of_a_tick_are_sent_by_one_beat(
     monkeypatch: Patch, kind: type[Plain], each: int
 ) -> None:
     world = World(monkeypatch, minutely, kind=kind)
@@ -147,7 +147,7 @@ def test_all_of_a_tick_is_sent_by_one_beat(
         assert tenants == ["a", "b", "c"] * 5
 
 
-def test_what_was_sent_in_part_is_not_sent_again(monkeypatch: Patch) -> None:
+def test_tick_sent_in_part_is_not_sent_again(monkeypatch: Patch) -> None:
     """The broker is away for the second of three tenants: Celery's error, as before."""
     world = World(monkeypatch, minutely, kind=Tenants, beats=[0.0, 0.3])
     tried: list[int] = []
@@ -178,7 +178,7 @@ class OnlyDue(BaseSchedule):
     __hash__ = None  # type: ignore[assignment]
 
 
-def test_a_schedule_that_can_say_no_more_than_whether_it_is_due(monkeypatch: Patch) -> None:
+def test_schedule_that_implements_only_is_due_keeps_its_pace(monkeypatch: Patch) -> None:
     world = World(
         monkeypatch, lambda: {"own": {"task": "job", "schedule": OnlyDue(), "args": ("own",)}}
     )
@@ -207,9 +207,7 @@ def test_nothing_slow_is_done_between_a_message_and_its_claim(monkeypatch: Patch
     assert Writing.written == [(count, "extend") for count in range(1, 6)]
 
 
-def test_a_schedule_that_cannot_be_written_does_not_undo_a_message(
-    monkeypatch: Patch, caplog: Log
-) -> None:
+def test_unwritable_schedule_does_not_undo_a_sent_tick(monkeypatch: Patch, caplog: Log) -> None:
     monkeypatch.setattr(Writing, "written", [], raising=False)
     monkeypatch.setattr(Writing, "broken", True)
     world = World(monkeypatch, minutely, kind=Writing)
@@ -240,7 +238,7 @@ class Rows(Plain):
     Entry = RowEntry
 
 
-def test_what_is_held_back_stays_due_in_a_database_too(monkeypatch: Patch) -> None:
+def test_held_back_tick_stays_due_in_a_database_scheduler(monkeypatch: Patch) -> None:
     world = World(monkeypatch, minutely, kind=Rows, beats=[0.0])
     begin = world.now()
     world.beats[0].driver.dead = {0, 1, 2}

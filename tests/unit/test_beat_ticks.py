@@ -82,7 +82,7 @@ class Counted(crontab):
         ({"minute": 0, "hour": 4, "day_of_month": 29, "month_of_year": 2}, "2024-02-29 04:00"),
     ],
 )
-def test_after_a_pause_the_latest_tick_is_found_in_a_few_steps(
+def test_latest_tick_after_a_pause_is_found_in_a_few_steps(
     fields: dict[str, Any], due: str, pause: timedelta
 ) -> None:
     now = "2026-11-21 10:07:31"
@@ -113,7 +113,7 @@ def test_a_beat_that_knows_no_last_run_names_the_latest_tick() -> None:
 )
 @pytest.mark.parametrize("enable_utc", [True, False])
 @pytest.mark.parametrize("zone", ["UTC", "Europe/Berlin"])
-def test_the_zone_of_the_last_run_is_of_no_matter(
+def test_zone_of_the_last_run_does_not_change_the_tick(
     last: datetime, enable_utc: bool, zone: str
 ) -> None:
     made = set_up(crontab(minute="*/15"), utc("2026-11-21 10:00:30"), zone, enable_utc=enable_utc)
@@ -132,7 +132,7 @@ def test_a_crontab_is_due_by_the_clocks_of_the_apps_zone() -> None:
     }
 
 
-def test_a_crontab_with_a_zone_of_its_own() -> None:
+def test_crontab_with_a_zone_of_its_own_ignores_the_zone_of_the_app() -> None:
     """Of django-celery-beat: its entry's zone, whatever the app's."""
     tzcrontab = pytest.importorskip("django_celery_beat.tzcrontab")
     now = utc("2026-11-21 12:00")
@@ -144,7 +144,7 @@ def test_a_crontab_with_a_zone_of_its_own() -> None:
             assert current_tick(made, last).name == due
 
 
-def test_a_starting_deadline_does_not_change_a_name() -> None:
+def test_starting_deadline_does_not_change_the_name_of_a_tick() -> None:
     now = utc("2026-11-21 10:03")
     made = set_up(crontab(minute="*/15"), now, beat_cron_starting_deadline=300)
     for last in (now - 10 * MINUTE, now - DAY, now - 30 * DAY):
@@ -152,7 +152,7 @@ def test_a_starting_deadline_does_not_change_a_name() -> None:
         assert current_tick(made, last).name == "2026-11-21T10:00:00Z"
 
 
-def test_a_stopped_process_counts_from_one_moment() -> None:
+def test_tick_is_computed_from_one_reading_of_the_clock() -> None:
     """Between two looks at the clock a process may be stopped: for the arithmetic time stands."""
     made = set_up(crontab(), utc("2026-11-21 10:00"))
     clock = iter(utc("2026-11-21 10:00:00.5") + HOUR * n for n in range(100))
@@ -172,7 +172,9 @@ def test_a_stopped_process_counts_from_one_moment() -> None:
 
 
 @pytest.mark.parametrize(("period", "margin"), [(0.5, 0.025), (2, 0.1), (10, 0.5), (3600, 0.5)])
-def test_an_interval_is_kept_for_a_little_less_than_itself(period: float, margin: float) -> None:
+def test_claim_of_an_interval_is_kept_a_little_less_than_the_interval(
+    period: float, margin: float
+) -> None:
     one = tick_of(schedule(period), "2026-11-21 10:00:00.3", "2026-11-21 09:00")
     other = tick_of(schedule(period), "2026-11-21 10:00:09.1", None)
     assert one.name == other.name == f"every-{period:g}s"
@@ -192,7 +194,7 @@ def test_an_interval_is_kept_for_a_little_less_than_itself(period: float, margin
         (86_400, "Europe/Berlin", 12 * 3600 + 29 * 60 + 17.6),
     ],
 )
-def test_a_relative_interval_is_kept_until_the_clock_is_round(
+def test_claim_of_a_relative_interval_is_kept_until_the_clock_is_round(
     period: int, zone: str, left: float
 ) -> None:
     made = schedule(period, relative=True)
@@ -203,7 +205,7 @@ def test_a_relative_interval_is_kept_until_the_clock_is_round(
     assert tick.kept == pytest.approx(left - 0.5)
 
 
-def test_a_schedule_that_changes_has_another_name() -> None:
+def test_changed_schedule_has_another_tick_name() -> None:
     now = "2026-11-21 10:00"
     ticks = [tick_of(s, now, None) for s in (schedule(10), schedule(3600), schedule(60, True))]
     assert len({tick.name for tick in ticks}) == 3
@@ -237,7 +239,7 @@ class SinceLast(EverySeven):
 
 
 @pytest.mark.parametrize("last", ["2026-11-21 00:00:06.9", "2026-11-20 23:00", "2026-09-01", None])
-def test_due_times_of_a_users_own(last: str | None) -> None:
+def test_own_schedule_with_due_times_names_its_ticks_by_them(last: str | None) -> None:
     tick = tick_of(EverySeven(), "2026-11-21 00:00:10.25", last)
     assert tick.name == "2026-11-21T00:00:07Z"
     assert tick.next_in == pytest.approx(3.75)
@@ -245,7 +247,7 @@ def test_due_times_of_a_users_own(last: str | None) -> None:
 
 
 @pytest.mark.parametrize("last", ["2026-11-21 00:00:03.1", "2026-11-20 23:00", "2026-09-01", None])
-def test_a_schedule_that_counts_from_the_last_run_is_an_interval(last: str | None) -> None:
+def test_own_schedule_counting_from_the_last_run_is_an_interval(last: str | None) -> None:
     tick = tick_of(SinceLast(), "2026-11-21 00:00:10.25", last)
     assert tick.due is None
     assert tick.name == "next"
@@ -260,12 +262,12 @@ class Rounder(crontab):
 
 
 @pytest.mark.parametrize("last", ["2026-11-21 10:04:31", "2026-11-20", None])
-def test_a_crontab_of_a_users_own_is_asked_itself(last: str | None) -> None:
+def test_own_crontab_is_asked_for_its_due_time(last: str | None) -> None:
     tick = tick_of(Rounder(), "2026-11-21 10:05:31", last)
     assert tick.name == "2026-11-21T10:05:30Z"
 
 
-def test_what_is_due_once_is_claimed_for_long() -> None:
+def test_schedule_that_is_due_once_is_claimed_for_long() -> None:
     """django-celery-beat's clocked."""
     clocked = pytest.importorskip("django_celery_beat.clockedschedule").clocked
     for now in ("2026-11-21 10:00:00.2", "2026-11-24 11:00"):
@@ -276,7 +278,7 @@ def test_what_is_due_once_is_claimed_for_long() -> None:
             assert tick.kept == FINAL_S + GRACE_S
 
 
-def test_rules_of_recurrence() -> None:
+def test_ticks_of_recurrence_rules_are_named_by_due_time() -> None:
     """celery-redbeat's, the last of them too."""
     rrule = pytest.importorskip("redbeat.schedules").rrule
     app = Celery(set_as_current=False)
@@ -300,7 +302,7 @@ def test_rules_of_recurrence() -> None:
         ("solar_noon", "2026-11-21 00:00"),
     ],
 )
-def test_a_solar_event_has_one_name(event: str, noon_before: str) -> None:
+def test_solar_event_has_one_tick_name(event: str, noon_before: str) -> None:
     """The same event, computed from different starts, may be rounded otherwise."""
     pytest.importorskip("ephem")
     from celery.schedules import solar

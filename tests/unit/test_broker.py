@@ -67,7 +67,7 @@ def came(exchange: str, routing_key: str, **more: Any) -> Any:
     ],
 )
 @pytest.mark.parametrize("countdown", [0.1, 0.9, 1.0, 1.1, 2.0])
-def test_rabbitmq_delays_for_whole_seconds_and_gives_back_to_the_same_queue(
+def test_message_on_rabbitmq_is_delayed_whole_seconds_and_returns_to_its_queue(
     rabbit: Celery, exchange: str, key: str, back: str, countdown: float
 ) -> None:
     when = later_at(rabbit, came(exchange, key), countdown)
@@ -78,7 +78,7 @@ def test_rabbitmq_delays_for_whole_seconds_and_gives_back_to_the_same_queue(
 
 
 @pytest.mark.parametrize("exchange", ["x-direct", ""])
-def test_a_direct_exchange_delays_nothing_and_the_right_queue_is_named(
+def test_delayed_message_of_a_direct_exchange_names_its_queue(
     rabbit: Celery, exchange: str
 ) -> None:
     request = came(exchange, "direct")
@@ -86,12 +86,12 @@ def test_a_direct_exchange_delays_nothing_and_the_right_queue_is_named(
     assert later_at(rabbit, request, 0.3) == {"countdown": 0.3, "queue": "direct"}
 
 
-def test_without_quorum_queues_all_is_as_ever(app: Celery) -> None:
+def test_delay_without_quorum_queues_is_a_plain_countdown(app: Celery) -> None:
     for request in (came("", "celery"), came("celery", "celery"), Context()):
         assert later_at(app, request, 0.3) == {"countdown": 0.3}
 
 
-def test_the_traces_of_a_delay_are_not_sent_on() -> None:
+def test_traces_of_a_delay_in_x_death_are_not_sent_on() -> None:
     """RabbitMQ 3 takes them for a circle, and drops the message."""
     ours = {"queue": "celery_delayed_0", "reason": "expired"}
     theirs = {"queue": "dead", "reason": "rejected"}
@@ -109,14 +109,16 @@ def test_the_traces_of_a_delay_are_not_sent_on() -> None:
         ("topic", "19", False),
     ],
 )  # fmt: skip
-def test_the_last_delivery_before_the_broker_drops_it(
+def test_last_delivery_before_the_broker_drops_a_message_is_detected(
     rabbit: Celery, queue: str, count: Any, last: bool
 ) -> None:
     request = came("", queue, **{"x-delivery-count": count})
     assert on_last_delivery(rabbit, request) is last
 
 
-def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
+def test_time_unacknowledged_is_the_least_of_consumer_and_visibility_timeouts(
+    rabbit: Celery,
+) -> None:
     assert unacknowledged_for(rabbit) == UNACKNOWLEDGED_S == 1800.0
     rabbit.amqp.queues.add(queue("slow", "direct", **{"x-consumer-timeout": 90_000}))
     rabbit.amqp.queues.add(queue("slower", "direct", **{"x-consumer-timeout": 95_000}))
@@ -128,7 +130,7 @@ def test_how_long_a_message_may_be_kept(rabbit: Celery) -> None:
 
 
 @pytest.mark.parametrize("asked", [unacknowledged_for, has_quorum_queues])
-def test_the_queues_are_looked_through_once(rabbit: Celery, monkeypatch: Patch, asked: Any) -> None:
+def test_queues_of_an_app_are_walked_once(rabbit: Celery, monkeypatch: Patch, asked: Any) -> None:
     """Both are asked with every delivery, and an app may have a thousand queues."""
     walks: list[str] = []
 
@@ -146,7 +148,7 @@ def test_the_queues_are_looked_through_once(rabbit: Celery, monkeypatch: Patch, 
     assert len(walks) == 1
 
 
-def test_a_queue_that_a_worker_adds_is_seen(rabbit: Celery) -> None:
+def test_queue_added_by_a_worker_is_seen(rabbit: Celery) -> None:
     """As `app.control.add_consumer` has it done: `select_add`."""
     rabbit.conf.task_queues = [queue("plain", "direct")]
     assert not has_quorum_queues(rabbit)
@@ -160,7 +162,7 @@ def test_a_queue_that_a_worker_adds_is_seen(rabbit: Celery) -> None:
 # -- what is sent again ---------------------------------------------------------------------------
 
 
-def test_what_a_worker_would_hold_waits_for_a_quarter_of_that(
+def test_retry_pause_is_at_most_a_quarter_of_the_visibility_timeout(
     app: Any, busy: Any, sent: list[Any]
 ) -> None:
     app.conf.broker_transport_options = {"visibility_timeout": 8.0}
@@ -203,7 +205,7 @@ def failing(monkeypatch: Patch, app: Any, error: Exception) -> list[int]:
 
 
 @pytest.mark.parametrize("error", BREAKS, ids=repr)
-def test_what_cannot_be_sent_is_tried_again(
+def test_failed_publication_of_a_retry_is_tried_again(
     failing: list[int], error: Exception, busy: Any, monkeypatch: Patch, caplog: Log
 ) -> None:
     monkeypatch.setattr(conflict, "SEND_PATIENCE_S", 5.0)
@@ -214,7 +216,7 @@ def test_what_cannot_be_sent_is_tried_again(
     assert caplog.text.count(f"cannot be sent again ({error!r})") == 1
 
 
-def test_it_goes_back_to_the_broker_unless_that_would_drop_it(
+def test_unsendable_retry_goes_back_to_the_broker_unless_that_would_drop_it(
     failing: list[int], busy: Any
 ) -> None:
     late = busy(acks_late=True)

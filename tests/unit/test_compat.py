@@ -58,7 +58,9 @@ def options(base: Any, conf: Any = {}, **given: Any) -> Any:  # noqa: B006
         ({"keys": []}, {"key": "moved.task<<1>>"}),
     ],
 )
-def test_once(once: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_options_of_celery_once_are_translated(
+    once: dict[str, Any], expected: dict[str, Any]
+) -> None:
     found = options(QueueOnce, once=once)
     assert {name: getattr(found, name) for name in expected} == expected
     assert found.on_duplicate == "existing"
@@ -75,12 +77,14 @@ def test_once(once: dict[str, Any], expected: dict[str, Any]) -> None:
         ({"unique_on": ["b", "a"]}, {"key": ("b", "a")}),
     ],
 )
-def test_singleton(given: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_options_of_celery_singleton_are_translated(
+    given: dict[str, Any], expected: dict[str, Any]
+) -> None:
     found = options(Singleton, **given)
     assert {name: getattr(found, name) for name in expected} == expected
 
 
-def test_options_of_ours_count_before_those_of_theirs() -> None:
+def test_own_options_override_those_of_the_other_library() -> None:
     found = options(QueueOnce, once={"timeout": 60}, lock_reserve_ttl=90, lock_ttl=10)
     assert (found.reserve_ttl, found.ttl) == (90.0, 10.0)
     found = options(Singleton, lock_expiry=60, lock_scope="until_executing")
@@ -103,7 +107,7 @@ def test_options_of_ours_count_before_those_of_theirs() -> None:
         (Singleton, {"lock_expriy": 1}, "there is no option lock_expriy"),
     ],
 )
-def test_what_cannot_work_is_refused_when_the_task_is_made(
+def test_invalid_option_of_a_shim_is_refused_when_the_task_is_made(
     base: Any, given: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
@@ -111,7 +115,7 @@ def test_what_cannot_work_is_refused_when_the_task_is_made(
 
 
 @pytest.mark.parametrize("name", ["keys", "unlock_before_run"])
-def test_what_celery_once_overlooked_in_a_call_is_refused(name: str) -> None:
+def test_once_option_that_celery_once_ignored_in_a_call_is_refused(name: str) -> None:
     app = make()
 
     @app.task(base=QueueOnce, shared=False)
@@ -122,7 +126,7 @@ def test_what_celery_once_overlooked_in_a_call_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("base", [QueueOnce, Singleton])
-def test_eager_tasks_are_no_duplicates(base: Any) -> None:
+def test_eager_tasks_of_a_shim_are_no_duplicates(base: Any) -> None:
     app = make(task_always_eager=True, redlock_enabled=False, singleton_raise_on_duplicate=True)
 
     @app.task(base=base, shared=False)
@@ -146,7 +150,9 @@ def test_eager_tasks_are_no_duplicates(base: Any) -> None:
         ({}, "redis://10.0.0.1:6379/0"),
     ],
 )  # fmt: skip
-def test_the_node_is_theirs_unless_nodes_are_named(conf: dict[str, Any], node: str) -> None:
+def test_shim_uses_the_node_of_the_other_library_unless_nodes_are_named(
+    conf: dict[str, Any], node: str
+) -> None:
     assert read_settings(make(**conf)).nodes == [node]
 
 
@@ -184,7 +190,7 @@ def test_locks_on_the_redis_of_a_library_that_no_task_uses_are_reported(
     assert re.search(setting, warning) if setting else not warning
 
 
-def test_through_a_namespace() -> None:
+def test_settings_of_a_shim_are_read_through_a_namespace() -> None:
     app = Celery("moved", set_as_current=False)
     names = SimpleNamespace(CELERY_ONCE={"settings": {"url": URL}})
     app.config_from_object(names, namespace="CELERY")
@@ -202,7 +208,7 @@ def test_through_a_namespace() -> None:
         (Singleton, {"singleton_backend_kwargs": {"db": 1}}, "singleton_backend_kwargs is not"),
     ],
 )
-def test_settings_that_cannot_be_carried_over_are_refused_at_the_start(
+def test_untranslatable_settings_of_a_shim_are_refused_at_the_start(
     base: Any, conf: dict[str, Any], words: str
 ) -> None:
     make(**conf).finalize()  # where no task is theirs, nothing is refused

@@ -27,7 +27,7 @@ class Log:
         return at + seconds
 
 
-def test_each_change_is_one_line() -> None:
+def test_each_change_of_a_node_is_one_log_line() -> None:
     log = Log()
     for _ in range(50):
         log.node.fails(Verb.ACQUIRE, LATE, 1.0, late=True)
@@ -39,7 +39,7 @@ def test_each_change_is_one_line() -> None:
     ]
 
 
-def test_one_that_flaps_is_summed_up_once_a_minute() -> None:
+def test_flapping_node_is_summed_up_once_a_minute() -> None:
     log = Log()
     log.flaps(600)
     first = MAX_CHANGES + 1
@@ -60,7 +60,7 @@ def test_summary_of_a_node_that_is_away_names_the_reason_and_no_latency() -> Non
     assert log.lines[-1].endswith("It works just now")
 
 
-def test_it_is_said_when_it_keeps_to_one_state_again() -> None:
+def test_node_that_stopped_flapping_is_logged_once() -> None:
     log = Log()
     end = log.flaps(90)
     log.lines.clear()
@@ -70,7 +70,7 @@ def test_it_is_said_when_it_keeps_to_one_state_again() -> None:
     assert log.flaps(1, at=end + 300) and len(log.lines) <= 2 + MAX_CHANGES + 1
 
 
-def test_nor_is_a_node_forgotten_that_is_away_at_last() -> None:
+def test_summary_after_flapping_names_a_node_that_stays_down() -> None:
     log = Log()
     end = log.flaps(90)
     log.lines.clear()
@@ -80,7 +80,7 @@ def test_nor_is_a_node_forgotten_that_is_away_at_last() -> None:
     assert len(log.lines) <= 3
 
 
-def test_a_quiet_node_says_nothing_by_the_minute() -> None:
+def test_quiet_node_logs_no_summary() -> None:
     log = Log()
     for second in range(1000):
         log.node.answers += 1
@@ -88,7 +88,7 @@ def test_a_quiet_node_says_nothing_by_the_minute() -> None:
     assert log.lines == []
 
 
-def test_of_each_cause_a_line_a_minute() -> None:
+def test_each_cause_of_an_outage_is_logged_once_a_minute() -> None:
     due = Once()
     assert due("three are away", 100.0) and due("three others are", 100.0)
     assert not any(due("three are away", 100.0 + second) for second in range(int(PAGE_S)))

@@ -51,7 +51,7 @@ def declare(app: Any) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     "policy", ["retry", "skip", "raise", "wait", "reject", "replace", lambda *_asked: "skip"]
 )
-def test_a_copy_is_kept_out_whatever_the_policy(
+def test_copy_of_a_running_delivery_is_kept_out_by_every_policy(
     first: Lease, declare: Any, sent: list[Any], policy: str
 ) -> None:
     """And for as long as it takes: its first delivery may still die."""
@@ -70,7 +70,7 @@ def test_a_copy_is_kept_out_whatever_the_policy(
 
 
 @pytest.mark.parametrize("how", [COPY, AGAIN])
-def test_a_copy_waits_in_no_slot(
+def test_copy_of_a_running_delivery_waits_in_no_slot(
     first: Lease, declare: Any, sent: Any, waits: Any, how: Any
 ) -> None:
     task = declare(lock_on_conflict="wait", lock_ttl=12)
@@ -78,7 +78,7 @@ def test_a_copy_waits_in_no_slot(
     assert set(waits) == {0.0}  # and not its ttl
 
 
-def test_a_copy_looks_ever_more_seldom_and_at_least_every_half_minute(
+def test_copy_of_a_running_delivery_looks_again_at_least_every_half_minute(
     first: Lease, declare: Any, sent: list[Any], caplog: Log
 ) -> None:
     """When its first delivery dies, it is to run soon; but the first may be at work for hours."""
@@ -105,7 +105,7 @@ def test_a_copy_looks_ever_more_seldom_and_at_least_every_half_minute(
         ({"task_id": "the-id", "task": "another"}, AGAIN),
     ],
 )
-def test_others_are_no_copies(
+def test_deliveries_of_other_tasks_or_retries_are_no_copies(
     redlock: FakeRedlock, declare: Any, sent: list[Any], owner: Any, request_: Any
 ) -> None:
     redlock.acquire("k", owner=Owner("here", 1, **owner))
@@ -114,7 +114,7 @@ def test_others_are_no_copies(
     assert "copy" not in again.options["headers"][ATTEMPTS]
 
 
-def test_a_copy_does_not_run_when_the_first_has_succeeded(
+def test_copy_does_not_run_when_the_first_delivery_has_succeeded(
     declare: Any, redlock: FakeRedlock, caplog: Log
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -129,14 +129,16 @@ def test_a_copy_does_not_run_when_the_first_has_succeeded(
 
 
 @pytest.mark.parametrize("before", [None, states.STARTED, states.RETRY, states.FAILURE])
-def test_a_copy_runs_when_the_first_has_not_succeeded(declare: Any, before: str | None) -> None:
+def test_copy_runs_when_the_first_delivery_has_not_succeeded(
+    declare: Any, before: str | None
+) -> None:
     task = declare()
     if before:
         task.backend.store_result("the-id", None, before)
     assert deliver(task, **COPY)[0] == "ran"
 
 
-def test_a_message_that_met_nobody_runs_whatever_its_state(declare: Any) -> None:
+def test_redelivered_message_that_met_no_holder_runs_whatever_its_state(declare: Any) -> None:
     """Its id may have been used before; a worker that stops gives back what it has not begun."""
     task = declare()
     task.backend.store_result("the-id", "yesterday's", states.SUCCESS)
@@ -144,7 +146,9 @@ def test_a_message_that_met_nobody_runs_whatever_its_state(declare: Any) -> None
 
 
 @pytest.mark.parametrize("answer", ["rpc://", OSError("away")])
-def test_where_nobody_can_tell_it_runs(declare: Any, monkeypatch: Patch, answer: Any) -> None:
+def test_copy_runs_where_the_result_backend_cannot_answer(
+    declare: Any, monkeypatch: Patch, answer: Any
+) -> None:
     task = declare()
     task.backend.store_result("the-id", "first", states.SUCCESS)
     asked: list[str] = []
@@ -161,7 +165,7 @@ def test_where_nobody_can_tell_it_runs(declare: Any, monkeypatch: Patch, answer:
     assert len(asked) == (answer != "rpc://")
 
 
-def test_a_copy_whose_first_ends_while_it_waits(
+def test_copy_ends_quietly_if_the_first_delivery_ends_while_it_waits(
     first: Lease, redlock: FakeRedlock, declare: Any, sent: list[Any], waits: Waits
 ) -> None:
     """It has seen who holds the lock before it waits in its process."""
@@ -205,7 +209,9 @@ def at_work(declare: Any) -> Iterator[Received]:
     state.active_requests.discard(request)
 
 
-def test_the_main_process_knows_a_copy_of_what_is_at_work(at_work: Received, declare: Any) -> None:
+def test_main_process_recognises_a_copy_of_a_running_message(
+    at_work: Received, declare: Any
+) -> None:
     again = Received(declare())
     received(again)
     assert again.copy
@@ -214,7 +220,9 @@ def test_the_main_process_knows_a_copy_of_what_is_at_work(at_work: Received, dec
     assert isinstance(deliver(again.task, **again.request_dict)[0], Ignore)
 
 
-def test_the_main_process_knows_what_is_no_copy(at_work: Received, declare: Any, app: Any) -> None:
+def test_main_process_takes_no_other_message_for_a_copy(
+    at_work: Received, declare: Any, app: Any
+) -> None:
     received(at_work)
     others = [
         Received(declare(), id="other"),

@@ -25,7 +25,7 @@ def declare(app: Any, function: Any = charge, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("template", ["a:<self>", "a:<order>"])
-def test_a_bound_task_s_own_argument_is_no_part_of_its_key(app: Any, template: str) -> None:
+def test_key_template_cannot_name_self_of_a_bound_task(app: Any, template: str) -> None:
     def bound(self: Any, order_id: int) -> None: ...
 
     app.task(name="shop.bound", bind=True, shared=False)(locked("a:<order_id>")(bound))
@@ -43,7 +43,7 @@ def test_a_bound_task_s_own_argument_is_no_part_of_its_key(app: Any, template: s
     ],
 )
 @pytest.mark.parametrize("way", ["locked", "based"])
-def test_ttl_that_looks_like_milliseconds_is_a_warning_when_declared_and_when_a_worker_starts(
+def test_ttl_that_looks_like_milliseconds_is_a_warning(
     app: Any, caplog: Log, ttl: float, said: str, way: str
 ) -> None:
     if way == "locked":
@@ -112,7 +112,7 @@ def test_option_on_a_task_without_a_lock_is_a_warning(
 
 
 @pytest.mark.parametrize("under", [False, True])
-def test_an_option_beside_locked_is_refused(app: Any, under: bool) -> None:
+def test_option_of_a_task_beside_locked_is_refused(app: Any, under: bool) -> None:
     lock = locked("order:<order_id>")
     if under:
         declare(app, lock(charge), lock_ttl=5)
@@ -179,7 +179,7 @@ def test_setting_named_as_an_option_of_a_task_is_a_warning(
 
 
 @pytest.mark.parametrize("annotations", TO_ALL, ids=str)
-def test_a_default_for_all_tasks_is_none_for_those_without_a_lock(
+def test_annotation_of_all_tasks_is_accepted_by_tasks_without_a_lock(
     app: Any, annotations: Any
 ) -> None:
     app.conf.task_annotations = annotations
@@ -197,7 +197,7 @@ def test_annotation_of_all_tasks_hides_no_option_of_the_tasks_own(app: Any, capl
     assert "does not read lock_ttl" in caplog.text
 
 
-def test_what_is_the_users_own_is_let_alone(app: Any) -> None:
+def test_own_attributes_that_begin_like_ours_are_ignored(app: Any) -> None:
     class Own(Task):
         abstract = True
         lock_file = "/run/shop.lock"
@@ -244,7 +244,7 @@ def test_a_singleton_task_that_is_locked_as_well_is_refused(app: Any, how: str) 
     refused(app, "shop.charge is a SingletonTask and @locked", "lock_key")
 
 
-def test_so_is_one_that_is_registered_already(app: Any) -> None:
+def test_locked_over_a_registered_singleton_task_is_refused(app: Any) -> None:
     body = {"name": "c", "run": lambda self, order_id: None}
     task = app.register_task(type("Charge", (SingletonTask,), body)())
     with pytest.raises(ConfigurationError, match="is a SingletonTask and @locked"):
@@ -267,14 +267,14 @@ def test_two_locks_over_one_task_are_refused(app: Any) -> None:
     assert lock_of(app.tasks["shop.charge"]) is not None  # and it does not run without
 
 
-def test_one_function_may_be_two_tasks(app: Any) -> None:
+def test_function_may_be_two_tasks_with_a_lock_each(app: Any) -> None:
     declare(app, locked("order:<order_id>")(charge))
     app.task(name="shop.other", shared=False)(locked("other:<order_id>")(charge))
     app.finalize()
     assert all(lock_of(app.tasks[name]) for name in ("shop.charge", "shop.other"))
 
 
-def test_one_lock_over_a_shared_task_is_put_on_it_in_every_app(app: Any) -> None:
+def test_lock_over_a_shared_task_is_applied_in_every_app(app: Any) -> None:
     shared = locked("order:<order_id>", ttl=7)(shared_task(name="shop.charge")(charge))
     other = Celery("other", broker="memory://", set_as_current=False)
     for one in (app, other):
@@ -339,7 +339,7 @@ def pay(order_id: int, amount: int = 1, *, fast: bool = False) -> None: ...
     ],
 )
 @pytest.mark.parametrize("bind", [False, True])
-def test_key_function_that_takes_other_arguments_than_its_task_is_refused_or_a_warning(
+def test_key_function_whose_arguments_differ_from_its_tasks_is_reported(
     app: Any, caplog: Log, key: Any, outcome: str, bind: bool
 ) -> None:
     def bound(self: Any, order_id: int, amount: int = 1, *, fast: bool = False) -> None: ...

@@ -92,7 +92,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     return Watch(monkeypatch)
 
 
-def test_it_stands_in_the_queue_and_a_quorum_calls_it(watch: Watch) -> None:
+def test_parked_key_stands_in_the_wait_queue_until_a_quorum_notifies(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
     assert watch.stands() == 5
@@ -102,7 +102,7 @@ def test_it_stands_in_the_queue_and_a_quorum_calls_it(watch: Watch) -> None:
     assert watch.went == [("r", False, False)]
 
 
-def test_it_stands_in_the_queue_as_what_goes_next_a_reader_or_a_writer(watch: Watch) -> None:
+def test_parked_key_queues_as_reader_or_writer_by_what_goes_next(watch: Watch) -> None:
     def members() -> set[str]:
         return {one for node in watch.redlock.fakes for one in node.lines.get("r", {})}
 
@@ -127,7 +127,7 @@ def test_it_stands_in_the_queue_as_what_goes_next_a_reader_or_a_writer(watch: Wa
     assert members() == {place.member + "~shared"}
 
 
-def test_fewer_than_a_quorum_are_waited_for_a_moment(watch: Watch) -> None:
+def test_notification_by_less_than_a_quorum_is_waited_for_a_moment(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
     watch.call(2)
@@ -144,7 +144,7 @@ def test_fewer_than_a_quorum_are_waited_for_a_moment(watch: Watch) -> None:
     assert watch.went == [("r", True, False)], "nobody was"
 
 
-def test_after_each_that_goes_it_stands_behind_the_others(watch: Watch) -> None:
+def test_parked_key_queues_up_last_again_after_each_delivery_that_goes(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
     (before,) = watch.redlock.fakes[0].lines["r"].values()
@@ -157,7 +157,7 @@ def test_after_each_that_goes_it_stands_behind_the_others(watch: Watch) -> None:
     assert watch.stands() == 5
 
 
-def test_a_free_resource_is_seen_within_a_second_though_nobody_calls(watch: Watch) -> None:
+def test_free_resource_is_seen_within_a_second_without_a_notification(watch: Watch) -> None:
     watch.park()
     watch.run(0.3)
     for node in watch.redlock.fakes:
@@ -168,7 +168,7 @@ def test_a_free_resource_is_seen_within_a_second_though_nobody_calls(watch: Watc
     assert watch.clock() - freed <= LOOK_S[1] < 1.0
 
 
-def test_while_it_goes_the_nodes_are_not_asked_all_the_time(watch: Watch) -> None:
+def test_nodes_are_not_asked_all_the_time_while_a_delivery_goes(watch: Watch) -> None:
     watch.park(held=False)
     watch.run(0.01)
     watch.redlock.driver.rounds.clear()
@@ -176,7 +176,7 @@ def test_while_it_goes_the_nodes_are_not_asked_all_the_time(watch: Watch) -> Non
     assert watch.redlock.driver.rounds.count("peek") <= 2.0 / LOOK_S[0] + 1
 
 
-def test_a_worker_without_a_slot_hands_its_call_on(watch: Watch) -> None:
+def test_worker_without_a_slot_hands_its_notification_on(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
     watch.slot = False
@@ -190,7 +190,7 @@ def test_a_worker_without_a_slot_hands_its_call_on(watch: Watch) -> None:
     assert watch.redlock.driver.rounds[:3] == ["pass", "queue", "peek"], "it competes again"
 
 
-def test_a_call_that_nothing_came_of_is_handed_on_as_well(watch: Watch) -> None:
+def test_notification_that_no_delivery_used_is_handed_on(watch: Watch) -> None:
     """Its release has called us, and its slot does not become free."""
     running = watch.park()
     watch.queue.take(("r",), watch.clock(), free=True)
@@ -207,7 +207,7 @@ def test_a_call_that_nothing_came_of_is_handed_on_as_well(watch: Watch) -> None:
     assert running is not None
 
 
-def test_without_a_slot_the_nodes_are_not_asked(watch: Watch) -> None:
+def test_nodes_are_not_asked_without_a_slot(watch: Watch) -> None:
     watch.park()
     watch.slot = False
     watch.run(0.01)
@@ -236,7 +236,7 @@ def test_resource_without_a_slot_rests_until_there_is_one(
     assert watch.went == [("r", True, False)] and watch.last - freed <= 2 * SLOT_S
 
 
-def test_where_a_slot_is_never_free_it_takes_its_turn_among_the_others(watch: Watch) -> None:
+def test_parked_delivery_without_a_free_slot_takes_its_turn_among_the_others(watch: Watch) -> None:
     watch.park(held=False)
     watch.slot = False
     watch.run(QUEUE_UP_S * 0.9)
@@ -245,7 +245,7 @@ def test_where_a_slot_is_never_free_it_takes_its_turn_among_the_others(watch: Wa
     assert watch.went == [("r", True, True)]
 
 
-def test_without_a_quorum_one_after_the_other_goes(watch: Watch) -> None:
+def test_parked_deliveries_go_one_after_the_other_without_a_quorum(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
     watch.redlock.driver.dead.update({0, 1, 2})
@@ -255,7 +255,7 @@ def test_without_a_quorum_one_after_the_other_goes(watch: Watch) -> None:
     assert watch.went == [("r", True, False)]
 
 
-def test_it_leaves_the_queue_when_nobody_waits(watch: Watch) -> None:
+def test_parked_key_leaves_the_wait_queue_when_no_delivery_is_parked(watch: Watch) -> None:
     watch.park()
     watch.run(0.01)
     watch.queue.take_back(0)
@@ -265,7 +265,7 @@ def test_it_leaves_the_queue_when_nobody_waits(watch: Watch) -> None:
     assert watch.dispatcher._work() > 60, "there is nothing to do"
 
 
-def test_one_failing_resource_holds_up_no_other(
+def test_failing_resource_holds_up_no_other(
     watch: Watch, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     watch.park("bad")
@@ -294,14 +294,14 @@ def rounds_a_second(watch: Watch, count: int) -> float:
     return sum(Counter(watch.redlock.driver.rounds).values()) / 20.0
 
 
-def test_many_resources_are_asked_about_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_parked_resources_share_their_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     few = rounds_a_second(Watch(monkeypatch), 1)
     many = rounds_a_second(Watch(monkeypatch), 200)
     assert few < 3
     assert many < 200 * few / 4
 
 
-def test_thousands_of_resources_are_looked_at_more_rarely_and_their_calls_answered_at_once(
+def test_thousands_of_resources_are_looked_at_rarely_and_notified_at_once(
     watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def looks() -> float:
@@ -340,7 +340,7 @@ def test_resource_is_left_at_once_when_its_last_delivery_goes(watch: Watch) -> N
 # -- A limit, and several resources ---------------------------------------------------------------
 
 
-def test_as_many_go_as_places_are_free(watch: Watch) -> None:
+def test_parked_deliveries_go_up_to_the_number_of_free_places(watch: Watch) -> None:
     for _ in range(4):
         watch.park(limit=3, held=False)
     watch.run(0.01)
@@ -352,7 +352,7 @@ def test_as_many_go_as_places_are_free(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("ttls", [(5.0,), (5.0, 20.0, 20.0)])
-def test_a_place_whose_holder_dies_is_taken_when_its_ttl_is_over(
+def test_place_of_a_dead_holder_is_taken_when_its_ttl_is_over(
     watch: Watch, ttls: tuple[float, ...]
 ) -> None:
     began = watch.clock()
@@ -364,7 +364,7 @@ def test_a_place_whose_holder_dies_is_taken_when_its_ttl_is_over(
     assert 5.0 <= watch.last - began < 5.01
 
 
-def test_one_call_may_be_for_two_places(watch: Watch) -> None:
+def test_two_places_freed_behind_one_notification_are_both_taken(watch: Watch) -> None:
     """Both were freed before we stood in the queue again: we look, and do not wait for a call."""
     leases = [watch.redlock.acquire("r", limit=2) for _ in range(2)]
     for _ in range(2):
@@ -381,7 +381,7 @@ def test_one_call_may_be_for_two_places(watch: Watch) -> None:
     assert watch.last - freed <= AFTER_END_S + 0.001
 
 
-def test_several_go_when_all_are_free(watch: Watch) -> None:
+def test_delivery_of_several_keys_goes_when_all_are_free(watch: Watch) -> None:
     a, b = watch.redlock.acquire("a"), watch.redlock.acquire("b")
     watch.park("a", "b", held=False)
     watch.run(0.5)
@@ -395,7 +395,7 @@ def test_several_go_when_all_are_free(watch: Watch) -> None:
     assert watch.clock() - freed < 1.0
 
 
-def test_it_stands_in_the_queues_of_those_that_are_held_alone(watch: Watch) -> None:
+def test_delivery_of_several_keys_queues_only_for_the_held_ones(watch: Watch) -> None:
     """In the others it would use up the calls of what it cannot take yet."""
     watch.redlock.acquire("b")
     watch.park("a", "b", held=False)
@@ -404,7 +404,7 @@ def test_it_stands_in_the_queues_of_those_that_are_held_alone(watch: Watch) -> N
     assert watch.dispatcher.queued() == ["b"]
 
 
-def test_a_call_for_one_of_several_is_a_reason_to_look(watch: Watch) -> None:
+def test_notification_for_one_of_several_keys_is_a_reason_to_look(watch: Watch) -> None:
     a = watch.redlock.acquire("a")
     watch.park("a", "b", held=False)
     watch.run(1.0)
@@ -416,7 +416,7 @@ def test_a_call_for_one_of_several_is_a_reason_to_look(watch: Watch) -> None:
     assert watch.redlock.driver.rounds == ["release", "peek"]
 
 
-def test_a_call_that_does_not_help_is_handed_on(watch: Watch) -> None:
+def test_notification_for_one_of_several_keys_is_handed_on_if_another_is_held(watch: Watch) -> None:
     a = watch.redlock.acquire("a")
     watch.redlock.acquire("b")
     watch.park("a", "b", held=False)

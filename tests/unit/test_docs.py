@@ -93,7 +93,7 @@ for page, path, blocks in json.load(sys.stdin):
 """Each page in a process of its own: examples make apps and subscribe listeners."""
 
 
-def test_code_runs_as_far_as_it_goes_without_servers(tmp_path: Path) -> None:
+def test_code_in_docs_runs_as_far_as_it_goes_without_servers(tmp_path: Path) -> None:
     pages = []
     for number, page in enumerate(WITH_CODE):
         path = tmp_path / str(number)
@@ -116,7 +116,7 @@ def test_code_runs_as_far_as_it_goes_without_servers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_code_names_only_what_is_public(page: str) -> None:
+def test_code_in_docs_imports_only_public_names(page: str) -> None:
     seen = 0
     for tree in map(ast.parse, blocks(page)):
         for node in ast.walk(tree):
@@ -144,7 +144,7 @@ def fields(kind: type[Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("page", LINKED)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_in_docs_lead_somewhere(page: str) -> None:
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
         if re.match(r"https?://", target):
             continue
@@ -161,7 +161,7 @@ def slug(heading: str) -> str:
 
 
 @pytest.mark.parametrize("index", [page for page in PAGES if page.endswith("/index.md")])
-def test_every_page_is_in_its_index_once_in_the_menu_and_once_on_the_map(index: str) -> None:
+def test_every_page_is_once_in_the_menu_and_once_on_the_map_of_its_index(index: str) -> None:
     menus = re.findall(r"^```\{toctree\}\n(.*?)^```$", read(index), re.M | re.S)
     names = [line for menu in menus for line in menu.splitlines() if line and line[0] != ":"]
     here = (ROOT / index).parent
@@ -173,7 +173,7 @@ def test_every_page_is_in_its_index_once_in_the_menu_and_once_on_the_map(index: 
 
 
 @pytest.mark.parametrize("page", LINKED)
-def test_options_exist(page: str) -> None:
+def test_options_named_in_docs_exist(page: str) -> None:
     text = read(page)
     for name in re.findall(r"(?<!\w)redlock_(\w+)", text) + re.findall(
         r"CELERY_REDLOCK_(\w+)", text
@@ -189,7 +189,7 @@ def test_options_exist(page: str) -> None:
 
 
 @pytest.mark.defaults
-def test_the_settings_are_those_of_the_code_each_with_a_heading_of_its_own() -> None:
+def test_settings_page_is_the_one_generated_from_the_code() -> None:
     spec = importlib.util.spec_from_file_location("make_settings", ROOT / "docs/make_settings.py")
     assert spec and spec.loader
     make: Any = importlib.util.module_from_spec(spec)
@@ -213,7 +213,7 @@ def test_the_settings_are_those_of_the_code_each_with_a_heading_of_its_own() -> 
 
 
 @pytest.mark.parametrize("page", ["docs/settings.md", "docs/glossary.md"])
-def test_no_table_is_wider_than_two_columns_where_readers_look_things_up(page: str) -> None:
+def test_settings_and_glossary_tables_have_two_columns(page: str) -> None:
     rows = [line for line in prose(page).splitlines() if line.startswith("|")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
 
@@ -238,7 +238,7 @@ def named(module: Any, dotted: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_modules_and_names_in_them_exist(page: str) -> None:
+def test_modules_and_attributes_named_in_docs_exist(page: str) -> None:
     for span in spans(page):
         dotted = re.fullmatch(r"(?:celery_redlock\.)?([a-z]\w+)((?:\.\w+)+)", span)
         if re.fullmatch(r"[a-z]\w+\.py", span):
@@ -267,7 +267,7 @@ OTHERS = re.findall(
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_classes_exist(page: str) -> None:
+def test_classes_named_in_docs_exist(page: str) -> None:
     places: list[ModuleType] = [celery_redlock, lease, values, celery.exceptions, builtins]
     places += [once, singleton]
     for span in spans(page):
@@ -277,13 +277,13 @@ def test_classes_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_make_targets_exist(page: str) -> None:
+def test_make_targets_named_in_docs_exist(page: str) -> None:
     targets = re.findall(r"^([a-z]+):", read("Makefile"), re.M)
     for target in re.findall(r"(?:`|^)make (\w+)", read(page), re.M):
         assert target in targets, f"{page}: make {target}"
 
 
-def test_the_front_door_is_short_and_begins_with_code() -> None:
+def test_readme_is_short_and_begins_with_code() -> None:
     lines = read("README.md").splitlines()
     assert len(lines) < 230
     assert lines.index("```python") < 10
@@ -293,7 +293,7 @@ def test_the_front_door_is_short_and_begins_with_code() -> None:
     )
 
 
-def test_the_landing_page_begins_as_the_front_door_does() -> None:
+def test_landing_page_begins_as_the_readme_does() -> None:
     landing, front = read("docs/index.md"), read("README.md")
     begin = front[: front.index("```\n") + 4]
     assert landing.startswith(begin)
@@ -309,7 +309,7 @@ conflict extension guard key resource scope sidecar supervisor"""
 """Of which the code, its log lines and all pages are made."""
 
 
-def test_the_glossary_has_each_term_in_the_order_of_the_alphabet() -> None:
+def test_glossary_has_each_term_in_alphabetical_order() -> None:
     words = re.findall(r"^\| ([a-z][\w ,]*) \|", read("docs/glossary.md"), re.M)[1:]
     assert words == sorted(words)
     assert {word.strip() for entry in words for word in entry.split(",")} >= set(TERMS.split())
@@ -319,7 +319,7 @@ def methods(kind: type[Any]) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
 
-def test_hooks_are_all_of_them() -> None:
+def test_listener_hooks_are_all_documented() -> None:
     table = first_cells(section("docs/settings.md", "Listeners"))
     documented = dict(re.findall(r"`(\w+)\(([\w, ]+)\)`", table))
     assert documented.keys() == methods(Listener)
@@ -337,7 +337,7 @@ def test_hooks_are_all_of_them() -> None:
         ("HeldLease", "`current_lease()`", "resource", "acquire end loss lost_unawares unused"),
     ],
 )
-def test_redlock_and_leases_are_documented_whole(
+def test_methods_of_redlock_and_leases_are_all_documented(
     kind: str, heading: str, besides: str, unlisted: str
 ) -> None:
     table = first_cells(section("docs/settings.md", heading))
@@ -359,7 +359,7 @@ def given_to(method: str) -> set[Any]:
     return {node.value for node in first if isinstance(node, ast.Constant)}
 
 
-def test_log_names_are_those_of_the_code() -> None:
+def test_log_names_in_docs_are_those_of_the_code() -> None:
     documented = set(
         re.findall(r"`(celery_redlock[\w.]*)`", section("docs/settings.md", "Log names"))
     )
@@ -370,7 +370,7 @@ def test_log_names_are_those_of_the_code() -> None:
 @pytest.mark.parametrize(
     ("page", "heading"), [("docs/runbook.md", "Log lines"), ("docs/beat.md", "In the log")]
 )
-def test_log_lines_for_the_night_are_those_of_the_code(page: str, heading: str) -> None:
+def test_log_lines_in_the_runbook_are_those_of_the_code(page: str, heading: str) -> None:
     said = [
         re.sub(r"%\.?\d*[srdf]", "…", node.value)
         for node in nodes()
@@ -386,7 +386,7 @@ def test_log_lines_for_the_night_are_those_of_the_code(page: str, heading: str) 
             assert any(part in text for text in said), f"nothing logs {part!r} of {line!r}"
 
 
-def test_reasons_of_a_loss_are_those_of_the_code() -> None:
+def test_reasons_of_a_loss_in_docs_are_those_of_the_code() -> None:
     lost = given_to("lose")
     assert lost == {"expired", "refused", "max_lifetime"}
     for reason in (*lost, "stalled"):
@@ -395,7 +395,7 @@ def test_reasons_of_a_loss_are_those_of_the_code() -> None:
 
 
 @pytest.mark.parametrize("option", ["on_conflict", "on_unavailable", "on_lost"])
-def test_policies_are_documented(option: str) -> None:
+def test_policies_are_all_documented(option: str) -> None:
     with pytest.raises(ValueError) as refusal:
         settings.TASK[option].check(object())
     text = section("docs/settings.md", "Policies")
@@ -435,19 +435,19 @@ def test_policies_are_documented(option: str) -> None:
         ("docs/beat.md", f"`redlock_ttl` + {scheduler.RETRY_DELAY_S:g} s"),
     ],
 )
-def test_numbers_are_those_of_the_code(page: str, text: str) -> None:
+def test_numbers_in_docs_are_those_of_the_code(page: str, text: str) -> None:
     assert text in " ".join(read(page).split())
 
 
 @pytest.mark.defaults
-def test_the_defaults_in_the_signature_of_redlock() -> None:
+def test_redlock_signature_in_docs_has_the_defaults_of_the_code() -> None:
     defaults = celery_redlock.Redlock.__init__.__kwdefaults__ or {}
     assert len(defaults) >= 5
     shown = ", ".join(f"{name}={value!r}".replace("'", '"') for name, value in defaults.items())
     assert f"`Redlock(nodes, {shown})`" in read("docs/settings.md")
 
 
-def test_quorums_named_in_the_glossary() -> None:
+def test_quorums_named_in_the_glossary_are_right() -> None:
     quorums = re.findall(r"(\d) of (\d)", read("docs/glossary.md"))
     assert quorums
     for needed, nodes in quorums:
@@ -457,7 +457,7 @@ def test_quorums_named_in_the_glossary() -> None:
 REFERENCE = re.compile(r"^\.\. auto\w+:: ([\w.]+)$|^\.\. currentmodule:: ([\w.]+)$", re.M)
 
 
-def test_the_reference_names_every_public_name_of_the_package_and_only_what_exists() -> None:
+def test_api_reference_names_exactly_the_public_names() -> None:
     page, module, known = read("docs/api.md"), "", set()
     for name, current in REFERENCE.findall(page):
         module = current or module
@@ -470,7 +470,7 @@ def test_the_reference_names_every_public_name_of_the_package_and_only_what_exis
     assert set(celery_redlock.__all__) <= known | in_tables
 
 
-def test_the_reference_of_signals_says_what_they_carry() -> None:
+def test_api_reference_of_signals_names_their_arguments() -> None:
     table = section("docs/api.md", "Signals")
     said = importlib.import_module("celery_redlock.signals").__doc__ or ""
     carried = re.findall(r"^`(\w+)` \(resource, ([\w, ]+)\)$", said, re.M)
@@ -481,7 +481,7 @@ def test_the_reference_of_signals_says_what_they_carry() -> None:
         assert shown == arguments.split(", "), name
 
 
-def test_every_example_has_its_line_on_the_page_of_examples() -> None:
+def test_every_example_has_a_line_on_the_page_of_examples() -> None:
     row = r"^\| \[`([^`]+)`\]\(\.\./examples/([^)]+)\) \|"
     listed = re.findall(row, read("docs/examples.md"), re.M)
     assert all(shown == path for shown, path in listed)
@@ -491,7 +491,7 @@ def test_every_example_has_its_line_on_the_page_of_examples() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_that_a_page_names_exist_with_their_options(page: str) -> None:
+def test_commands_named_in_docs_exist_with_their_options(page: str) -> None:
     shown = "\n".join([*blocks(page, "sh"), *spans(page)])
     for name, rest in re.findall(r"\bcelery -A \S+ redlock (\w[\w-]*)([^#\n]*)", shown):
         if name.isupper():

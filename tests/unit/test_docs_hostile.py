@@ -23,12 +23,12 @@ UNTESTED = ["a password that the server did not ask for"]
 
 
 @pytest.mark.parametrize(("file", "name"), sorted(set(NAMED)))
-def test_a_test_that_the_table_names_exists(file: str, name: str) -> None:
+def test_test_named_in_the_table_of_hostile_input_exists(file: str, name: str) -> None:
     found = [path.read_text("utf-8") for path in TESTS.rglob(f"{file}.py")]
     assert any(re.search(rf"^(async )?def {name}\(", text, re.M) for text in found)
 
 
-def test_every_row_names_a_test() -> None:
+def test_every_row_of_hostile_input_names_a_test() -> None:
     rows = [row for row in ROWS if not row.endswith("| shown by |")]
     assert len(rows) >= 35
     silent = [row.split("|")[1].strip() for row in rows if "::" not in row]
@@ -46,5 +46,5 @@ def test_every_row_names_a_test() -> None:
         f"| {MAX_OWED}; of more the oldest",
     ],
 )
-def test_numbers_are_those_of_the_code(words: str) -> None:
+def test_numbers_on_the_hostile_page_are_those_of_the_code(words: str) -> None:
     assert words in PAGE

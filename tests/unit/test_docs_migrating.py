@@ -18,20 +18,20 @@ ROWS = PAGE.partition("## What they leave behind")[2].splitlines()
 NAMED = re.findall(r"`test_peers::(\w+)`", PAGE)
 
 
-def test_every_row_names_a_test_of_its_own_and_every_test_has_a_row() -> None:
+def test_every_row_on_migrating_names_one_test_and_every_test_has_a_row() -> None:
     rows = [line for line in ROWS if re.match(r"\| (?!---|\|)", line)]
     assert len(rows) == len(NAMED) == len(set(NAMED)) >= 23
     assert re.findall(r"^def (test_\w+)\(", PEERS, re.M) == NAMED
 
 
 @pytest.mark.parametrize("name", once.OF_A_TASK)
-def test_each_option_of_celery_once_has_a_row(name: str) -> None:
+def test_each_option_of_celery_once_has_a_row_on_migrating(name: str) -> None:
     section = PAGE.partition("## From celery-once")[2].partition("\n## ")[0]
     assert re.search(rf'^\| `once={{"{name}": ', section, re.M)
 
 
 @pytest.mark.parametrize("name", ["unique_on", "raise_on_duplicate", "lock_expiry"])
-def test_each_option_of_celery_singleton_has_a_row(name: str) -> None:
+def test_each_option_of_celery_singleton_has_a_row_on_migrating(name: str) -> None:
     assert hasattr(singleton.Singleton, name)
     section = PAGE.partition("## From celery-singleton")[2].partition("\n## ")[0]
     assert re.search(rf"^\| `{name}\b", section, re.M)
@@ -41,9 +41,9 @@ VALUES = re.findall(r"\block_(\w+)=(\"[^\"`]*\"|\[[^\]`]*\]|[\w.]+)", PAGE)
 
 
 @pytest.mark.parametrize(("name", "value"), sorted({v for v in VALUES if v[0] != "expiry"}))
-def test_what_is_to_be_written_instead_can_be_declared(name: str, value: str) -> None:
+def test_replacement_named_on_migrating_is_a_valid_option(name: str, value: str) -> None:
     check_option(name, ast.literal_eval(value))
 
 
-def test_there_is_something_to_be_written_instead() -> None:
+def test_migrating_page_names_replacements() -> None:
     assert {"scope", "key", "on_duplicate", "reserve_ttl"} <= {name for name, _value in VALUES}

@@ -16,7 +16,7 @@ TESTS = "\n".join(
 
 
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
-def test_a_recipe_begins_with_code_and_says_it_in_300_words(page: Path) -> None:
+def test_recipe_begins_with_code_and_has_100_to_300_words(page: Path) -> None:
     text = page.read_text("utf-8")
     title, _, rest = text.partition("\n\n")
     prose = re.sub(r"^```.*?^```$", "", rest, flags=re.M | re.S)
@@ -26,10 +26,10 @@ def test_a_recipe_begins_with_code_and_says_it_in_300_words(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", RECIPES, ids=lambda page: page.stem)
-def test_a_recipe_is_run_by_a_test(page: Path) -> None:
+def test_every_recipe_is_run_by_a_test(page: Path) -> None:
     assert re.search(rf'\b(?:running|code|blocks)\("{page.stem}"', TESTS), page.stem
 
 
-def test_the_promise_of_the_index_is_kept() -> None:
+def test_recipe_index_promises_tests_and_there_are_16_recipes() -> None:
     assert "Each is run by a test" in (PAGES / "index.md").read_text("utf-8")
     assert len(RECIPES) == 16

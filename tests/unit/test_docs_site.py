@@ -44,7 +44,9 @@ def site(tmp_path: Path) -> Path:
     ["#top", "code/beat.py.html", "code/beat.py.html#L1", "picture.svg", "code/../index.html?q=1",
      "https://example.org/a?b#c", "mailto:a@example.org"],
 )  # fmt: skip
-def test_a_link_that_leads_somewhere_is_right(script: Any, site: Path, link: str) -> None:
+def test_link_that_leads_somewhere_passes_the_check_of_the_site(
+    script: Any, site: Path, link: str
+) -> None:
     (site / "index.html").write_text(f'<h1 id="top">x</h1><a href="{link}">x</a>')
     assert script.check(site) == ([], 2)
 
@@ -63,7 +65,7 @@ def test_a_link_that_leads_somewhere_is_right(script: Any, site: Path, link: str
         ("<p>the other page's link has lost its anchor</p>", "there is no #top there"),
     ],
 )
-def test_a_broken_link_is_named_with_its_page(
+def test_broken_link_of_the_site_is_named_with_its_page(
     script: Any, site: Path, html: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (site / "index.html").write_text(html)
@@ -72,12 +74,12 @@ def test_a_broken_link_is_named_with_its_page(
     assert why in said and ("index.html: " in said or "beat.py.html: " in said)
 
 
-def test_a_site_without_pages_is_no_site(script: Any, tmp_path: Path) -> None:
+def test_site_without_pages_fails_its_check(script: Any, tmp_path: Path) -> None:
     assert script.main([str(tmp_path)]) == 1
     assert script.main([]) == 2
 
 
-def test_sphinx_is_told_to_be_strict_and_the_check_is_part_of_it() -> None:
+def test_sphinx_is_strict_and_the_check_of_the_site_follows_it() -> None:
     makefile = (DOCS.parent / "Makefile").read_text("utf-8")
     recipe = makefile.partition("\ndocs:\n")[2].partition("\n\n")[0]
     assert " -n -W --keep-going " in recipe and "check_site.py out/docs" in recipe
@@ -85,12 +87,12 @@ def test_sphinx_is_told_to_be_strict_and_the_check_is_part_of_it() -> None:
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
-def test_a_picture_is_the_one_that_the_script_draws(picture: Any) -> None:
+def test_committed_picture_is_the_one_that_the_script_draws(picture: Any) -> None:
     committed = (DOCS / "pictures" / f"{picture.name}.svg").read_text("utf-8")
     assert committed == picture.svg(), "run: python docs/make_pictures.py"
 
 
-def test_there_is_no_other_picture_and_each_is_shown_with_words_for_who_cannot_see_it() -> None:
+def test_every_picture_is_shown_with_a_text_alternative() -> None:
     files = {file.stem for file in (DOCS / "pictures").glob("*.svg")}
     assert files == {"demo", *(picture.name for picture in PICTURES)}  # one is the demo's own
     names = ("../README.md", "index.md", "how-it-works.md", "architecture.md")
@@ -100,7 +102,7 @@ def test_there_is_no_other_picture_and_each_is_shown_with_words_for_who_cannot_s
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
-def test_a_picture_can_be_read_in_light_and_dark_and_aloud(picture: Any) -> None:
+def test_picture_has_title_description_and_colours_for_light_and_dark(picture: Any) -> None:
     root = ElementTree.fromstring(picture.svg())
     title, description, style = (
         root.findtext(SVG + tag) or "" for tag in ("title", "desc", "style")
@@ -116,7 +118,7 @@ def test_a_picture_can_be_read_in_light_and_dark_and_aloud(picture: Any) -> None
 
 
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
-def test_no_words_of_a_picture_run_over_its_edge(picture: Any) -> None:
+def test_text_of_a_picture_stays_inside_its_edge(picture: Any) -> None:
     root = ElementTree.fromstring(picture.svg())
     texts = root.findall(SVG + "text")
     assert len(texts) > 10
@@ -131,7 +133,7 @@ def test_no_words_of_a_picture_run_over_its_edge(picture: Any) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["light", "dark"])
-def test_text_has_contrast_enough(which: int) -> None:
+def test_text_of_pictures_has_contrast_enough(which: int) -> None:
     """WCAG 2: 4.5 to 1."""
     colours = load("make_pictures").COLOURS
     pairs = [(name, "ground") for name in ("ink", "soft", "lock", "good", "bad", "wait")]
@@ -160,7 +162,7 @@ def told(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_site_with_its_markdown_and_its_map_is_right(script: Any, told: Path) -> None:
+def test_site_with_its_markdown_and_map_passes_the_check(script: Any, told: Path) -> None:
     assert script.check_markdown(told) == []
 
 
@@ -174,7 +176,7 @@ def test_a_site_with_its_markdown_and_its_map_is_right(script: Any, told: Path) 
         ("b.html", "<p>", "b.md is missing: the Markdown of a page"),
     ],
 )
-def test_what_a_reader_of_markdown_would_miss_is_named(
+def test_missing_markdown_or_map_of_the_site_is_named(
     script: Any, told: Path, file: str, text: str | None, wrong: str
 ) -> None:
     if text is None:

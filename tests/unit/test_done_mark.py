@@ -69,7 +69,9 @@ def ran(found: tuple[Any, Any]) -> bool:
     return False
 
 
-def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any) -> None:
+def test_done_mark_is_set_on_a_node_before_its_lock_is_free(
+    redlock: FakeRedlock, declare: Any
+) -> None:
     """On each node in the same step: one that is free has the mark, or never had the lock."""
     freed: list[bool] = []
     for node in redlock.fakes:
@@ -85,7 +87,9 @@ def test_no_node_is_free_before_it_is_marked(redlock: FakeRedlock, declare: Any)
     assert redlock.driver.rounds == ["acquire", "release"]  # and it costs no round
 
 
-def test_copy_ends_quietly_where_a_quorum_has_the_mark(redlock: FakeRedlock, declare: Any) -> None:
+def test_copy_ends_quietly_where_a_quorum_has_the_done_mark(
+    redlock: FakeRedlock, declare: Any
+) -> None:
     """The first's release has reached a bare quorum, and the copy's reaches another one."""
     task = declare()
     redlock.driver.dead.update({3, 4})
@@ -96,7 +100,7 @@ def test_copy_ends_quietly_where_a_quorum_has_the_mark(redlock: FakeRedlock, dec
     assert redlock.free("k")
 
 
-def test_copy_waits_while_the_mark_of_a_bare_quorum_is_uncertain(
+def test_copy_waits_while_the_done_mark_of_a_bare_quorum_is_uncertain(
     redlock: FakeRedlock, declare: Any, sent: list[Any]
 ) -> None:
     """A node that has it is away; if that one comes back without it, the body runs again."""
@@ -141,14 +145,16 @@ def test_copy_waits_while_a_release_is_under_way(
         {RECEIPT: {"at": time.monotonic() - 1801.0}},  # kept for longer than the broker lets it
     ],
 )
-def test_who_may_be_second_does_not_run_again(declare: Any, how: Any) -> None:
+def test_delivery_that_may_be_a_copy_does_not_run_again_after_success(
+    declare: Any, how: Any
+) -> None:
     task = declare()
     assert ran(deliver(task))
     assert not ran(deliver(task, **how))
     assert ran(deliver(task))  # new: somebody uses an id again
 
 
-def test_it_is_not_asked_for_where_there_can_be_no_other(
+def test_done_mark_is_not_looked_up_where_no_copy_can_exist(
     redlock: FakeRedlock, declare: Any, app: Any
 ) -> None:
     task = declare()
@@ -165,7 +171,7 @@ def test_it_is_not_asked_for_where_there_can_be_no_other(
     [ValueError("x"), Ignore(), Reject("x"), Reject("x", requeue=True), "retry", "skip"],
     ids=repr,
 )
-def test_what_did_not_succeed_is_not_marked(
+def test_delivery_that_did_not_succeed_is_not_marked_done(
     redlock: FakeRedlock, declare: Any, sent: list[Any], then: Any
 ) -> None:
     lease = redlock.acquire("k") if then == "skip" else None
@@ -176,7 +182,7 @@ def test_what_did_not_succeed_is_not_marked(
     assert ran(deliver(declare(), **AGAIN))
 
 
-def test_a_retry_is_another_delivery_than_the_one_before(
+def test_done_mark_of_a_delivery_does_not_count_for_its_retry(
     redlock: FakeRedlock, declare: Any
 ) -> None:
     task = declare()
@@ -189,7 +195,7 @@ def test_a_retry_is_another_delivery_than_the_one_before(
 @pytest.mark.parametrize(
     "other", [{"name": "another"}, {"lock_key": "another"}, {"lock_key": ["then"]}], ids=repr
 )
-def test_what_another_task_did_or_under_another_key_is_not_done(declare: Any, other: Any) -> None:
+def test_done_mark_of_another_task_or_key_does_not_count(declare: Any, other: Any) -> None:
     """Whoever may publish can give his message the id of any task."""
     assert ran(deliver(declare(**other)))
     task = declare()
@@ -197,14 +203,14 @@ def test_what_another_task_did_or_under_another_key_is_not_done(declare: Any, ot
     assert not ran(deliver(task, **AGAIN))
 
 
-def test_a_task_of_several_resources_is_done_with_all_of_them(declare: Any) -> None:
+def test_done_mark_of_several_resources_needs_all_of_them(declare: Any) -> None:
     task = declare(lock_key=lambda then=None: ["a", f"b:{then}"])
     assert ran(deliver(task))
     assert not ran(deliver(task, **AGAIN))
     assert ran(deliver(task, "another", **AGAIN))
 
 
-def test_what_was_acknowledged_early_is_marked_only_where_it_came_again(
+def test_early_acknowledged_delivery_is_marked_done_only_if_redelivered(
     redlock: FakeRedlock, declare: Any
 ) -> None:
     """It comes again only if nobody had begun with it: then either is late."""
@@ -216,7 +222,7 @@ def test_what_was_acknowledged_early_is_marked_only_where_it_came_again(
     assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 1801.0}}))
 
 
-def test_it_lives_for_minutes_and_longer_than_any_backoff(
+def test_done_mark_lives_for_minutes_and_longer_than_any_backoff(
     redlock: FakeRedlock, declare: Any
 ) -> None:
     assert ran(deliver(declare()))
@@ -229,7 +235,7 @@ def test_it_lives_for_minutes_and_longer_than_any_backoff(
     assert marks(redlock) == 5
 
 
-def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: Any) -> None:
+def test_kept_lock_is_marked_done_too(redlock: FakeRedlock, declare: Any) -> None:
     lease = redlock.lock("k")
     lease.acquire()
     lease.mark = (MARK, 60.0)
@@ -241,7 +247,7 @@ def test_a_lock_that_is_kept_is_marked_as_well(redlock: FakeRedlock, declare: An
     assert not ran(deliver(declare(), **AGAIN))
 
 
-def test_who_cannot_tell_asks_again_later(
+def test_copy_asks_again_later_if_too_few_nodes_answer_about_the_done_mark(
     redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: Patch
 ) -> None:
     """A quorum that has the mark may be among those that do not answer."""
@@ -270,7 +276,7 @@ def test_who_cannot_tell_asks_again_later(
 
 
 @pytest.mark.parametrize("policy", ["retry", "skip", "raise", "wait", "reject", "replace"])
-def test_who_is_refused_and_is_done_ends_quietly_whatever_the_policy(
+def test_refused_copy_of_a_done_delivery_ends_quietly_under_every_policy(
     redlock: FakeRedlock, declare: Any, sent: list[Any], policy: str
 ) -> None:
     """Another task has the lock by now; a skip would be told of the first delivery."""
@@ -289,7 +295,7 @@ def test_who_is_refused_and_is_done_ends_quietly_whatever_the_policy(
         ("the-id", {RECEIPT: {"at": time.monotonic() - 1801.0}}, True),
     ],
 )
-def test_who_is_refused_by_its_first_delivery_is_sent_again_as_a_copy(
+def test_copy_refused_by_its_first_delivery_is_sent_again_as_a_copy(
     redlock: FakeRedlock, declare: Any, sent: list[Any], holder: str, how: Any, copy: bool | None
 ) -> None:
     redlock.acquire("k", owner=Owner("there", 1, task_id=holder, task="t"))
@@ -302,7 +308,7 @@ def test_who_is_refused_by_its_first_delivery_is_sent_again_as_a_copy(
 @pytest.mark.parametrize("acks_late", [True, False])
 @pytest.mark.parametrize("why", ["held", "paused", "unavailable"])
 @pytest.mark.parametrize("order", ["first the old one", "first the new one"])
-def test_a_message_that_was_sent_again_and_delivered_again_runs_once(
+def test_message_sent_again_and_delivered_again_runs_once(
     redlock: FakeRedlock,
     declare: Any,
     sent: list[Any],
@@ -331,13 +337,17 @@ def test_a_message_that_was_sent_again_and_delivered_again_runs_once(
     assert [ran(deliver(task, **how)) for how in both] == [True, False]
 
 
-def test_a_mark_that_another_wrote_is_none(redlock: FakeRedlock, declare: Any) -> None:
+def test_foreign_key_in_the_place_of_a_done_mark_does_not_count(
+    redlock: FakeRedlock, declare: Any
+) -> None:
     for node in redlock.fakes:
         node.occupy(MARK)
     assert ran(deliver(declare(), **AGAIN))
 
 
-def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare: Any) -> None:
+def test_full_node_that_takes_no_done_mark_is_freed_all_the_same(
+    redlock: FakeRedlock, declare: Any
+) -> None:
     task = declare()
     begin = redlock.driver._carry
 
@@ -352,12 +362,14 @@ def test_a_node_that_is_full_is_freed_all_the_same(redlock: FakeRedlock, declare
     assert marks(redlock) == 0
 
 
-def test_nobody_may_give_such_a_name(redlock: FakeRedlock) -> None:
+def test_resource_name_reserved_for_done_marks_is_refused(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="reserved for marks of tasks that are done"):
         redlock.acquire("x#done")
 
 
-def test_look_up_is_certain_once_no_quorum_can_have_the_mark(redlock: FakeRedlock) -> None:
+def test_done_mark_look_up_is_certain_once_no_quorum_can_have_the_mark(
+    redlock: FakeRedlock,
+) -> None:
     lease = redlock.lock("k", owner=Owner("here", 1, task_id="the-id", task="t"))
     redlock.driver.dead.update({0, 1})
     lease.acquire()
@@ -375,7 +387,7 @@ def test_look_up_is_certain_once_no_quorum_can_have_the_mark(redlock: FakeRedloc
     lease.release()
 
 
-def test_look_up_sees_who_took_a_slot_under_a_larger_limit(redlock: FakeRedlock) -> None:
+def test_done_mark_look_up_sees_a_slot_held_under_a_larger_limit(redlock: FakeRedlock) -> None:
     """A function, or an operator, may have lowered it since the first delivery began."""
     first = Owner("there", 1, task_id="the-id", stamp="first", task="t")
     theirs = [redlock.acquire("k", limit=5, owner=first) for _ in range(5)]
@@ -392,7 +404,7 @@ def test_look_up_sees_who_took_a_slot_under_a_larger_limit(redlock: FakeRedlock)
 # -- a limit --------------------------------------------------------------------------------------
 
 
-def test_with_a_limit_a_copy_does_not_take_another_slot(
+def test_copy_takes_no_other_slot_of_a_key_with_a_limit(
     redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: Patch
 ) -> None:
     """Its first delivery is at work in one; there are two more."""

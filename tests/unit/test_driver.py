@@ -32,7 +32,7 @@ from tests.support.wait import wait_until
 
 
 @pytest.mark.parametrize("reply", [b"$-1\r\n", bulk(b"theirs")])
-def test_an_answer_in_any_two_pieces_counts_once(world: PeerWorld, reply: bytes) -> None:
+def test_answer_in_any_two_pieces_counts_once(world: PeerWorld, reply: bytes) -> None:
     """The second piece is sent once the first was read."""
     read = threading.Semaphore(0)
 
@@ -56,7 +56,7 @@ def test_an_answer_in_any_two_pieces_counts_once(world: PeerWorld, reply: bytes)
     assert peer.connections == 1
 
 
-def test_an_answer_that_comes_after_its_round_is_not_taken_for_the_next_ones(
+def test_late_answer_is_not_taken_for_the_one_to_the_next_round(
     world: PeerWorld,
 ) -> None:
     """The peer answers the first attempt, its undoing and the second attempt in one piece."""
@@ -80,7 +80,7 @@ def test_an_answer_that_comes_after_its_round_is_not_taken_for_the_next_ones(
     assert peer.connections == 1
 
 
-def test_an_attempt_without_answers_is_undone_behind_itself(world: PeerWorld) -> None:
+def test_attempt_without_answers_is_undone_behind_itself(world: PeerWorld) -> None:
     peer = world.peer(mute)
     driver = world.driver()
     asked = acquire(driver, "r", SHORT)
@@ -91,7 +91,7 @@ def test_an_attempt_without_answers_is_undone_behind_itself(world: PeerWorld) ->
     assert verbs[0][2][0] == verbs[1][2][0] == b"token of r"
 
 
-def test_an_answer_that_arrived_before_the_deadline_counts_though_it_is_read_later(
+def test_answer_that_arrived_before_the_deadline_counts_though_read_later(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
     answered = threading.Event()
@@ -117,9 +117,7 @@ def test_an_answer_that_arrived_before_the_deadline_counts_though_it_is_read_lat
     "said",
     [b"+surplus\r\n", b":1\r\n:1\r\n", b"HTTP/1.1 400\r\n\r\n", b"$3\r\nabcd\r\n", b":x\r\n"],
 )
-def test_a_peer_that_breaks_the_protocol_is_connected_to_again(
-    world: PeerWorld, said: bytes
-) -> None:
+def test_peer_that_breaks_the_protocol_is_connected_to_again(world: PeerWorld, said: bytes) -> None:
     def wrong(line: Line) -> None:
         if line.number:
             peer.serve(line)
@@ -134,7 +132,7 @@ def test_a_peer_that_breaks_the_protocol_is_connected_to_again(
     wait_until(lambda: votes(acquire(driver, "r", SHORT)) == ["yes"], 5, "it votes")
 
 
-def test_an_error_of_the_node_is_silence_with_its_reason(world: PeerWorld) -> None:
+def test_error_reply_of_a_node_counts_as_silence_with_its_reason(world: PeerWorld) -> None:
     def full(line: Line) -> None:
         while line.request() is not None:
             line.send(b"-OOM command not allowed\r\n")
@@ -183,7 +181,7 @@ def test_threads_that_share_a_driver_get_their_own_answers(world: PeerWorld) -> 
     assert all(map(own, rounds))
 
 
-def test_operations_side_by_side_return_their_results_in_order(world: PeerWorld) -> None:
+def test_operations_run_side_by_side_return_their_results_in_order(world: PeerWorld) -> None:
     peers = [world.peer() for _ in range(3)]
     driver = world.driver()
     for peer in peers[:2]:
@@ -233,7 +231,7 @@ def test_requests_larger_than_a_socket_takes_arrive_whole_and_in_order(world: Pe
     assert peer.connections == 1
 
 
-def test_a_round_ahead_is_written_before_the_first_of_an_operation(world: PeerWorld) -> None:
+def test_round_ahead_is_written_before_the_first_of_an_operation(world: PeerWorld) -> None:
     peer = world.peer()
     driver = world.driver()
     entry = QueueEntry(("r",), 1, "channel:waiter", 1)
@@ -280,7 +278,7 @@ def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWor
     assert not driver.chase()
 
 
-def test_a_release_is_chased_over_a_connection_that_nobody_else_uses(world: PeerWorld) -> None:
+def test_unconfirmed_release_is_repeated_over_a_new_connection(world: PeerWorld) -> None:
     def breaks(line: Line) -> None:
         if line.number == 0:
             line.send(peer.answer(line.request()))

@@ -176,7 +176,7 @@ def test_two_addresses_of_one_server_are_refused(world: PeerWorld) -> None:
         acquire(world.driver(up=False), "r")
 
 
-def test_one_server_under_two_of_three_addresses_votes_once(world: PeerWorld) -> None:
+def test_server_under_two_of_three_addresses_votes_once(world: PeerWorld) -> None:
     """Two votes of one server would be a quorum of one."""
     for run_id in ("the same", "the same", "another"):
         world.peer(run_id=run_id)
@@ -192,7 +192,7 @@ def test_one_server_under_two_of_three_addresses_votes_once(world: PeerWorld) ->
 
 
 @pytest.mark.parametrize("sent", range(len(bulk(b"theirs"))))
-def test_an_attempt_whose_connection_ends_is_asked_again_on_the_next(
+def test_attempt_whose_connection_ends_is_asked_again_on_the_next(
     world: PeerWorld, sent: int
 ) -> None:
     """However much of the answer has come; the caller notices nothing."""
@@ -214,7 +214,7 @@ def test_an_attempt_whose_connection_ends_is_asked_again_on_the_next(
     assert peer.connections == 2
 
 
-def test_a_connection_that_ends_while_nobody_asks_costs_the_next_operation_nothing(
+def test_connection_that_ends_while_idle_costs_the_next_operation_nothing(
     world: PeerWorld,
 ) -> None:
     go = threading.Event()
@@ -235,7 +235,7 @@ def test_a_connection_that_ends_while_nobody_asks_costs_the_next_operation_nothi
     assert peer.connections == 2
 
 
-def test_a_release_that_was_not_confirmed_is_written_first_on_the_next_connection(
+def test_unconfirmed_release_is_written_first_on_the_next_connection(
     world: PeerWorld,
 ) -> None:
     """Before any attempt: else the node would refuse the next holder until the ttl."""
@@ -265,7 +265,7 @@ def test_a_release_that_was_not_confirmed_is_written_first_on_the_next_connectio
     assert driver.unfreed() == []
 
 
-def test_a_release_that_a_node_refused_is_made_once_it_can_write_again(world: PeerWorld) -> None:
+def test_release_refused_by_a_full_node_is_made_once_it_can_write_again(world: PeerWorld) -> None:
     def script(line: Line) -> None:
         line.send(peer.answer(line.request()))
         line.request()
@@ -282,7 +282,7 @@ def test_a_release_that_a_node_refused_is_made_once_it_can_write_again(world: Pe
     assert peer.connections == 1
 
 
-def test_a_connection_that_worked_is_made_again_without_a_pause(
+def test_connection_that_worked_is_made_again_without_a_pause(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
     """However often that happens, such as where a proxy closes connections that are idle."""
@@ -309,7 +309,7 @@ def test_a_node_whose_connections_all_break_is_silent_and_not_waited_for(world: 
     wait_until(lambda: peers[2].connections > 1, 5, "it is connected to again")
 
 
-def test_a_node_that_ends_every_handshake_is_connected_to_after_growing_pauses(
+def test_node_that_ends_every_handshake_is_connected_to_after_growing_pauses(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
     """Without a pause there would be thousands of connections a second."""
@@ -344,7 +344,7 @@ def test_a_node_whose_connection_has_ended_is_not_polled(
 # -- The end
 
 
-def test_a_closed_driver_answers_at_once_that_it_is_closed(world: PeerWorld) -> None:
+def test_closed_driver_answers_at_once_that_it_is_closed(world: PeerWorld) -> None:
     gone = threading.Event()
 
     def script(line: Line) -> None:
@@ -362,7 +362,7 @@ def test_a_closed_driver_answers_at_once_that_it_is_closed(world: PeerWorld) -> 
     assert peer.connections == 1
 
 
-def test_a_thread_that_waits_ends_when_the_driver_is_closed(world: PeerWorld) -> None:
+def test_thread_waiting_for_answers_ends_when_the_driver_is_closed(world: PeerWorld) -> None:
     peer = world.peer(lambda line: line.request() and line.gone())
     driver = world.driver()
     asked = in_thread(lambda: acquire(driver, "r"))
@@ -373,7 +373,7 @@ def test_a_thread_that_waits_ends_when_the_driver_is_closed(world: PeerWorld) ->
     assert time.monotonic() - begun < DEADLINE / 2
 
 
-def test_a_thread_that_waits_for_connections_ends_when_the_driver_is_closed(
+def test_thread_waiting_for_connections_ends_when_the_driver_is_closed(
     world: PeerWorld,
 ) -> None:
     peer = world.peer(Line.gone)

@@ -31,7 +31,7 @@ from tests.support.peer_world import (
 from tests.support.wait import wait_until
 
 
-def test_a_thread_that_waits_for_another_thread_s_poll_takes_over_when_that_ends(
+def test_thread_takes_over_polling_when_the_polling_thread_leaves(
     world: PeerWorld,
 ) -> None:
     """The first thread polls and gives up; the second must not sleep to its own deadline."""
@@ -76,7 +76,7 @@ def strike() -> Iterator[Callable[[], None]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_thread_whose_poller_is_interrupted_gets_its_answer(
+def test_thread_whose_poller_is_interrupted_gets_its_answer(
     world: PeerWorld, strike: Callable[[], None]
 ) -> None:
     def script(line: Line) -> None:
@@ -139,7 +139,9 @@ def interrupted_at_each_call(work: Callable[[], object], before: Callable[[], ob
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_exception_at_any_call_mixes_up_no_answers_and_blocks_nobody(world: PeerWorld) -> None:
+def test_exception_at_any_call_of_the_driver_mixes_up_no_answers_and_blocks_nobody(
+    world: PeerWorld,
+) -> None:
     for _ in range(3):
         world.peer(echoing)
     driver = world.driver()
@@ -156,7 +158,7 @@ def test_an_exception_at_any_call_mixes_up_no_answers_and_blocks_nobody(world: P
     assert places > 50
 
 
-def test_an_operation_inside_another_is_right_or_refused(world: PeerWorld) -> None:
+def test_operation_inside_another_is_right_or_refused(world: PeerWorld) -> None:
     """A signal handler at any line of the driver uses the same driver."""
     world.peer(echoing)
     driver = world.driver()
@@ -173,7 +175,7 @@ def test_an_operation_inside_another_is_right_or_refused(world: PeerWorld) -> No
     assert set(outcomes) == {"own", "refused"}
 
 
-def test_a_release_inside_another_operation_is_made(world: PeerWorld) -> None:
+def test_release_inside_another_operation_is_made(world: PeerWorld) -> None:
     peer = world.peer()
     driver = world.driver()
     numbers = iter(range(10**6))

@@ -67,7 +67,7 @@ def node(wire: Wire) -> RedisNode:
 # -- the nodes -----------------------------------------------------------------------------------
 
 
-def test_an_answer_that_has_arrived_counts_before_a_newer_extension_is_asked(
+def test_arrived_answer_is_read_before_a_newer_extension_is_asked(
     node: RedisNode, wire: Wire
 ) -> None:
     """Read later it would be an older word on a younger request."""
@@ -83,7 +83,7 @@ def test_an_answer_that_has_arrived_counts_before_a_newer_extension_is_asked(
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
-def test_an_old_server_is_not_asked_again_for_an_attempt_that_is_over(
+def test_old_server_is_not_asked_again_for_an_attempt_that_is_over(
     node: RedisNode, wire: Wire, interrupted: bool
 ) -> None:
     """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over.
@@ -107,7 +107,7 @@ def test_an_old_server_is_not_asked_again_for_an_attempt_that_is_over(
         wire.peer.recv(65536)  # it would be set, and nobody would free it
 
 
-def test_a_write_proves_a_master_for_the_time_of_its_question(wire: Wire) -> None:
+def test_write_proves_a_master_only_at_the_time_of_its_request(wire: Wire) -> None:
     """By the time of the answer it may be a replica: then the next vote needs another look."""
     guard = RestartGuard(True, 30.0, print)
     node = RedisNode(*(0, ADDRESS, PREFIX, guard, []), clock=lambda: 1.2, later=lambda call: call())
@@ -122,13 +122,13 @@ def test_a_write_proves_a_master_for_the_time_of_its_question(wire: Wire) -> Non
 
 
 @pytest.mark.parametrize("uptime", [50.0, 99.0], ids=["restarted", "restarted right after it"])
-def test_an_unread_answer_does_not_turn_a_later_restart_into_a_swap(uptime: float) -> None:
+def test_unread_answer_does_not_turn_a_later_restart_into_a_swap(uptime: float) -> None:
     """Nobody waits for the answer to a release: an idle process reads it with its next request."""
     trust = idle_node_meets(uptime)
     assert (trust.memory.what, trust.memory.began) == ("started", 101.0 - uptime)
 
 
-def test_a_server_that_was_up_when_the_one_before_it_was_asked_is_another() -> None:
+def test_server_that_ran_when_the_previous_one_answered_is_another_server() -> None:
     trust = idle_node_meets(100.0)
     assert trust.memory.began == 100.0
     assert trust.doubt(100.0).startswith("is another server than before, met 0 s ago")
@@ -154,7 +154,7 @@ def idle_node_meets(uptime: float) -> Trust:
 
 
 @pytest.mark.parametrize("at", ["_put", "flush"])
-def test_a_request_struck_before_the_socket_has_it_drops_its_connection(
+def test_request_interrupted_before_it_is_written_drops_its_connection(
     node: RedisNode, wire: Wire, monkeypatch: Patch, at: str
 ) -> None:
     """Otherwise the next answer would be taken for the one to the request that was never sent."""
@@ -172,7 +172,7 @@ def test_a_request_struck_before_the_socket_has_it_drops_its_connection(
 
 
 @pytest.mark.parametrize("over", ["ended", "closed", ""])
-def test_an_etcd_attempt_that_was_given_up_is_not_put_again(over: str) -> None:
+def test_etcd_attempt_that_was_given_up_is_not_put_again(over: str) -> None:
     """It would be put behind its own undoing, and stay until its ttl is over."""
     mine = Claim(("one", "two"), "mine", 10.0, 1)
     round_ = next(quorum.acquire(mine, 1.0, 0.5))
@@ -188,7 +188,7 @@ def test_an_etcd_attempt_that_was_given_up_is_not_put_again(over: str) -> None:
         assert len(steps.send([refused])) == 1
 
 
-def test_of_two_that_connect_to_one_node_the_second_is_turned_away(monkeypatch: Patch) -> None:
+def test_second_of_two_concurrent_connections_to_a_node_is_closed(monkeypatch: Patch) -> None:
     """What was asked on the first would never be answered on the second."""
     wires = [Wire(), Wire()]
     made = iter(wires)
@@ -204,7 +204,7 @@ def test_of_two_that_connect_to_one_node_the_second_is_turned_away(monkeypatch: 
         driver.close()
 
 
-def test_a_driver_that_was_closed_meanwhile_says_nothing_of_a_node(
+def test_driver_closed_while_connecting_reports_nothing_about_the_node(
     monkeypatch: Patch, caplog: Log
 ) -> None:
     """Listeners are of the whole process: they would take it for another driver's."""
@@ -226,7 +226,7 @@ def test_a_driver_that_was_closed_meanwhile_says_nothing_of_a_node(
 # -- claims and lines ----------------------------------------------------------------------------
 
 
-def test_what_was_learnt_shortens_nothing() -> None:
+def test_expiry_learnt_from_the_extender_shortens_none_that_was_confirmed_here() -> None:
     """A keeper that knows less of a node than we were told ourselves."""
     mine = Claim("r", "mine", 10.0, 3)
     for index in range(3):
@@ -237,7 +237,7 @@ def test_what_was_learnt_shortens_nothing() -> None:
     assert mine.deadline == pytest.approx(NOW + 10.0 - drift(10.0))
 
 
-def test_who_has_joined_a_queue_twice_cannot_tell_when_a_node_took_it_out() -> None:
+def test_waiter_that_joined_a_queue_twice_cannot_tell_when_a_node_removed_it() -> None:
     waiter = Waiter(2, {0, 1, 2}, "process")
     waiter.forget()
     waiter.hear(0)
@@ -247,7 +247,7 @@ def test_who_has_joined_a_queue_twice_cannot_tell_when_a_node_took_it_out() -> N
     assert waiter.left_by == set()
 
 
-def test_a_node_that_was_just_connected_to_may_have_called_us_before(monkeypatch: Patch) -> None:
+def test_newly_connected_node_may_have_notified_the_waiter_before(monkeypatch: Patch) -> None:
     monkeypatch.setattr(NodeSubscription, "start", lambda self: None)  # nobody is there
     wakeup = ReleaseSubscriber([ADDRESS] * 3, PREFIX)
     with wakeup.waiter() as waiter:
@@ -264,7 +264,7 @@ def test_a_node_that_was_just_connected_to_may_have_called_us_before(monkeypatch
 
 
 @pytest.mark.parametrize(("wait", "tries"), [(5.0, 1), (0.0, 1), (5.2, 2)])
-def test_nobody_waits_for_less_time_than_the_nodes_have_no_vote(
+def test_acquire_does_not_wait_if_its_wait_is_shorter_than_the_restart_guard(
     redlock: FakeRedlock, monkeypatch: Patch, wait: float, tries: int
 ) -> None:  # fmt: skip
     asked = []
@@ -297,7 +297,7 @@ def test_a_pickled_loss_shows_no_token() -> None:
 # -- the process ---------------------------------------------------------------------------------
 
 
-def test_a_lock_is_refused_where_eventlet_has_patched_python(monkeypatch: Patch) -> None:
+def test_redlock_is_refused_where_eventlet_has_patched_python(monkeypatch: Patch) -> None:
     patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
     monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
     with pytest.raises(ConfigurationError, match="Use the pool gevent, threads or prefork"):
@@ -307,7 +307,7 @@ def test_a_lock_is_refused_where_eventlet_has_patched_python(monkeypatch: Patch)
 # -- reservations --------------------------------------------------------------------------------
 
 
-def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock) -> None:
+def test_quorum_that_names_another_reservation_refuses_ours(redlock: FakeRedlock) -> None:
     take(redlock, "another")
     redlock.driver.dead = {0, 1}
     claim = claim_for(redlock, "order:1", 10.0, "mine")
@@ -315,7 +315,7 @@ def test_a_bare_quorum_that_says_it_is_anothers_is_believed(redlock: FakeRedlock
     assert {look(redlock, claim).token} == redlock.tokens("order:1#reserved")
 
 
-def test_a_reservation_that_only_a_quorum_has_is_ones_own(redlock: FakeRedlock) -> None:
+def test_reservation_that_only_a_quorum_has_is_its_own(redlock: FakeRedlock) -> None:
     """One that the publisher was not yet connected to may answer before one that has it."""
     take(redlock, "mine", nodes=3)
     redlock.driver.dead = {0}
@@ -325,7 +325,7 @@ def test_a_reservation_that_only_a_quorum_has_is_ones_own(redlock: FakeRedlock) 
     assert start(redlock, claim)
 
 
-def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
+def test_replace_revokes_no_task_of_which_nobody_knows_if_it_runs(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
 ) -> None:
     async def peek(*_args: Any, **_options: Any) -> Any:
@@ -340,7 +340,7 @@ def test_replace_revokes_nobody_of_whom_nobody_knows_if_he_runs(
     assert box.messages() == []
 
 
-def test_a_retry_that_cannot_be_sent_takes_no_reservation_with_it(
+def test_retry_that_cannot_be_sent_keeps_its_reservation(
     redlock: FakeRedlock, app: Any, monkeypatch: Patch
 ) -> None:
     @app.task(base=SingletonTask, bind=True, lock_key="k", lock_scope="until_executed")
@@ -359,7 +359,7 @@ def test_a_retry_that_cannot_be_sent_takes_no_reservation_with_it(
     assert redlock.free("k#reserved")
 
 
-def test_no_pause_of_who_waits_is_longer_than_what_is_left_of_his_wait(
+def test_pause_of_a_waiter_is_no_longer_than_the_rest_of_its_wait(
     redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
     pauses: list[float] = []
@@ -378,7 +378,7 @@ def test_no_pause_of_who_waits_is_longer_than_what_is_left_of_his_wait(
     assert max(pauses) <= 0.1
 
 
-def test_an_extension_counts_if_a_quorum_confirms_it_and_a_lease_that_is_over_has_none(
+def test_extension_needs_a_quorum_and_a_lease_that_is_not_over(
     redlock: FakeRedlock,
 ) -> None:
     lease = redlock.acquire("r")
@@ -395,7 +395,7 @@ def test_an_extension_counts_if_a_quorum_confirms_it_and_a_lease_that_is_over_ha
         redlock.extend(replace(lease, token="another"))
 
 
-def test_an_extension_is_waited_for_until_the_first_lease_ends_or_the_next_has_its_turn(
+def test_extension_waits_until_the_first_lease_ends_or_the_next_is_due(
     redlock: FakeRedlock,
 ) -> None:
     client = redlock.client
@@ -411,19 +411,19 @@ def test_an_extension_is_waited_for_until_the_first_lease_ends_or_the_next_has_i
     assert client.patience_of([long]) == client.patience(2.0)
 
 
-def test_what_a_node_says_of_a_release_counts_from_one_on() -> None:
+def test_release_reply_of_a_node_is_read_as_a_count_from_two_on() -> None:
     assert [replies.released([], said) for said in range(4)] == [False, True, 2, 3]
 
 
 @pytest.mark.parametrize("wrong", [{"scope": "x"}, {"on_duplicate": "x"}, {"ttl": True}], ids=str)
-def test_a_reservations_header_is_that_or_nothing(wrong: dict[str, Any]) -> None:
+def test_invalid_reservation_header_is_ignored(wrong: dict[str, Any]) -> None:
     given = header("until_executed")
     assert Reservation.of(given, "the-id") is not None
     assert Reservation.of({**given, **wrong}, "the-id") is None
 
 
 @pytest.mark.parametrize("away", [False, True])
-def test_a_key_that_is_not_kept_after_success_is_told_and_no_other(
+def test_reservation_not_kept_after_success_is_logged(
     ran: Ran, redlock: FakeRedlock, caplog: Log, away: bool
 ) -> None:
     token = token_of()
@@ -439,7 +439,7 @@ def test_a_key_that_is_not_kept_after_success_is_told_and_no_other(
     assert ("and its key is not kept" in caplog.text) is away
 
 
-def test_a_reservation_is_extended_while_its_body_runs(ran: Ran, redlock: FakeRedlock) -> None:
+def test_reservation_is_extended_while_its_body_runs(ran: Ran, redlock: FakeRedlock) -> None:
     token, watched = token_of(), set[str]()
     claim = Claim("order:1#reserved", token, 60.0, 5)
     for node in redlock.fakes:
@@ -454,14 +454,14 @@ def test_a_reservation_is_extended_while_its_body_runs(ran: Ran, redlock: FakeRe
 @pytest.mark.parametrize(
     ("nodes", "expires_in", "split"), [(1, 5.0, True), (2, 5.0, False), (1, math.inf, False)]
 )
-def test_votes_are_split_if_nobody_has_a_quorum_and_all_will_give_way(
+def test_votes_are_split_if_no_holder_has_a_quorum_and_all_will_give_way(
     nodes: int, expires_in: float, split: bool
 ) -> None:
     holder = Holder("r", None, nodes, 2, expires_in)
     assert is_split(ResourceHeld("r", holder=holder)) is split
 
 
-def test_a_key_that_is_kept_is_not_the_longest_ttl_in_use(redlock: FakeRedlock) -> None:
+def test_ttl_of_a_kept_key_is_not_the_longest_in_use(redlock: FakeRedlock) -> None:
     held = redlock.lock("r")
     held.acquire()
     before = redlock.client.guard.longest
@@ -470,7 +470,7 @@ def test_a_key_that_is_kept_is_not_the_longest_ttl_in_use(redlock: FakeRedlock) 
     assert redlock.client.guard.longest == before
 
 
-def test_whoever_was_called_is_remembered_for_each_key(redlock: FakeRedlock) -> None:
+def test_notification_by_a_release_is_remembered_for_each_key(redlock: FakeRedlock) -> None:
     for name in ("a", "b"):
         claim = Claim(name, "t", 10.0, 5)
         redlock.client._released(claim, quorum.Released(held=True, called=True, confirmed=True))

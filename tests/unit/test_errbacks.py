@@ -308,7 +308,7 @@ def test_error_callback_keeps_the_options_of_its_signature(books: Books, box: Bo
     assert message.headers["expires"] is not None
 
 
-def test_what_an_error_callback_is_sent_with_shows_no_arguments_of_the_failed_task(
+def test_message_of_an_error_callback_shows_no_arguments_of_the_failed_task(
     books: Books, box: Box
 ) -> None:
     books.redlock.acquire(KEY)
@@ -319,7 +319,7 @@ def test_what_an_error_callback_is_sent_with_shows_no_arguments_of_the_failed_ta
     assert "redlock_receipt" not in json.dumps(message.decode()[0])
 
 
-def test_what_no_message_can_carry_is_sent_as_its_repr_or_left_out() -> None:
+def test_unserializable_part_of_an_error_callback_is_sent_as_repr_or_left_out() -> None:
     thing = object()
     request = Context(
         {"id": "i", "task": "t", "args": [1, thing], "kwargs": {"a": thing, "b": 2}, "more": thing,
@@ -339,14 +339,16 @@ def test_what_no_message_can_carry_is_sent_as_its_repr_or_left_out() -> None:
     "exc", [None, 7, "x", {}, {"exc_type": "system", "exc_module": "os", "exc_message": "true"},
             {"exc_type": "SystemExit", "exc_module": "builtins"}],
 )  # fmt: skip
-def test_a_forged_failure_makes_no_exception_but_a_plain_one(books: Books, exc: Any) -> None:
+def test_forged_failure_of_an_error_callback_becomes_a_plain_exception(
+    books: Books, exc: Any
+) -> None:
     request, made, *_rest = unpack(books.charge, [{FAILED: {"id": "x"}}, exc, None, 1])
     assert request.id == "x"
     assert type(made) is Exception
 
 
 @pytest.mark.parametrize("first", [{}, {FAILED: 1}, {FAILED: {1: 2}}, {"id": 1}, "x", None])
-def test_other_arguments_are_left_as_they_are(books: Books, first: Any) -> None:
+def test_arguments_without_a_packed_failure_are_left_as_they_are(books: Books, first: Any) -> None:
     args = [first, {"exc_type": "ValueError"}, None, 1]
     assert unpack(books.charge, args) is args
 
@@ -386,7 +388,9 @@ def names_of(callback: Any) -> tuple[str, ...]:
     return direct
 
 
-def test_a_key_function_is_given_the_same_by_a_call_and_by_a_message(books: Books) -> None:
+def test_key_function_of_an_error_callback_gets_the_same_from_call_and_message(
+    books: Books,
+) -> None:
     def key(request: Any, exc: Any, traceback: Any, order: Any) -> str:
         return f"{request.id}-{type(exc).__name__}-{order}"
 
@@ -452,7 +456,7 @@ def test_error_callback_of_an_eager_call_is_a_plain_call(
     assert box.messages() == []
 
 
-def test_what_an_error_callback_calls_is_a_plain_call(books: Books, box: Box) -> None:
+def test_call_inside_an_error_callback_is_a_plain_call(books: Books, box: Box) -> None:
     """Its refusal is an error of the callback's body."""
     refused: list[Callable[..., Any] | str] = []
     inner = books.compensate()

@@ -125,7 +125,7 @@ def play(name: str, place: int = -1, odd: Callable[[Any], Any] = lambda said: sa
 
 
 @pytest.mark.parametrize("name", ASKED)
-def test_odd_field_in_an_answer_is_an_answer_or_silence_and_no_error(name: str) -> None:
+def test_odd_field_in_an_answer_of_etcd_is_an_answer_or_silence_and_no_error(name: str) -> None:
     true = play(name)
     assert 0 < len(true) < MOST
     for place, said in enumerate(true):

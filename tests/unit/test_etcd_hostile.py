@@ -203,7 +203,7 @@ FEW = ["endless: a body", "endless: chunks", "deeply nested", "a code that is a 
 
 @pytest.mark.parametrize("name", [*FEW, "bytes that drip"])
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_look_at_a_hostile_member_is_an_error_of_that_node(after: int, name: str) -> None:
+def test_look_at_a_hostile_member_is_an_error_of_that_node(after: int, name: str) -> None:
     with EtcdPeer(hostile_after(after, name)) as bad:
         reader = EtcdReader(parse(bad.url, "nodes[0]"), "redlock:", PATIENCE_S)
         with pytest.raises((NodeError, TimeoutError)):
@@ -213,7 +213,7 @@ def test_a_look_at_a_hostile_member_is_an_error_of_that_node(after: int, name: s
         assert_little_was_sent(bad)
 
 
-def test_a_look_asks_the_next_member_if_the_first_hangs_for_the_timeout(
+def test_look_asks_the_next_member_if_the_first_hangs_for_the_timeout(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(address_module, "TIMEOUT_S", 1.0)
@@ -225,7 +225,7 @@ def test_a_look_asks_the_next_member_if_the_first_hangs_for_the_timeout(
     assert (look.error, results) == ("", ["read"])
 
 
-def test_a_look_that_finds_ever_more_keys_is_given_up(monkeypatch: Patch) -> None:
+def test_look_that_finds_ever_more_keys_is_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(reader_module, "MAX_NODE_BYTES", 2**20)
     kvs = [{"key": coded(b"redlock:lock/%d" % n)} for n in range(1000)]
     asked: list[Any] = []
@@ -259,7 +259,7 @@ def chunk(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", [*FEW, *WATCHED])
-def test_a_watch_of_a_hostile_member_ends_and_is_made_again(name: str) -> None:
+def test_watch_of_a_hostile_etcd_member_ends_and_is_made_again(name: str) -> None:
     def turns(line: Line) -> None:
         while (asked := line.request()) is not None:
             if asked.path == "watch":
@@ -276,7 +276,7 @@ def test_a_watch_of_a_hostile_member_ends_and_is_made_again(name: str) -> None:
         assert_little_was_sent(bad)
 
 
-def test_a_member_that_does_not_confirm_a_watch_is_left(monkeypatch: Patch) -> None:
+def test_etcd_member_that_does_not_confirm_a_watch_is_left(monkeypatch: Patch) -> None:
     monkeypatch.setattr(subscription_module, "LISTENS_S", 3 * PATIENCE_S)
     monkeypatch.setattr(subscription_module, "lease_id", lambda *_: 1)
 

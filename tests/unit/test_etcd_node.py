@@ -48,7 +48,9 @@ def soon(monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("chunked", [0, 3])
 @pytest.mark.parametrize("pieces", [0, 1])
-def test_answers_in_any_form_and_pieces_count(world: PeerWorld, chunked: int, pieces: int) -> None:
+def test_etcd_answers_in_any_form_and_pieces_count(
+    world: PeerWorld, chunked: int, pieces: int
+) -> None:
     def slowly(line: Line) -> None:
         while (asked := line.request()) is not None:
             line.send(peer.answer(asked), pieces=pieces)
@@ -67,7 +69,7 @@ def test_answers_in_any_form_and_pieces_count(world: PeerWorld, chunked: int, pi
     assert peer.connections == 1
 
 
-def test_requests_of_many_steps_beside_others_get_their_own_answers(world: PeerWorld) -> None:
+def test_etcd_requests_of_many_steps_get_their_own_answers(world: PeerWorld) -> None:
     """A look asks for keys first, and then for their leases; others are written in between."""
     peer = world.etcd_peer()
     driver = world.driver()
@@ -91,7 +93,7 @@ def test_requests_of_many_steps_beside_others_get_their_own_answers(world: PeerW
     assert peer.connections == 1
 
 
-def test_an_attempt_without_an_answer_is_undone_behind_itself(world: PeerWorld) -> None:
+def test_etcd_attempt_without_an_answer_is_undone_behind_itself(world: PeerWorld) -> None:
     peer = world.etcd_peer(mute)
     driver = world.driver()
     assert votes(acquire(driver, "r", SHORT)) == ["silent"]
@@ -101,7 +103,7 @@ def test_an_attempt_without_an_answer_is_undone_behind_itself(world: PeerWorld) 
     assert [next(iter(op)) for op in undoing["success"]] == ["requestDeleteRange"]
 
 
-def test_locks_of_a_long_ttl_share_a_lease_and_of_a_short_one_do_not(world: PeerWorld) -> None:
+def test_etcd_locks_of_a_long_ttl_share_a_lease_and_of_a_short_one_do_not(world: PeerWorld) -> None:
     etcd = world.etcd_peer().etcd
     driver = world.driver()
     for ttl, name in ((60.0, "a"), (60.0, "b"), (2.0, "c"), (2.0, "d")):
@@ -113,7 +115,7 @@ def test_locks_of_a_long_ttl_share_a_lease_and_of_a_short_one_do_not(world: Peer
     assert [etcd.leases[lease] for lease in leases] == [66, 66, 2, 2]
 
 
-def test_a_new_connection_has_leases_of_its_own(world: PeerWorld) -> None:
+def test_new_etcd_connection_has_leases_of_its_own(world: PeerWorld) -> None:
     """Whether those of the one before were granted is not known."""
 
     def breaks(line: Line) -> None:
@@ -129,7 +131,7 @@ def test_a_new_connection_has_leases_of_its_own(world: PeerWorld) -> None:
     assert peer.etcd.lease_of(key("a")) != peer.etcd.lease_of(key("b"))
 
 
-def test_nothing_counts_that_was_put_with_a_lease_that_was_not_granted(world: PeerWorld) -> None:
+def test_etcd_key_put_with_a_lease_that_was_not_granted_does_not_count(world: PeerWorld) -> None:
     """Its id may be another's, whose end would be the end of the lock."""
 
     def refuses(line: Line) -> None:
@@ -147,7 +149,7 @@ def test_nothing_counts_that_was_put_with_a_lease_that_was_not_granted(world: Pe
     assert first["ID"] == second["ID"] == peer.etcd.lease_of(key("r"))
 
 
-def test_an_error_of_the_cluster_is_silence_with_its_reason(world: PeerWorld) -> None:
+def test_error_of_the_etcd_cluster_is_silence_with_its_reason(world: PeerWorld) -> None:
     def full(line: Line) -> None:
         while (asked := line.request()) is not None:
             said = {"code": 8, "error": "etcdserver: mvcc: database space exceeded"}
@@ -169,7 +171,7 @@ def test_an_error_of_the_cluster_is_silence_with_its_reason(world: PeerWorld) ->
         b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b'{"ID":"1"}    ',
     ],
 )
-def test_a_member_that_answers_what_is_no_answer_is_connected_to_again(
+def test_etcd_member_with_a_malformed_response_is_connected_to_again(
     world: PeerWorld, said: bytes
 ) -> None:
     def wrong(line: Line) -> None:
@@ -190,7 +192,7 @@ def test_a_member_that_answers_what_is_no_answer_is_connected_to_again(
 
 
 @pytest.mark.parametrize("after", range(3))
-def test_a_member_that_closes_in_the_handshake_is_connected_to_again(
+def test_etcd_member_that_closes_in_the_handshake_is_connected_to_again(
     world: PeerWorld, after: int
 ) -> None:
     def breaks(line: Line) -> None:
@@ -208,7 +210,7 @@ def test_a_member_that_closes_in_the_handshake_is_connected_to_again(
 
 
 @pytest.mark.parametrize("answered", range(2))
-def test_a_look_whose_connection_ends_begins_again_on_the_next(
+def test_etcd_look_whose_connection_ends_begins_again_on_the_next(
     world: PeerWorld, answered: int
 ) -> None:
     def breaks(line: Line) -> None:
@@ -227,7 +229,9 @@ def test_a_look_whose_connection_ends_begins_again_on_the_next(
     assert peer.connections == 2
 
 
-def test_a_release_that_was_not_confirmed_is_made_on_the_next_connection(world: PeerWorld) -> None:
+def test_etcd_release_that_was_not_confirmed_is_made_on_the_next_connection(
+    world: PeerWorld,
+) -> None:
     def breaks(line: Line) -> None:
         for _ in range(2 if line.number == 0 else 0):
             line.send(peer.answer(line.request()))
@@ -245,7 +249,7 @@ def test_a_release_that_was_not_confirmed_is_made_on_the_next_connection(world: 
     assert peer.etcd.keys == []
 
 
-def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
+def test_etcd_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
     go = threading.Event()
 
     def lazy(line: Line) -> None:
@@ -297,7 +301,7 @@ def connections(*members: EtcdPeer) -> list[int]:
 
 
 @pytest.mark.usefixtures("soon")
-def test_a_member_that_is_silent_is_left_for_the_next_within_the_attempt(world: PeerWorld) -> None:
+def test_silent_etcd_member_is_left_for_the_next_within_the_attempt(world: PeerWorld) -> None:
     one, other, url = two(world, Line.gone)
     driver = world.driver(url)
     begun = time.monotonic()
@@ -307,7 +311,7 @@ def test_a_member_that_is_silent_is_left_for_the_next_within_the_attempt(world: 
 
 
 @pytest.mark.usefixtures("soon")
-async def test_a_coroutine_leaves_a_silent_member_for_the_next(world: PeerWorld) -> None:
+async def test_coroutine_leaves_a_silent_etcd_member_for_the_next(world: PeerWorld) -> None:
     _one, _other, url = two(world, Line.gone)
     driver = world.loop_driver(asyncio.get_running_loop(), url)
     await asyncio.to_thread(driver.connect, DEADLINE, DEADLINE)
@@ -317,7 +321,7 @@ async def test_a_coroutine_leaves_a_silent_member_for_the_next(world: PeerWorld)
     assert time.monotonic() - begun < DEADLINE / 2
 
 
-def test_a_member_that_has_no_leader_is_left_for_the_next(world: PeerWorld) -> None:
+def test_etcd_member_without_a_leader_is_left_for_the_next(world: PeerWorld) -> None:
     def leaderless(line: Line) -> None:
         line.send(line.peer.http(NO_LEADER) * 2)  # type: ignore[attr-defined]
         line.gone()
@@ -343,7 +347,7 @@ def asking(count: int) -> tuple[Any, Wire, FakeClock, list[Any]]:
     return node, wire, clock, undone
 
 
-def test_a_member_whose_answer_drips_is_left_as_a_silent_one_is() -> None:
+def test_etcd_member_whose_answer_drips_is_left_as_a_silent_one() -> None:
     node, wire, clock, _undone = asking(1)
     for byte in b"HTTP":
         assert not wire.closed
@@ -352,7 +356,7 @@ def test_a_member_whose_answer_drips_is_left_as_a_silent_one_is() -> None:
     assert wire.closed
 
 
-def test_a_member_that_works_off_what_it_was_asked_is_not_left() -> None:
+def test_etcd_member_that_makes_progress_is_not_left() -> None:
     """Its answers come one by one, each before a silent member is left, all of them later."""
     node, wire, clock, undone = asking(3)
     for _ in undone[1:]:
@@ -364,7 +368,7 @@ def test_a_member_that_works_off_what_it_was_asked_is_not_left() -> None:
     assert [votes(round_) for round_ in undone] == [["no"], ["no"], ["silent"]]
 
 
-def test_a_member_that_refuses_connections_is_passed_over(world: PeerWorld) -> None:
+def test_etcd_member_that_refuses_connections_is_passed_over(world: PeerWorld) -> None:
     with socket.create_server(("127.0.0.1", 0)) as gone:
         port = gone.getsockname()[1]
     peer = world.etcd_peer()
@@ -373,7 +377,7 @@ def test_a_member_that_refuses_connections_is_passed_over(world: PeerWorld) -> N
         assert votes(acquire(world.driver(url), url)) == ["yes"]
 
 
-def test_members_of_two_clusters_are_no_node(world: PeerWorld) -> None:
+def test_members_of_two_etcd_clusters_are_refused_as_one_node(world: PeerWorld) -> None:
     one, other = (world.etcd_peer(etcd=MemoryEtcd(cluster)) for cluster in ("1", "2"))
     url = f"etcd://127.0.0.1:{one.port},127.0.0.1:{other.port}"
     with pytest.raises(ConfigurationError, match="are of several clusters"):
@@ -392,7 +396,7 @@ def test_members_of_two_clusters_are_no_node(world: PeerWorld) -> None:
         ("kv/range", {"code": 3, "error": "etcdserver: user name is empty"}, "it refuses us"),
     ],
 )
-def test_a_cluster_that_cannot_be_a_node_is_refused_with_the_reason(
+def test_etcd_cluster_that_cannot_be_a_node_is_refused_with_the_reason(
     world: PeerWorld, path: str, said: Refused, why: str
 ) -> None:
     world.etcd_peer().said[path] = {"header": {"cluster_id": "77"}, **said}
@@ -408,7 +412,7 @@ def test_a_cluster_that_cannot_be_a_node_is_refused_with_the_reason(
         ("kv/range", {"code": 4, "error": "etcdserver: request timed out"}),
     ],
 )
-def test_a_member_without_a_leader_is_silent_until_it_has_one(
+def test_etcd_member_without_a_leader_is_silent_until_it_has_one(
     world: PeerWorld, path: str, said: Refused
 ) -> None:
     peer = world.etcd_peer()
@@ -420,7 +424,7 @@ def test_a_member_without_a_leader_is_silent_until_it_has_one(
     wait_until(lambda: votes(acquire(driver, "r", 1.0)) == ["yes"], 5, "it votes")
 
 
-def test_a_user_is_named_with_each_request_and_the_password_once(world: PeerWorld) -> None:
+def test_etcd_user_sends_the_password_once_and_a_token_with_each_request(world: PeerWorld) -> None:
     peer = world.etcd_peer()
     driver = world.driver(f"etcd://me:secret@127.0.0.1:{peer.port}")
     assert votes(acquire(driver, "r")) == ["yes"]
@@ -430,7 +434,7 @@ def test_a_user_is_named_with_each_request_and_the_password_once(world: PeerWorl
     assert [head["authorization"] for head in heads] == ["a token"] * len(heads)
 
 
-def test_a_member_that_is_only_compared_is_given_no_password(world: PeerWorld) -> None:
+def test_etcd_member_that_is_only_compared_is_sent_no_password(world: PeerWorld) -> None:
     """To check one costs a server a tenth of a second."""
     etcd = MemoryEtcd()
     members = [world.etcd_peer(etcd=etcd) for _ in range(2)]
@@ -441,13 +445,13 @@ def test_a_member_that_is_only_compared_is_given_no_password(world: PeerWorld) -
     assert all(member.greeted for member in members)
 
 
-def test_the_oldest_version_that_is_supported_is_a_node(world: PeerWorld) -> None:
+def test_oldest_supported_version_of_etcd_is_accepted(world: PeerWorld) -> None:
     said = {"version": "3.4.0", "leader": "1", "header": {"cluster_id": "77"}}
     world.etcd_peer().said["maintenance/status"] = said
     assert votes(acquire(world.driver(), "r")) == ["yes"]
 
 
-def test_a_user_is_not_named_where_nobody_has_to_be(world: PeerWorld) -> None:
+def test_etcd_user_is_not_named_where_authentication_is_off(world: PeerWorld) -> None:
     peer = world.etcd_peer()
     peer.said["auth/authenticate"] = {"code": 9, "error": "authentication is not enabled"}
     driver = world.driver(f"etcd://me:secret@127.0.0.1:{peer.port}")
@@ -455,7 +459,7 @@ def test_a_user_is_not_named_where_nobody_has_to_be(world: PeerWorld) -> None:
     assert "authorization" not in peer.next().head
 
 
-def test_a_wrong_password_is_in_no_error(world: PeerWorld) -> None:
+def test_wrong_etcd_password_is_in_no_error(world: PeerWorld) -> None:
     peer = world.etcd_peer()
     said = {"code": 3, "error": "etcdserver: authentication failed, invalid user ID or password"}
     peer.said["auth/authenticate"] = said
@@ -466,7 +470,7 @@ def test_a_wrong_password_is_in_no_error(world: PeerWorld) -> None:
     assert "secret" not in asked.details[0]
 
 
-def test_an_unreachable_cluster_names_each_member_and_why() -> None:
+def test_error_of_an_unreachable_etcd_cluster_names_each_member() -> None:
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as b:
         ports = one.getsockname()[1], b.getsockname()[1]
     whys = [f"127.0.0.1:{port}: Connection refused" for port in ports]

@@ -83,18 +83,18 @@ def entry(process: str, waiter: str, since: int, *names: str) -> QueueEntry:
 # -- Acquire
 
 
-def test_a_free_key_is_acquired_with_the_token(memory: Cluster) -> None:
+def test_etcd_acquire_of_a_free_key_stores_the_token(memory: Cluster) -> None:
     assert memory.run(Verb.ACQUIRE, claim()) is None
     assert memory.token("r") == "mine"
 
 
-def test_a_held_key_is_not_acquired_and_its_holder_returned(memory: Cluster) -> None:
+def test_etcd_acquire_of_a_held_key_returns_its_holder(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim("theirs"))
     assert memory.run(Verb.ACQUIRE, claim()) == b"theirs"
     assert memory.token("r") == "theirs"
 
 
-def test_of_several_keys_all_are_acquired_or_none(memory: Cluster) -> None:
+def test_etcd_acquire_of_several_keys_gets_all_or_none(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim("theirs", "b"))
     assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b", "c")) == [b"theirs", 1]
     assert [memory.token(name) for name in "abc"] == [None, "theirs", None]
@@ -103,7 +103,7 @@ def test_of_several_keys_all_are_acquired_or_none(memory: Cluster) -> None:
     assert [memory.token(name) for name in "abc"] == ["mine"] * 3
 
 
-def test_an_attempt_whose_answer_was_lost_is_granted_again(memory: Cluster) -> None:
+def test_etcd_attempt_whose_answer_was_lost_is_granted_again(memory: Cluster) -> None:
     """With a new lease, which lasts for as long as the second answer is counted."""
     mine = claim("mine", "a", "b")
     memory.run(Verb.ACQUIRE, mine)
@@ -112,14 +112,14 @@ def test_an_attempt_whose_answer_was_lost_is_granted_again(memory: Cluster) -> N
     assert memory.lease_of(b"redlock:lock/a") != before
 
 
-def test_an_attempt_that_holds_only_some_of_its_keys_gets_the_others(memory: Cluster) -> None:
+def test_etcd_attempt_that_holds_only_some_of_its_keys_gets_the_others(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim("mine", "a"))
     assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b")) is None
     assert memory.token("b") == "mine"
 
 
 @pytest.mark.parametrize("how", ["ended", "closed"])
-def test_an_attempt_that_is_over_is_not_put_again(memory: Cluster, how: str) -> None:
+def test_etcd_attempt_that_is_over_is_not_put_again(memory: Cluster, how: str) -> None:
     """It would be set behind its own undoing, and nobody would free it."""
     mine = claim()
     memory.run(Verb.ACQUIRE, mine)
@@ -134,7 +134,7 @@ def test_an_attempt_that_is_over_is_not_put_again(memory: Cluster, how: str) -> 
     assert memory.token("r") is None
 
 
-def test_fencing_tokens_grow_with_each_grant_and_stay_for_a_repeated_attempt(
+def test_etcd_fencing_tokens_grow_with_each_grant_and_stay_for_a_repeated_attempt(
     memory: Cluster,
 ) -> None:
     mine, other = claim(), claim("other")
@@ -149,7 +149,7 @@ def test_fencing_tokens_grow_with_each_grant_and_stay_for_a_repeated_attempt(
 # -- Extend
 
 
-def test_an_extension_renews_its_own_keys_and_no_other(memory: Cluster) -> None:
+def test_etcd_extension_renews_its_own_keys_and_no_other(memory: Cluster) -> None:
     mine, lost = claim("mine", "a"), claim("mine", "b")
     memory.run(Verb.ACQUIRE, mine)
     memory.run(Verb.ACQUIRE, claim("theirs", "b"))
@@ -159,17 +159,17 @@ def test_an_extension_renews_its_own_keys_and_no_other(memory: Cluster) -> None:
     assert memory.token("b") == "theirs"
 
 
-def test_an_extension_sets_no_missing_key(memory: Cluster) -> None:
+def test_etcd_extension_sets_no_missing_key(memory: Cluster) -> None:
     assert memory.run(Verb.EXTEND, claim()) == b"0"
     assert memory.token("r") is None
 
 
-def test_an_extension_of_several_keys_needs_all_of_them(memory: Cluster) -> None:
+def test_etcd_extension_of_several_keys_needs_all_of_them(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim("mine", "a"))
     assert memory.run(Verb.EXTEND, claim("mine", "a", "b")) == b"0"
 
 
-def test_many_extensions_go_in_transactions_that_a_server_takes(memory: Cluster) -> None:
+def test_etcd_extensions_are_split_into_transactions_that_a_server_takes(memory: Cluster) -> None:
     """The cluster in memory refuses larger ones, as a server does."""
     wide = [claim("mine", *(f"{n}:{m}" for m in range(100))) for n in range(3)]
     many = [claim("mine", str(n)) for n in range(MAX_OPS * 2)]
@@ -178,7 +178,7 @@ def test_many_extensions_go_in_transactions_that_a_server_takes(memory: Cluster)
     assert memory.run(Verb.EXTEND, *wide, *many) == b"1" * (len(wide) + len(many))
 
 
-def test_two_claims_of_one_key_are_not_extended_in_one_transaction(memory: Cluster) -> None:
+def test_two_claims_of_one_key_are_not_extended_in_one_etcd_transaction(memory: Cluster) -> None:
     """A transaction may not put a key twice."""
     memory.run(Verb.ACQUIRE, claim("mine"))
     memory.asked.clear()
@@ -186,7 +186,7 @@ def test_two_claims_of_one_key_are_not_extended_in_one_transaction(memory: Clust
     assert memory.steps == ["kv/txn"] * 2
 
 
-def test_a_renewal_does_not_shorten_a_key_that_lasts_for_longer(memory: Cluster) -> None:
+def test_etcd_renewal_does_not_shorten_a_key_that_lasts_longer(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim(ttl=600.0))
     before = memory.lease_of(b"redlock:lock/r")
     assert memory.run(Verb.RENEW, claim(ttl=60.0)) == b"1"
@@ -194,14 +194,14 @@ def test_a_renewal_does_not_shorten_a_key_that_lasts_for_longer(memory: Cluster)
     assert memory.run(Verb.RENEW, claim("other")) == b"0"
 
 
-def test_a_renewal_puts_a_key_of_the_same_ttl_again(memory: Cluster) -> None:
+def test_etcd_renewal_puts_a_key_of_the_same_ttl_again(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim(ttl=60.0))
     before = memory.lease_of(b"redlock:lock/r")
     assert memory.run(Verb.RENEW, claim(ttl=60.0)) == b"1"
     assert memory.lease_of(b"redlock:lock/r") != before
 
 
-def test_a_renewal_leaves_a_key_alone_of_which_more_is_left_than_it_says(memory: Cluster) -> None:
+def test_etcd_renewal_skips_a_key_with_more_time_left_than_its_threshold(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim(ttl=60.0))
     before, renewing = memory.lease_of(b"redlock:lock/r"), claim(ttl=60.0)
     renewing.below = 30.0
@@ -212,7 +212,7 @@ def test_a_renewal_leaves_a_key_alone_of_which_more_is_left_than_it_says(memory:
 # -- Release and wait queues
 
 
-def test_a_release_deletes_its_own_keys_and_no_other(memory: Cluster) -> None:
+def test_etcd_release_deletes_its_own_keys_and_no_other(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim("theirs"))
     assert memory.run(Verb.RELEASE, claim("mine")) == 0
     assert memory.token("r") == "theirs"
@@ -220,7 +220,7 @@ def test_a_release_deletes_its_own_keys_and_no_other(memory: Cluster) -> None:
     assert memory.token("r") is None
 
 
-def test_a_release_leaves_the_mark_that_its_claim_names(memory: Cluster) -> None:
+def test_etcd_release_leaves_the_mark_that_its_claim_names(memory: Cluster) -> None:
     mine = claim()
     memory.run(Verb.ACQUIRE, mine)
     mine.mark = ("delivery#done", 30.0)
@@ -228,7 +228,7 @@ def test_a_release_leaves_the_mark_that_its_claim_names(memory: Cluster) -> None
     assert memory.token("delivery#done") == "done"
 
 
-def test_a_release_wakes_the_waiter_who_has_waited_for_the_longest_time(memory: Cluster) -> None:
+def test_etcd_release_notifies_the_longest_waiting_waiter(memory: Cluster) -> None:
     for process in ("p1", "p2"):
         memory.put(process.encode(), b"")
     memory.run(Verb.ACQUIRE, claim())
@@ -241,7 +241,7 @@ def test_a_release_wakes_the_waiter_who_has_waited_for_the_longest_time(memory: 
     assert memory.get(b"p1") == b"later"
 
 
-def test_a_release_passes_over_waiters_whose_process_does_not_listen(memory: Cluster) -> None:
+def test_etcd_release_passes_over_waiters_whose_process_does_not_listen(memory: Cluster) -> None:
     memory.put(b"alive", b"")
     memory.run(Verb.ACQUIRE, claim())
     for number, process in enumerate(["dead", "dead too", "alive"]):
@@ -251,7 +251,7 @@ def test_a_release_passes_over_waiters_whose_process_does_not_listen(memory: Clu
     assert not [key for key in memory.keys if b"line/" in key]
 
 
-def test_an_undoing_wakes_nobody(memory: Cluster) -> None:
+def test_etcd_undo_notifies_no_waiter(memory: Cluster) -> None:
     memory.put(b"p", b"")
     memory.run(Verb.ACQUIRE, claim())
     memory.run(Verb.ENQUEUE, entry("p", "w", 1))
@@ -259,7 +259,7 @@ def test_an_undoing_wakes_nobody(memory: Cluster) -> None:
     assert memory.get(b"p") == b""
 
 
-def test_a_queue_is_left_once(memory: Cluster) -> None:
+def test_etcd_wait_queue_is_left_once(memory: Cluster) -> None:
     waiting = entry("p", "w", 1, "a", "b")
     assert memory.run(Verb.ENQUEUE, waiting) == 1
     assert memory.run(Verb.DEQUEUE, waiting) == 1
@@ -268,7 +268,7 @@ def test_a_queue_is_left_once(memory: Cluster) -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("called", [True, False])
-def test_a_waiter_who_leaves_wakes_the_next_unless_the_key_is_held(
+def test_leaving_etcd_waiter_notifies_the_next_unless_the_key_is_held(
     memory: Cluster, held: bool, called: bool
 ) -> None:
     """One that was woken is in the queue no more: it wakes the next in any case."""
@@ -286,7 +286,7 @@ def test_a_waiter_who_leaves_wakes_the_next_unless_the_key_is_held(
 # -- Peek
 
 
-def test_a_look_returns_each_holder_and_for_how_long(memory: Cluster) -> None:
+def test_etcd_look_returns_each_holder_and_its_time_left(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim("mine", "a", ttl=60.0))
     memory.put(b"redlock:lock/for ever", b"another program's")
     memory.elapsed = 20
@@ -297,13 +297,13 @@ def test_a_look_returns_each_holder_and_for_how_long(memory: Cluster) -> None:
     assert seen[2:] == [None, -2, b"another program's", -1]
 
 
-def test_a_key_whose_lease_is_over_is_free(memory: Cluster) -> None:
+def test_etcd_key_whose_lease_is_over_is_free(memory: Cluster) -> None:
     memory.run(Verb.ACQUIRE, claim(ttl=10.0))
     memory.elapsed = 11
     assert memory.run(Verb.PEEK, Query(("r",), 1)) == [None, -2]
 
 
-def test_a_look_at_many_keys_is_no_transaction_too_large(memory: Cluster) -> None:
+def test_etcd_look_at_many_keys_is_split_into_transactions(memory: Cluster) -> None:
     names = tuple(str(n) for n in range(2 * MAX_OPS + 1))
     memory.put(b"redlock:lock/" + names[-1].encode(), b"theirs")
     seen = memory.run(Verb.PEEK, Query(names, 1))
@@ -315,7 +315,7 @@ def test_a_look_at_many_keys_is_no_transaction_too_large(memory: Cluster) -> Non
 
 
 @pytest.mark.parametrize("ttl", [0.05, 0.124, 0.125, 1.0, 7.3, 60.0, 86_400.0])
-def test_the_id_of_a_lease_is_above_those_of_shorter_ones(ttl: float) -> None:
+def test_id_of_an_etcd_lease_is_above_those_of_shorter_ones(ttl: float) -> None:
     assert lease_id(ttl) < lease_id(ttl, 2**TTL_SHIFT - 1) < lease_id(ttl + 0.125)
     assert lease_id(ttl) < 2**63
     assert ttl <= granted_for(ttl) < ttl + 1.0
@@ -324,7 +324,7 @@ def test_the_id_of_a_lease_is_above_those_of_shorter_ones(ttl: float) -> None:
 @pytest.mark.parametrize(
     ("ttl", "shared"), [(1.0, 0.0), (7.9, 0.0), (8.0, 0.5), (60.0, 6.0), (16.0, 1.0)]
 )
-def test_a_lease_is_shared_for_a_part_of_its_ttl(ttl: float, shared: float) -> None:
+def test_etcd_lease_is_shared_for_a_part_of_its_ttl(ttl: float, shared: float) -> None:
     assert shared_for(ttl) == shared
     assert 0.0 < shared_for(QUEUE_LIFE_S) < QUEUE_LIFE_S / 2
 
@@ -340,7 +340,7 @@ def test_a_lease_is_shared_for_a_part_of_its_ttl(ttl: float, shared: float) -> N
         ("5", "9", 10.0, 5),  # not one of ours
     ],
 )
-def test_what_is_left_of_a_key_is_counted_from_what_it_was_put_for(
+def test_time_left_of_an_etcd_key_is_counted_from_its_own_ttl(
     left: str, granted: str, ttl: float, seconds: float
 ) -> None:
     said = {"TTL": left, "grantedTTL": granted, "ID": str(lease_id(ttl, 7))}

@@ -60,7 +60,7 @@ def wait_for(etcd: MemoryEtcd, name: bytes, waiter: bytes, since: int, lease: st
     etcd.put(b"redlock:line/" + name + b"\xff" + waiter, b"%020d" % since, lease)
 
 
-def test_a_scan_finds_locks_their_tokens_and_queues_by_their_names(
+def test_etcd_scan_finds_locks_tokens_and_queues_by_name(
     etcd: MemoryEtcd, reader: EtcdReader
 ) -> None:
     for name in ("a", "a#reserved", "b"):
@@ -74,7 +74,7 @@ def test_a_scan_finds_locks_their_tokens_and_queues_by_their_names(
     assert reader.scan("none") == {}
 
 
-def test_a_scan_of_many_keys_reads_each_page(
+def test_etcd_scan_of_many_keys_reads_each_page(
     etcd: MemoryEtcd, reader: EtcdReader, monkeypatch: Patch
 ) -> None:
     """One key a page; the next after "a" is "a!", which is less than "a0"."""
@@ -85,7 +85,9 @@ def test_a_scan_of_many_keys_reads_each_page(
     assert {name for name in reader.scan("") if "#" not in name} == names
 
 
-def test_values_are_tokens_with_what_is_left_of_them(etcd: MemoryEtcd, reader: EtcdReader) -> None:
+def test_etcd_reader_returns_tokens_with_their_time_left(
+    etcd: MemoryEtcd, reader: EtcdReader
+) -> None:
     hold(etcd, "a", "mine", 60.0)
     hold(etcd, "over", "gone", 5.0)
     etcd.put(b"redlock:lock/for ever", b"theirs")
@@ -101,7 +103,7 @@ def test_values_are_tokens_with_what_is_left_of_them(etcd: MemoryEtcd, reader: E
     assert found["for ever"] == KeyValue(b"theirs", math.inf)
 
 
-def test_values_of_many_keys_are_asked_in_transactions_that_a_server_takes(
+def test_etcd_reader_splits_many_keys_into_transactions(
     etcd: MemoryEtcd, reader: EtcdReader
 ) -> None:
     names = [str(n) for n in range(2 * MAX_OPS + 1)]
@@ -111,7 +113,9 @@ def test_values_of_many_keys_are_asked_in_transactions_that_a_server_takes(
     assert {name: one.value.decode() for name, one in found.items()} == {n: n for n in names}
 
 
-def test_a_queue_is_shown_in_the_order_of_its_waiters(etcd: MemoryEtcd, reader: EtcdReader) -> None:
+def test_etcd_reader_shows_a_queue_in_the_order_of_its_waiters(
+    etcd: MemoryEtcd, reader: EtcdReader
+) -> None:
     lease = str(lease_id(60.0))
     etcd.leases[lease], etcd.elapsed = 60, 10
     wait_for(etcd, b"a", b"p:third", 3_000, lease)
@@ -125,14 +129,14 @@ def test_a_queue_is_shown_in_the_order_of_its_waiters(etcd: MemoryEtcd, reader: 
     assert reader.queues({"b#line": b"redlock:b#line"}, 2) == {}
 
 
-def test_an_error_says_why_but_a_member_that_was_too_slow_has_no_reason(
+def test_etcd_reader_gives_the_reason_of_an_error_but_none_for_a_timeout(
     reader: EtcdReader,
 ) -> None:
     assert reader.why(TimeoutError()) == ""
     assert reader.why(NodeError("it has no leader")) == "it has no leader"
 
 
-def test_a_reader_reports_its_round_trip_and_its_peer(reader: EtcdReader) -> None:
+def test_etcd_reader_reports_its_round_trip_and_its_peer(reader: EtcdReader) -> None:
     before = reader.heard
     assert 0.0 < reader.rtt() < DEADLINE
     assert reader.heard > before
@@ -147,7 +151,7 @@ def with_script(script: Callable[[Line], object]) -> Any:
     return reader, peer
 
 
-def test_a_member_that_answers_nothing_is_read_for_no_longer_than_the_timeout() -> None:
+def test_etcd_reader_waits_for_a_silent_member_no_longer_than_the_timeout() -> None:
     peer = EtcdPeer(lambda line: line.request() and line.gone())
     with peer, closing(EtcdReader(parse(peer.url, "nodes[0]"), PREFIX, LONGER)) as reader:
         reader.connect()
@@ -157,7 +161,7 @@ def test_a_member_that_answers_nothing_is_read_for_no_longer_than_the_timeout() 
             reader.scan("")
 
 
-def test_a_member_that_answers_without_an_end_is_not_waited_for(monkeypatch: Patch) -> None:
+def test_etcd_reader_gives_up_an_answer_that_never_ends(monkeypatch: Patch) -> None:
     """Each byte is in time, the whole is not."""
     monkeypatch.setattr(reader_module, "MAX_TIMEOUTS", 0.1 / DEADLINE)
 
@@ -176,7 +180,7 @@ def test_a_member_that_answers_without_an_end_is_not_waited_for(monkeypatch: Pat
     reader.close()
 
 
-def test_a_connection_that_ends_in_an_answer_says_so() -> None:
+def test_etcd_reader_reports_a_connection_that_ends_in_an_answer() -> None:
     def breaks(line: Line) -> None:
         asked = line.request()
         line.send(line.peer.answer(asked)[:-1])
@@ -188,7 +192,7 @@ def test_a_connection_that_ends_in_an_answer_says_so() -> None:
     reader.close()
 
 
-def test_each_member_is_asked_for_its_cluster_by_itself(peer: EtcdPeer) -> None:
+def test_each_etcd_member_is_asked_for_its_cluster(peer: EtcdPeer) -> None:
     with (
         EtcdPeer(etcd=MemoryEtcd("78")) as foreign,
         EtcdPeer(etcd=peer.etcd) as leaderless,
@@ -207,11 +211,11 @@ def test_each_member_is_asked_for_its_cluster_by_itself(peer: EtcdPeer) -> None:
     assert clusters == {"77", "78"}
 
 
-def test_a_reader_that_never_connected_can_be_closed(peer: EtcdPeer) -> None:
+def test_etcd_reader_that_never_connected_can_be_closed(peer: EtcdPeer) -> None:
     EtcdReader(parse(peer.url, "nodes[0]"), PREFIX, DEADLINE).close()
 
 
-def test_an_answer_too_many_ends_a_look() -> None:
+def test_etcd_reader_refuses_a_surplus_answer() -> None:
     """It would be taken for the answer to the next question."""
 
     def twice(line: Line) -> None:

@@ -31,7 +31,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-def test_a_request_has_the_length_of_its_body() -> None:
+def test_etcd_request_has_the_length_of_its_body() -> None:
     asked = request(Request("kv/range", {"key": "ä"}), b"Host: h\r\n")
     head, _, body = asked.partition(b"\r\n\r\n")
     assert head.split(b"\r\n")[:2] == [b"POST /v3/kv/range HTTP/1.1", b"Host: h"]
@@ -42,7 +42,7 @@ def test_a_request_has_the_length_of_its_body() -> None:
 # -- Answers
 
 
-def test_answers_are_the_same_however_they_are_cut() -> None:
+def test_etcd_answers_are_the_same_however_they_are_cut() -> None:
     """In random pieces, from a seed."""
     rng = random.Random(20261126)
     for _ in range(100):
@@ -57,7 +57,7 @@ def test_answers_are_the_same_however_they_are_cut() -> None:
         ]
 
 
-def test_an_answer_is_complete_at_its_last_byte_and_not_before() -> None:
+def test_etcd_answer_is_complete_at_its_last_byte_and_not_before() -> None:
     for said in (
         http({}),
         http({"a": "b"}, chunked=4),
@@ -96,7 +96,7 @@ def test_an_answer_is_complete_at_its_last_byte_and_not_before() -> None:
         CHUNKED + b"0\r\nX: " + b"x" * MAX_HEAD_BYTES,
     ],
 )
-def test_an_answer_that_is_no_http_is_refused_at_once(said: bytes) -> None:
+def test_etcd_answer_in_another_protocol_is_refused_at_once(said: bytes) -> None:
     with pytest.raises(NodeError, match="another protocol"):
         list(Replies().feed(said))
 
@@ -109,14 +109,14 @@ def test_an_answer_that_is_no_http_is_refused_at_once(said: bytes) -> None:
         CHUNKED + b"1\r\n{\r\n%x\r\n" % MAX_REPLY_BYTES,
     ],
 )
-def test_an_answer_that_is_too_long_is_refused_before_it_comes(said: bytes) -> None:
+def test_etcd_answer_that_is_too_long_is_refused_before_it_comes(said: bytes) -> None:
     with pytest.raises(NodeError, match=f"more than {MAX_REPLY_BYTES} bytes"):
         list(Replies().feed(said))
     assert list(Replies(2 * MAX_REPLY_BYTES).feed(said)) == []
 
 
 @pytest.mark.parametrize("endless", [False, True])
-def test_half_an_answer_is_waited_for_no_longer_than_a_lost_packet(endless: bool) -> None:
+def test_half_an_etcd_answer_is_waited_for_no_longer_than_a_lost_packet(endless: bool) -> None:
     replies = Replies(endless=endless)
     assert list(replies.feed(b"HTTP/1.1 200 ", 5.0)) == []
     assert list(replies.feed(CHUNKED[13:] + b"3\r\n{}\n\r\n", 6.0))[:1] == [(200, b"{}")] * endless
@@ -131,7 +131,7 @@ def test_half_an_answer_is_waited_for_no_longer_than_a_lost_packet(endless: bool
         list(replies.feed(b"0", 60.1 + REPLY_S))
 
 
-def test_the_longest_head_and_the_longest_body_that_are_allowed_are_read() -> None:
+def test_longest_allowed_head_and_body_of_an_etcd_answer_are_read() -> None:
     head = HEAD + b"Content-Length: 0\r\nX: "
     head += b"x" * (MAX_HEAD_BYTES - len(head) - 4) + b"\r\n\r\n"
     assert list(Replies().feed(head)) == [(200, b"")]
@@ -139,7 +139,7 @@ def test_the_longest_head_and_the_longest_body_that_are_allowed_are_read() -> No
     assert list(Replies().feed(longest)) == [(200, b"x" * MAX_REPLY_BYTES)]
 
 
-def test_lines_of_an_endless_answer_are_handed_out_once_they_are_whole() -> None:
+def test_lines_of_an_endless_etcd_answer_are_handed_out_once_they_are_whole() -> None:
     replies = Replies(endless=True)
     stream = CHUNKED + b"4\r\none\n\r\n2\r\ntw\r\n6\r\no\n3\n45\r\n1\r\n\n\r\n"
     read = [one for byte in stream for one in replies.feed(bytes([byte]))]
@@ -149,7 +149,7 @@ def test_lines_of_an_endless_answer_are_handed_out_once_they_are_whole() -> None
         list(replies.feed(b"0\r\n\r\n"))
 
 
-def test_an_answer_is_an_object_of_etcd() -> None:
+def test_etcd_answer_must_be_a_json_object() -> None:
     assert answer(200, b'{"a": 1}') == {"a": 1}
     assert answer(400, b'{"code": 3}') == {"code": 3}
     for status, body in [
@@ -172,7 +172,7 @@ def test_an_answer_is_an_object_of_etcd() -> None:
         ({"code": 9, "error": {"x": []}}, "no reason given"),
     ],
 )
-def test_a_refusal_is_the_reason_of_the_cluster(said: dict[str, Any], refused: str) -> None:
+def test_refusal_by_etcd_is_the_reason_of_the_cluster(said: dict[str, Any], refused: str) -> None:
     assert refusal(said) == refused
 
 
@@ -181,7 +181,7 @@ def test_a_refusal_is_the_reason_of_the_cluster(said: dict[str, Any], refused: s
     [{"code": code, "error": "why"} for code in (2, 4, 5, 13, 14, 16)]
     + [{"code": 3, "error": "etcdserver: user name is empty"}, {"code": 9, "error": "auth: old"}],
 )
-def test_a_refusal_that_is_of_the_member_or_the_connection_is_an_error(said: Any) -> None:
+def test_refusal_by_an_etcd_member_or_connection_is_an_error(said: Any) -> None:
     with pytest.raises(NodeError, match=said["error"]):
         refusal(said)
 
@@ -189,14 +189,14 @@ def test_a_refusal_that_is_of_the_member_or_the_connection_is_an_error(said: Any
 @pytest.mark.parametrize(
     ("field", "found"), [("0", 0), ("-1", -1), (7, 7), ("18446744073709551615", 2**64 - 1)]
 )
-def test_a_number_is_read_from_its_text(field: Any, found: int) -> None:
+def test_etcd_number_is_read_from_its_text(field: Any, found: int) -> None:
     assert number(field) == found
 
 
 @pytest.mark.parametrize(
     "field", ["", "1" * 21, 10**400, "1.5", "1e5", " 1", "\u0661", 1.5, None, True, [], {}, "nan"]
 )
-def test_what_is_no_number_is_none(field: Any) -> None:
+def test_malformed_etcd_number_is_refused(field: Any) -> None:
     with pytest.raises((ValueError, TypeError)):
         number(field)
 
@@ -204,7 +204,7 @@ def test_what_is_no_number_is_none(field: Any) -> None:
 # -- Keys
 
 
-def test_no_key_of_a_queue_is_in_the_queue_of_another_name() -> None:
+def test_etcd_queue_key_is_in_the_range_of_no_other_name() -> None:
     keys = Keys("p:")
     start, end = keys.line("a"), b64decode(above(keys.line("a")))
     inside = value_of(keys.waiter("a", "process:waiter"))
@@ -224,13 +224,11 @@ def test_no_key_of_a_queue_is_in_the_queue_of_another_name() -> None:
         (b"\x00", b"\x01"),
     ],
 )
-def test_a_range_ends_with_the_least_key_above_those_that_begin_so(
-    start: bytes, end: bytes
-) -> None:
+def test_etcd_range_ends_with_the_least_key_above_its_prefix(start: bytes, end: bytes) -> None:
     assert b64decode(above(start)) == end
 
 
-def test_a_name_with_half_characters_is_coded_and_read_again() -> None:
+def test_etcd_key_with_a_lone_surrogate_is_coded_and_read_back() -> None:
     key = Keys("p:").lock("\ud800")
     assert value_of(key) == b"p:lock/\xed\xa0\x80"
     assert text(value_of(key)) == key

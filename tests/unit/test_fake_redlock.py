@@ -34,7 +34,7 @@ def lock(fake: FakeNodes) -> Redlock:
     return Redlock(["redis://127.0.0.1:1/0"], ttl=10.0)
 
 
-def test_while_time_passes_leases_are_extended_or_expire(fake: FakeNodes, lock: Redlock) -> None:
+def test_fake_leases_are_extended_or_expire_as_time_passes(fake: FakeNodes, lock: Redlock) -> None:
     lease = lock.acquire("order:2")
     fake.advance(9.0)
     assert not lease.lost
@@ -49,7 +49,9 @@ def test_while_time_passes_leases_are_extended_or_expire(fake: FakeNodes, lock: 
         assert_locked("order:1", by=held, within=0)
 
 
-def test_who_was_stopped_has_lost_what_was_shorter(fake: FakeNodes, lock: Redlock) -> None:
+def test_fake_jump_of_the_clock_loses_only_leases_shorter_than_it(
+    fake: FakeNodes, lock: Redlock
+) -> None:
     told = threading.Event()
     short = lock.lock("order:1", on_lost=lambda _held: told.set())
     with short as held, lock.lock("order:2", ttl=60.0) as longer:
@@ -61,7 +63,7 @@ def test_who_was_stopped_has_lost_what_was_shorter(fake: FakeNodes, lock: Redloc
         longer.ensure()
 
 
-def test_a_node_whose_clock_steps_forgets(fake: FakeNodes, lock: Redlock) -> None:
+def test_fake_node_whose_clock_steps_forgets_its_locks(fake: FakeNodes, lock: Redlock) -> None:
     with lock.lock("order:1") as held:
         fake.jump_node(0, 20.0)
         fake.jump_node(1, 20.0)
@@ -72,7 +74,9 @@ def test_a_node_whose_clock_steps_forgets(fake: FakeNodes, lock: Redlock) -> Non
         assert held.lost
 
 
-def test_cut_off_for_longer_than_its_ttl_a_lease_is_lost(fake: FakeNodes, lock: Redlock) -> None:
+def test_fake_lease_is_lost_if_cut_off_for_longer_than_its_ttl(
+    fake: FakeNodes, lock: Redlock
+) -> None:
     with lock.lock("order:1") as held:
         fake.partition()
         fake.advance(5.0)
@@ -84,7 +88,7 @@ def test_cut_off_for_longer_than_its_ttl_a_lease_is_lost(fake: FakeNodes, lock: 
         assert fake.redlock.try_acquire("order:1") is not None
 
 
-def test_what_is_made_while_a_node_is_cut_off_does_not_reach_it(fake: FakeNodes) -> None:
+def test_redlock_made_while_fake_nodes_are_cut_off_does_not_reach_them(fake: FakeNodes) -> None:
     fake.partition(0, 1, 2)
     late = Redlock(["redis://127.0.0.1:1/0"])
     with pytest.raises(QuorumUnavailable, match="cut off by the test"):
@@ -93,7 +97,7 @@ def test_what_is_made_while_a_node_is_cut_off_does_not_reach_it(fake: FakeNodes)
     assert late.acquire("order:1").remaining() > 0
 
 
-def test_a_child_process_and_a_wrong_number_are_told_that_there_are_no_such_nodes(
+def test_fake_refuses_a_child_process_and_the_number_of_no_node(
     fake: FakeNodes, lock: Redlock
 ) -> None:
     fake._memory.process += 1  # as if this were another
@@ -106,7 +110,7 @@ def test_a_child_process_and_a_wrong_number_are_told_that_there_are_no_such_node
             fake.partition(wrong)
 
 
-def test_a_release_calls_who_stands_in_line(fake: FakeNodes, lock: Redlock) -> None:
+def test_fake_release_notifies_the_waiter_in_the_queue(fake: FakeNodes, lock: Redlock) -> None:
     def wait() -> None:
         with fake.redlock.lock("order:1", wait=60.0):
             pass
@@ -128,7 +132,7 @@ def app() -> Iterator[Celery]:
     app.close()
 
 
-def test_a_split_vote_is_neither_locked_nor_free_and_a_minority_is_free(
+def test_split_vote_on_fakes_is_neither_locked_nor_free_and_a_minority_is_free(
     fake: FakeNodes, lock: Redlock
 ) -> None:
     for node in fake.nodes[:2]:
@@ -143,14 +147,16 @@ def test_a_split_vote_is_neither_locked_nor_free_and_a_minority_is_free(
         assert_free("order:1", within=0)
 
 
-def test_without_a_quorum_nobody_can_tell(fake: FakeNodes, lock: Redlock) -> None:
+def test_assertions_on_fakes_raise_without_a_quorum(fake: FakeNodes, lock: Redlock) -> None:
     fake.partition(0, 1, 2)
     for assertion in (assert_free, assert_locked):
         with pytest.raises(QuorumUnavailable, match="fake-1:6379"):
             assertion("order:1")  # type: ignore[operator]
 
 
-def test_by_whom(fake: FakeNodes, app: Celery, lock: Redlock) -> None:
+def test_assert_locked_checks_the_holder_named_by(
+    fake: FakeNodes, app: Celery, lock: Redlock
+) -> None:
     @app.task(shared=False, base=SingletonTask, name="shop.rebuild")
     def rebuild() -> None:
         assert_locked(rebuild, within=0)
@@ -171,7 +177,7 @@ def test_by_whom(fake: FakeNodes, app: Celery, lock: Redlock) -> None:
         assert mine.token not in str(failed.value)
 
 
-def test_a_limit_is_locked_while_any_slot_is(fake: FakeNodes, app: Celery) -> None:
+def test_assert_locked_accepts_any_slot_of_a_key_with_a_limit(fake: FakeNodes, app: Celery) -> None:
     @app.task(shared=False, base=SingletonTask, name="shop.report", lock_limit=3)
     def report() -> int:
         return 1
@@ -190,14 +196,14 @@ def test_a_limit_is_locked_while_any_slot_is(fake: FakeNodes, app: Celery) -> No
 
 
 @pytest.mark.parametrize("what", [5, len, Celery("shop", set_as_current=False)])
-def test_what_takes_no_lock_is_refused(fake: FakeNodes, what: Any) -> None:
+def test_assert_free_refuses_objects_that_take_no_lock(fake: FakeNodes, what: Any) -> None:
     with pytest.raises(TypeError, match="takes no lock: give"):
         assert_free(what)
     with pytest.raises(TypeError, match="takes no arguments"):
         assert_free("order:1", 1)
 
 
-def test_skipped_or_not(app: Celery) -> None:
+def test_assert_skipped_reports_how_a_task_that_was_not_skipped_ended(app: Celery) -> None:
     with pytest.raises(AssertionError, match="was not skipped: its body ran and returned 1"):
         assert_skipped(1)
 
@@ -213,7 +219,7 @@ def test_skipped_or_not(app: Celery) -> None:
         assert_skipped(pending, within=0)
 
 
-def test_disabled_for_whichever_app(app: Celery) -> None:
+def test_redlock_disabled_works_for_every_app_and_can_be_nested(app: Celery) -> None:
     @app.task(shared=False, base=SingletonTask, name="shop.rebuild")
     def rebuild() -> bool:
         return True

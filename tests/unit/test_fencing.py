@@ -63,7 +63,7 @@ def told(steps: Steps, answers: list[bool | None]) -> Round:
 # -- Which number
 
 
-def test_one_round_is_enough_if_a_quorum_answers_the_same() -> None:
+def test_fencing_needs_one_round_if_a_quorum_answers_the_same() -> None:
     mine = claim()
     steps, ballot = asked(mine, [100, 100, 100, None, "theirs"])
     assert ended(steps) is ballot
@@ -73,7 +73,9 @@ def test_one_round_is_enough_if_a_quorum_answers_the_same() -> None:
 @pytest.mark.parametrize(
     "answers", [[100, 100, 101, None, None], [101, 102, 103, None, None], [7, 7, 9, 8, 9]]
 )
-def test_otherwise_the_largest_is_told_to_all_before_it_is_granted(answers: list[Any]) -> None:
+def test_largest_fencing_token_is_written_to_all_nodes_before_it_is_granted(
+    answers: list[Any],
+) -> None:
     mine = claim()
     steps, _ballot = asked(mine, answers)
     fence = told(steps, [True, None, True, None, None])
@@ -86,7 +88,7 @@ def test_otherwise_the_largest_is_told_to_all_before_it_is_granted(answers: list
     assert mine.fencing_token == max(answer for answer in answers if answer)
 
 
-def test_a_larger_number_that_comes_late_changes_no_token_but_still_counts_for_the_lease() -> None:
+def test_larger_number_that_comes_late_changes_no_fencing_token() -> None:
     mine = claim(3)
     steps, ballot = asked(mine, [100, 101, None])
     fence: Round = steps.send(NOW + 0.02)
@@ -98,7 +100,7 @@ def test_a_larger_number_that_comes_late_changes_no_token_but_still_counts_for_t
     assert mine.fencing_token == 101
 
 
-def test_without_fencing_there_is_one_round_and_no_token() -> None:
+def test_acquire_without_fencing_has_one_round_and_no_token() -> None:
     mine = claim(3)
     steps = quorum.acquire(mine, NOW, PATIENCE)
     round_ = next(steps)
@@ -108,7 +110,7 @@ def test_without_fencing_there_is_one_round_and_no_token() -> None:
     assert (mine.proposal, mine.fencing_token) == (None, None)
 
 
-def test_a_number_is_not_the_answer_to_who_wants_none_nor_nothing_to_who_wants_one() -> None:
+def test_reply_type_must_match_the_fencing_request() -> None:
     plain = next(quorum.acquire(claim(1), NOW, PATIENCE))
     plain.answer(0, 5, NOW)
     fenced = next(quorum.acquire(claim(1), NOW, PATIENCE, 5))
@@ -120,7 +122,7 @@ def test_a_number_is_not_the_answer_to_who_wants_none_nor_nothing_to_who_wants_o
 
 
 @pytest.mark.parametrize("answers", [[True, True, None], [True, False, None]])
-def test_a_number_that_no_quorum_confirms_is_granted_to_nobody(answers: list[bool | None]) -> None:
+def test_fencing_token_that_no_quorum_confirms_is_not_granted(answers: list[bool | None]) -> None:
     mine = claim()
     steps, _ballot = asked(mine, [100, 101, 102, None, "theirs"])
     fence = told(steps, answers)
@@ -135,7 +137,7 @@ def test_a_number_that_no_quorum_confirms_is_granted_to_nobody(answers: list[boo
     assert f"{yes} of 5 nodes confirmed its fencing token in time; 3 are needed" in str(error)
 
 
-def test_a_node_that_has_lost_our_key_meanwhile_counts_no_more() -> None:
+def test_node_that_lost_the_key_meanwhile_confirms_no_fencing_token() -> None:
     mine = claim(3)
     steps, _ballot = asked(mine, [100, 101, None])
     fence = told(steps, [False])
@@ -149,7 +151,7 @@ def test_a_node_that_has_lost_our_key_meanwhile_counts_no_more() -> None:
     assert mine.granted_at is None
 
 
-def test_a_node_that_may_have_forgotten_locks_confirms_no_number() -> None:
+def test_node_that_may_have_forgotten_locks_confirms_no_fencing_token() -> None:
     steps, _ballot = asked(claim(3), [100, 101, None])
     fence: Round = steps.send(NOW + 0.02)
     fence.answer(0, True, NOW + 0.03)
@@ -161,7 +163,7 @@ def test_a_node_that_may_have_forgotten_locks_confirms_no_number() -> None:
     assert steps.send(NOW + 0.04).verb is Verb.UNDO
 
 
-def test_the_time_that_is_left_is_looked_at_after_the_second_round() -> None:
+def test_time_left_is_checked_after_the_second_round_of_fencing() -> None:
     mine = claim(3)
     steps, _ballot = asked(mine, [100, 101, None])
     fence = told(steps, [True, True, True])
@@ -211,12 +213,14 @@ def overtaken(nodes: list[FakeNode]) -> tuple[int | None, int | None]:
     return a.fencing_token if granted_a else None, b.fencing_token if b.granted_at else None
 
 
-def test_the_number_is_written_only_where_our_token_still_holds_the_key() -> None:
+def test_fencing_token_is_written_only_where_our_token_still_holds_the_key() -> None:
     # One node of three confirms A's number: it is not granted, and nobody is overtaken.
     assert overtaken([FakeNode() for _ in range(3)]) == (None, 500)
 
 
-def test_written_anywhere_it_would_be_overtaken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fencing_token_written_to_any_node_would_be_overtaken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The counterexample is one: with the write-back to any node, 500 comes after 701."""
 
     def anywhere(self: FakeNode, claim: Claim, token: str | None) -> bool:
@@ -235,7 +239,7 @@ def redlock() -> Redlock:
     return Redlock(["redis://127.0.0.1:1"])
 
 
-def test_a_proposal_exceeds_what_was_granted_whatever_the_wall_clock_says(
+def test_proposed_fencing_token_exceeds_earlier_ones_if_the_wall_clock_steps_back(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def grant(operation: Any, _ahead: None) -> Round:
@@ -254,7 +258,7 @@ def test_a_proposal_exceeds_what_was_granted_whatever_the_wall_clock_says(
     assert redlock.client.proposal() == 5_000_003
 
 
-def test_the_wall_clock_is_read_after_the_time_that_the_lease_counts_from(
+def test_wall_clock_for_fencing_is_read_after_the_start_of_the_lease(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that was stopped in between would propose what has long been overtaken."""
@@ -283,12 +287,12 @@ def test_the_wall_clock_is_read_after_the_time_that_the_lease_counts_from(
 
 
 @pytest.mark.parametrize("ask", ["acquire", "try_acquire", "holder"])
-def test_no_resource_is_named_as_a_fence(redlock: Redlock, ask: str) -> None:
+def test_resource_name_with_the_suffix_of_a_fence_is_refused(redlock: Redlock, ask: str) -> None:
     with pytest.raises(ConfigurationError, match=r"'order#fence': names ending in '#fence' are"):
         getattr(redlock, ask)("order" + FENCE_SUFFIX)
 
 
-def test_no_key_of_a_task_ends_as_a_fence() -> None:
+def test_key_of_a_task_never_ends_with_the_suffix_of_a_fence() -> None:
     def task(name: str) -> None:
         """Locked by name."""
 
@@ -307,13 +311,13 @@ def fenced(resource: str = "r", proposal: int = 100) -> Round:
     return next(quorum.acquire(mine, NOW, PATIENCE, proposal))
 
 
-def test_the_keys_share_the_prefix() -> None:
+def test_key_of_a_fence_has_the_prefix_of_its_lock() -> None:
     words = encode(fenced(), "app:").split(b"\r\n")
     assert words[words.index(b"app:r") + 2] == b"app:r#fence"
 
 
 @pytest.mark.parametrize("reply", [99, 101 + FENCE_AHEAD, 2**53, None, [1], 1.5], ids=str)
-def test_what_can_be_no_token_is_no_answer(reply: Any) -> None:
+def test_implausible_fencing_token_in_a_reply_is_refused(reply: Any) -> None:
     with pytest.raises(NodeError, match="no answer"):
         decode(fenced(), reply)
     for number in (100, 100 + FENCE_AHEAD):
@@ -331,7 +335,9 @@ def test_what_can_be_no_token_is_no_answer(reply: Any) -> None:
         (FENCE_LIMIT - 1, FENCE_LIMIT - 1, FENCE_LIMIT),
     ],
 )
-def test_a_token_is_not_much_ahead_of_the_clock(proposal: int, wall: int | None, most: int) -> None:
+def test_fencing_token_far_ahead_of_the_clock_is_refused(
+    proposal: int, wall: int | None, most: int
+) -> None:
     round_ = next(quorum.acquire(Claim("r", "mine", TTL, 1), NOW, PATIENCE, proposal, wall))
     assert round_.claims[0].ceiling == most
     assert b"\r\n%d\r\n" % most in encode(round_, "app:")  # whoever is honest goes no further
@@ -340,14 +346,14 @@ def test_a_token_is_not_much_ahead_of_the_clock(proposal: int, wall: int | None,
         decode(round_, most + 1)
 
 
-def test_a_number_is_forgotten_only_when_clocks_have_passed_it() -> None:
+def test_fencing_number_is_kept_until_clocks_have_passed_it() -> None:
     assert int(FENCE_LIFE_MS) * 1000 > FENCE_AHEAD
 
 
 # -- What holders see
 
 
-def test_a_lease_shows_its_token_and_one_without_shows_none() -> None:
+def test_repr_of_a_lease_shows_its_fencing_token_if_any() -> None:
     assert Lease("r", "t", 1.0, 2.0, float).fencing_token is None
     assert "fencing_token=7" in repr(Lease("r", "t", 1.0, 2.0, float, 7))
 
@@ -373,7 +379,7 @@ def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]
     redlock.close()
 
 
-def test_a_nested_block_has_the_token_of_the_outer_one(lock: Redlock) -> None:
+def test_nested_block_has_the_fencing_token_of_the_outer_one(lock: Redlock) -> None:
     with lock.lock("r", fencing=True) as outer:
         token = outer.fencing_token
         assert token is not None and token == current_lease().fencing_token
@@ -384,7 +390,7 @@ def test_a_nested_block_has_the_token_of_the_outer_one(lock: Redlock) -> None:
         assert (later.fencing_token or 0) > token
 
 
-def test_a_nested_block_cannot_have_a_token_that_the_outer_one_has_not(lock: Redlock) -> None:
+def test_nested_block_with_fencing_is_refused_if_the_outer_one_has_no_token(lock: Redlock) -> None:
     with lock.lock("r") as outer:
         assert outer.fencing_token is None
         with pytest.raises(ConfigurationError, match="in the outer one"):
@@ -395,7 +401,9 @@ def test_a_nested_block_cannot_have_a_token_that_the_outer_one_has_not(lock: Red
 
 
 @pytest.mark.parametrize("fencing", [False, True])
-def test_work_without_a_lock_has_no_token_inside_neither(redlock: Redlock, fencing: bool) -> None:
+def test_nested_block_in_unlocked_work_has_no_fencing_token(
+    redlock: Redlock, fencing: bool
+) -> None:
     """`on_unavailable="run"`: no node could be reached, and need not be."""
     with Unlocked("r", redlock) as outer:
         assert outer.fencing_token is None
@@ -404,14 +412,14 @@ def test_work_without_a_lock_has_no_token_inside_neither(redlock: Redlock, fenci
         assert current_lease() is outer
 
 
-def test_a_lock_over_other_nodes_is_asked_for_inside_such_work(lock: Redlock) -> None:
+def test_lock_over_other_nodes_inside_unlocked_work_is_acquired(lock: Redlock) -> None:
     for elsewhere in (Redlock(["redis://127.0.0.1:2"]), None):
         with Unlocked("r", elsewhere), lock.lock("r", fencing=True) as inner:
             assert inner.fencing_token is not None
 
 
 @pytest.mark.parametrize("value", [1, "yes"])
-def test_fencing_is_true_or_false(redlock: Redlock, value: Any) -> None:
+def test_fencing_option_other_than_true_or_false_is_refused(redlock: Redlock, value: Any) -> None:
     for ask in (redlock.acquire, redlock.lock):
         with pytest.raises(ConfigurationError, match="fencing must be True or False"):
             ask("r", fencing=value)
@@ -420,14 +428,16 @@ def test_fencing_is_true_or_false(redlock: Redlock, value: Any) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:the lock of r was made and never acquired")
-def test_the_instance_says_what_is_usual() -> None:
+def test_fencing_of_the_instance_is_the_default_of_its_locks() -> None:
     usual = Redlock(["redis://127.0.0.1:1"], fencing=True)
     assert usual.lock("r").request.fencing
     assert not usual.lock("r", fencing=False).request.fencing
     assert not Redlock(["redis://127.0.0.1:1"]).lock("r").request.fencing
 
 
-def test_a_tick_of_a_beat_has_none_whatever_is_usual(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_beat_claim_has_no_fencing_token_whatever_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each tick has a name of its own: they would fill the nodes with numbers."""
     usual = FakeRedlock(monkeypatch)
     usual.client.fencing = True
@@ -476,7 +486,7 @@ UPDATE, UPSERT, RAISE = range(3)
 
 
 @pytest.mark.parametrize("write", [UPDATE, UPSERT])
-def test_the_sql_refuses_who_is_late(stock: Stock, write: int) -> None:
+def test_sql_with_a_fencing_token_refuses_a_late_write(stock: Stock, write: int) -> None:
     assert stock(write, 34, 8) == 1
     for token in (33, 34, None):
         with contextlib.suppress(sqlite3.IntegrityError):  # NOT NULL
@@ -485,7 +495,7 @@ def test_the_sql_refuses_who_is_late(stock: Stock, write: int) -> None:
     assert stock.amounts() == {"apples": 9}
 
 
-def test_the_sql_that_inserts_does_not_take_what_has_no_token(stock: Stock) -> None:
+def test_sql_insert_without_a_fencing_token_is_refused(stock: Stock) -> None:
     assert stock(UPDATE, 5, item="pears") == 0  # there is no such row
     with pytest.raises(sqlite3.IntegrityError):
         stock(UPSERT, None, item="pears")
@@ -493,7 +503,7 @@ def test_the_sql_that_inserts_does_not_take_what_has_no_token(stock: Stock) -> N
     assert stock.amounts() == {"apples": 7, "pears": 3}
 
 
-def test_the_sql_that_raises_the_number_first_keeps_the_earlier_out(stock: Stock) -> None:
+def test_sql_that_raises_the_fencing_token_first_keeps_earlier_holders_out(stock: Stock) -> None:
     assert stock(RAISE, 34) == 1
     assert stock(UPDATE, 33, 6) == 0  # between the reading of 34 and its writing
     assert stock(RAISE, 33) == 0

@@ -61,7 +61,7 @@ SAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("says", SAYS)
 @pytest.mark.parametrize("scope", LOCKING)
-def test_no_header_takes_the_lock_from_a_body(ran: Ran, scope: str, says: str) -> None:
+def test_forged_header_does_not_take_the_lock_from_a_body(ran: Ran, scope: str, says: str) -> None:
     task = ran.task(scope)
     result, _ = deliver(task, 1, **{RESERVATION: header("until_executing", **SAYS[says])})
     assert result == "done"
@@ -69,7 +69,9 @@ def test_no_header_takes_the_lock_from_a_body(ran: Ran, scope: str, says: str) -
 
 
 @pytest.mark.parametrize("scope", LOCKING)
-def test_nor_one_that_the_nodes_bear_out(ran: Ran, redlock: FakeRedlock, scope: str) -> None:
+def test_confirmed_reservation_with_a_lockless_scope_does_not_skip_the_lock(
+    ran: Ran, redlock: FakeRedlock, scope: str
+) -> None:
     """Of a producer that still let a call do without: it waits for its lock now."""
     token = token_of()
     reserve(redlock, token)
@@ -79,14 +81,14 @@ def test_nor_one_that_the_nodes_bear_out(ran: Ran, redlock: FakeRedlock, scope: 
     assert redlock.free(RESERVED)
 
 
-def test_what_is_declared_without_a_lock_may_be_given_one(ran: Ran) -> None:
+def test_call_may_add_a_lock_to_a_task_declared_without(ran: Ran) -> None:
     task = ran.task("until_executing")
     deliver(task, 1)
     deliver(task, 1, **{RESERVATION: header("while_executing")})
     assert ran.locked == [False, True]
 
 
-def test_no_call_does_without_the_lock_that_is_declared(ran: Ran, box: Box) -> None:
+def test_call_may_not_drop_the_lock_that_is_declared(ran: Ran, box: Box) -> None:
     for scope in LOCKING:
         with pytest.raises(ConfigurationError, match="declare"):
             ran.task(scope).apply_async((1,), lock={"scope": "until_executing"})
@@ -98,7 +100,7 @@ def test_no_call_does_without_the_lock_that_is_declared(ran: Ran, box: Box) -> N
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
-def test_what_a_call_has_reserved_is_its_own_when_its_process_is_lost(
+def test_message_of_a_lost_process_keeps_the_reservation_of_its_call(
     ran: Ran, redlock: FakeRedlock, box: Box, scope: str
 ) -> None:
     """The main process holds it, and sends it again (`retry_on_worker_lost`)."""
@@ -119,7 +121,7 @@ def test_what_a_call_has_reserved_is_its_own_when_its_process_is_lost(
      ("until_executed", "until_expired"), ("until_executing", "until_expired"),
      ("until_and_while_executing", "until_expired")],
 )  # fmt: skip
-def test_no_header_keeps_a_key_for_longer(
+def test_forged_header_keeps_no_key_after_the_body(
     ran: Ran, redlock: FakeRedlock, declared: str, forged: str, token: str
 ) -> None:
     given = header(forged, ttl=YEARS, **({"token": token} if token else {}))
@@ -130,7 +132,9 @@ def test_no_header_keeps_a_key_for_longer(
 
 @pytest.mark.parametrize("token", ["", token_of()], ids=["no token", "a token of nobody's"])
 @pytest.mark.parametrize("declared", ["until_executing", "until_and_while_executing"])
-def test_nor_while_the_body_runs(ran: Ran, declared: str, token: str) -> None:
+def test_forged_header_keeps_no_key_while_the_body_runs(
+    ran: Ran, declared: str, token: str
+) -> None:
     """One more could not be published; and its caller would be given this one's result."""
     given = header("until_executed", **({"token": token} if token else {}))
     deliver(ran.task(declared), 1, **{RESERVATION: given})
@@ -138,7 +142,7 @@ def test_nor_while_the_body_runs(ran: Ran, declared: str, token: str) -> None:
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
-def test_where_its_body_is_yet_to_be_reserved_it_has_not_begun(
+def test_forged_begun_flag_does_not_skip_the_reservation(
     ran: Ran, redlock: FakeRedlock, scope: str
 ) -> None:
     take(redlock, "first")
@@ -147,7 +151,9 @@ def test_where_its_body_is_yet_to_be_reserved_it_has_not_begun(
     assert ran.locked == []
 
 
-def test_a_header_speaks_of_its_own_calls_resources(ran: Ran, redlock: FakeRedlock) -> None:
+def test_reservation_header_with_other_resources_does_not_touch_them(
+    ran: Ran, redlock: FakeRedlock
+) -> None:
     token = token_of()
     reserve(redlock, token)
     ran.then = lambda: ran.reserved.append(redlock.tokens("order:2#reserved"))
@@ -158,7 +164,7 @@ def test_a_header_speaks_of_its_own_calls_resources(ran: Ran, redlock: FakeRedlo
 
 
 @pytest.mark.parametrize("given", [header("while_executing"), {"scope": []}, None])
-def test_what_a_producer_hands_on_is_no_wish(
+def test_header_passed_on_by_a_producer_does_not_choose_the_scope(
     ran: Ran, redlock: FakeRedlock, box: Box, given: Any
 ) -> None:
     """Of another message, or of nobody's."""
@@ -166,7 +172,7 @@ def test_what_a_producer_hands_on_is_no_wish(
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
-def test_what_a_retry_reserves_is_its_tasks_to_say(ran: Ran, box: Box) -> None:
+def test_retry_reserves_by_the_scope_of_its_task_and_not_by_its_header(ran: Ran, box: Box) -> None:
     """With other arguments; what its header says beyond that, no node has borne out."""
     task = ran.task("until_executed")
     given = {RESERVATION: header("until_expired", token=token_of())}
@@ -176,7 +182,7 @@ def test_what_a_retry_reserves_is_its_tasks_to_say(ran: Ran, box: Box) -> None:
     assert (sent["resources"], sent["scope"]) == (["order:2"], "until_executed")
 
 
-def test_what_a_body_publishes_is_not_its_own_message(
+def test_call_of_its_own_task_by_a_body_is_no_retry(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
     """Only that would be published in any case."""
@@ -192,7 +198,7 @@ def test_what_a_body_publishes_is_not_its_own_message(
     ("scope", "while_running", "after"),
     [("until_executed", True, False), ("until_expired", True, True)],
 )
-def test_what_a_call_has_reserved_is_borne_out_by_the_nodes(
+def test_reservation_of_a_call_counts_if_the_nodes_confirm_it(
     ran: Ran, redlock: FakeRedlock, scope: str, while_running: bool, after: bool
 ) -> None:
     token = token_of()
@@ -206,7 +212,7 @@ def test_what_a_call_has_reserved_is_borne_out_by_the_nodes(
 
 
 @pytest.mark.parametrize(("reserve_ttl", "own"), [(None, HOUR), (5.0, 5.0), (7200.0, 7200.0)])
-def test_no_header_reserves_for_longer_than_its_task_would(
+def test_forged_header_reserves_no_longer_than_its_task_would(
     ran: Ran, redlock: FakeRedlock, reserve_ttl: float | None, own: float
 ) -> None:
     task = ran.task("until_expired", lock_reserve_ttl=reserve_ttl, lock_ttl=1.0)
@@ -216,7 +222,9 @@ def test_no_header_reserves_for_longer_than_its_task_would(
     assert redlock.free(RESERVED)
 
 
-def test_one_that_comes_back_is_reserved_for_no_longer(ran: Ran, redlock: FakeRedlock) -> None:
+def test_redelivered_message_is_reserved_no_longer_than_its_task_would(
+    ran: Ran, redlock: FakeRedlock
+) -> None:
     """What is left of it if its worker dies."""
     token, left = token_of(), []
     reserve(redlock, token)
@@ -227,7 +235,9 @@ def test_one_that_comes_back_is_reserved_for_no_longer(ran: Ran, redlock: FakeRe
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "while_executing"])
-def test_a_worker_prolongs_it_for_no_longer(ran: Ran, monkeypatch: Patch, scope: str) -> None:
+def test_worker_renews_a_reservation_for_no_longer_than_its_task_would(
+    ran: Ran, monkeypatch: Patch, scope: str
+) -> None:
     """Of a call's reservation as well; where the nodes do not hold the token, that is nothing."""
     asked: list[float] = []
     monkeypatch.setattr(
@@ -240,7 +250,7 @@ def test_a_worker_prolongs_it_for_no_longer(ran: Ran, monkeypatch: Patch, scope:
     assert asked == [HOUR]
 
 
-def test_a_worker_forgets_a_reservation_that_the_nodes_deny(
+def test_worker_forgets_a_reservation_that_the_nodes_deny(
     ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
     """A forged one costs one request, however short it is said to be; the real one is prolonged."""
@@ -273,7 +283,7 @@ def test_a_worker_forgets_a_reservation_that_the_nodes_deny(
 
 
 @pytest.mark.parametrize("arrives", ["before", "after"])
-def test_a_replaced_message_is_discarded_by_its_token_and_no_other_with_its_id(
+def test_replaced_message_is_discarded_by_its_token_and_no_other_with_its_id(
     ran: Ran, monkeypatch: Patch, arrives: str
 ) -> None:
     monkeypatch.setattr("celery_redlock.messages.received._held", WeakKeyDictionary())
@@ -295,7 +305,9 @@ def test_a_replaced_message_is_discarded_by_its_token_and_no_other_with_its_id(
     assert gone == due == requests[:1]
 
 
-def test_a_retry_prolongs_it_for_no_longer(ran: Ran, redlock: FakeRedlock, box: Box) -> None:
+def test_retry_renews_a_reservation_for_no_longer_than_its_task_would(
+    ran: Ran, redlock: FakeRedlock, box: Box
+) -> None:
     token = token_of()
     reserve(redlock, token)
     task = ran.task("until_executed")
@@ -310,7 +322,7 @@ def test_a_retry_prolongs_it_for_no_longer(ran: Ran, redlock: FakeRedlock, box: 
     assert redlock.free(RESERVED)
 
 
-def test_a_message_that_is_sent_again_is_reserved_for_no_longer(
+def test_message_sent_again_is_reserved_for_no_longer_than_its_task_would(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
     """It had none, for the nodes were away; its `expires` is its sender's word."""
@@ -328,7 +340,7 @@ def test_a_message_that_is_sent_again_is_reserved_for_no_longer(
     assert redlock.free(RESERVED)
 
 
-def test_a_call_reserves_for_no_longer_than_a_month_unless_its_task_says_so(
+def test_call_may_reserve_for_more_than_a_month_only_if_its_task_declares_it(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
     wish = {"reserve_ttl": YEARS}
@@ -343,7 +355,7 @@ def test_a_call_reserves_for_no_longer_than_a_month_unless_its_task_says_so(
 @pytest.mark.parametrize(
     "wish", [{"lock": {"reserve_ttl": YEARS}}, {"countdown": 1e9}, {"expires": 1e9}], ids=repr
 )
-def test_nor_does_a_callback_and_the_task_that_brings_it_succeeds(
+def test_callback_reserves_for_at_most_a_month_and_its_parent_succeeds(
     ran: Ran, redlock: FakeRedlock, box: Box, wish: Any, caplog: Log
 ) -> None:
     callback = ran.task("until_executed").si(1).set(**wish)
@@ -356,9 +368,7 @@ def test_nor_does_a_callback_and_the_task_that_brings_it_succeeds(
     assert redlock.free(RESERVED)
 
 
-def test_a_stamp_of_that_name_is_no_wish_of_a_call(
-    ran: Ran, redlock: FakeRedlock, box: Box
-) -> None:
+def test_stamp_named_lock_is_no_option_of_a_call(ran: Ran, redlock: FakeRedlock, box: Box) -> None:
     """Celery hands a message's stamps on as options, where it is sent again."""
     wish = {"scope": "until_expired", "reserve_ttl": YEARS}
     task = ran.task("while_executing")
@@ -377,7 +387,7 @@ def test_a_stamp_of_that_name_is_no_wish_of_a_call(
 
 
 @pytest.mark.parametrize("scope", [scope for scope in SCOPES if scope != "while_executing"])
-def test_the_id_of_a_task_is_no_key_to_its_reservation(
+def test_task_id_alone_does_not_open_a_reservation(
     ran: Ran, redlock: FakeRedlock, scope: str
 ) -> None:
     take(redlock, "the-id")
@@ -388,7 +398,7 @@ def test_the_id_of_a_task_is_no_key_to_its_reservation(
     assert redlock.tokens(RESERVED) == tokens
 
 
-def test_one_that_no_lock_guards_says_so_where_nobody_knows_if_it_is_a_duplicate(
+def test_lockless_task_without_a_quorum_logs_that_it_may_be_a_duplicate(
     ran: Ran, redlock: FakeRedlock, caplog: Log
 ) -> None:
     redlock.driver.dead = {0, 1, 2}
@@ -399,7 +409,7 @@ def test_one_that_no_lock_guards_says_so_where_nobody_knows_if_it_is_a_duplicate
     assert "3 of 5 nodes did not vote" in line
 
 
-def test_one_that_the_broker_delivers_again_has_what_its_first_delivery_took(
+def test_redelivered_message_frees_the_reservation_of_its_first_delivery(
     ran: Ran, redlock: FakeRedlock
 ) -> None:
     """Sent by name, it had no reservation; its worker took one, and died."""
@@ -408,7 +418,7 @@ def test_one_that_the_broker_delivers_again_has_what_its_first_delivery_took(
     assert redlock.free(RESERVED)
 
 
-def test_a_message_that_cannot_be_sent_again_keeps_no_key(
+def test_message_that_cannot_be_sent_again_keeps_no_key(
     ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
     """Its reservation went with the next one, and comes back to it."""
@@ -446,7 +456,7 @@ def test_redelivered_message_that_may_have_begun_is_no_duplicate(
     assert (result == "done") is (again and late and scope != "until_executed")
 
 
-def test_one_that_is_not_given_the_reservation_is_sent_again_all_the_same(
+def test_retry_without_its_reservation_is_sent_again_all_the_same(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
     """It meets its lock, and must not be taken for a duplicate of itself where it is published."""
@@ -457,7 +467,7 @@ def test_one_that_is_not_given_the_reservation_is_sent_again_all_the_same(
     assert box.message().headers["id"] == "the-id"
 
 
-def test_a_message_of_protocol_1_has_its_header_elsewhere(
+def test_message_of_protocol_1_keeps_its_reservation_header(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
     """And so has what its sender reserved, without being taken at its id's word."""

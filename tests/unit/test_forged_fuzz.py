@@ -121,7 +121,7 @@ def raised(monkeypatch: Patch) -> Iterator[list[str]]:
 
 @CASES
 @given(header=reservations, task_id=junk | st.just("the-id"), scope=st.sampled_from(SCOPES))
-def test_of_a_reservation(
+def test_any_reservation_header_is_refused_or_read_within_bounds(
     ran: Ran, redlock: FakeRedlock, header: Any, task_id: Any, scope: str
 ) -> None:
     task = ran.task(scope)
@@ -142,7 +142,9 @@ def test_of_a_reservation(
 
 @CASES
 @given(given=attempts, receipt=some(at=numbers, content_type=texts), task_id=junk, info=junk)
-def test_of_attempts(given: Any, receipt: Any, task_id: Any, info: Any) -> None:
+def test_any_attempts_header_is_read_within_bounds(
+    given: Any, receipt: Any, task_id: Any, info: Any
+) -> None:
     headers = {ATTEMPTS: given, RECEIPT: receipt}
     read = attempts_of(headers)
     json.dumps(read, allow_nan=False)
@@ -157,7 +159,7 @@ def test_of_attempts(given: Any, receipt: Any, task_id: Any, info: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [10**5000, nested(100_000)], ids=["a number", "a list"])
-def test_of_what_has_no_text(app: Celery, given: Any) -> None:
+def test_huge_or_deeply_nested_header_values_raise_nothing(app: Celery, given: Any) -> None:
     """Of other serializers: JSON has no such thing."""
     assert short_id(given) == f"no id, but a {type(given).__name__}"
     assert queue_of(app, {"delivery_info": {"exchange": given, "routing_key": given}}) is None
@@ -165,7 +167,7 @@ def test_of_what_has_no_text(app: Celery, given: Any) -> None:
     assert Skipped.of({"celery_redlock": "skipped", "resource": given}) == Skipped("", "")
 
 
-def test_message_that_is_sent_again_makes_no_more_copies() -> None:
+def test_message_sent_again_carries_no_cc_or_bcc() -> None:
     assert without_delays({"CC": ["q2"], "BCC": ["q3"], "lang": "py"}) == {"lang": "py"}
 
 
@@ -173,7 +175,9 @@ def test_message_that_is_sent_again_makes_no_more_copies() -> None:
 @given(
     info=junk | some(exchange=texts, routing_key=texts), count=junk, deaths=junk | some(queue=texts)
 )
-def test_of_the_broker(app: Celery, info: Any, count: Any, deaths: Any) -> None:
+def test_any_delivery_info_is_read_without_an_error(
+    app: Celery, info: Any, count: Any, deaths: Any
+) -> None:
     request = {"delivery_info": info, "x-delivery-count": count}
     queue_of(app, request)
     on_last_delivery(app, request)
@@ -183,7 +187,7 @@ def test_of_the_broker(app: Celery, info: Any, count: Any, deaths: Any) -> None:
 
 @CASES
 @given(result=junk | some(celery_redlock=st.just("skipped"), resource=texts, holder=texts))
-def test_of_a_marker(result: Any) -> None:
+def test_any_result_is_read_as_a_skip_marker_or_as_none(result: Any) -> None:
     marker = Skipped.of(result)
     if isinstance(result, dict) and result.get("celery_redlock") == "skipped":
         assert marker is not None
@@ -196,7 +200,7 @@ def test_of_a_marker(result: Any) -> None:
 
 @CASES
 @given(state=junk | st.sampled_from(sorted(states.READY_STATES)))
-def test_of_a_result(state: Any) -> None:
+def test_any_backend_state_is_read_as_an_end_or_as_none(state: Any) -> None:
     backend = SimpleNamespace(as_uri=lambda: "redis://", get_state=lambda _task_id: state)
     task = SimpleNamespace(backend=backend, ignore_result=False)
     ended = isinstance(state, str) and state in states.READY_STATES
@@ -216,7 +220,7 @@ def test_of_a_result(state: Any) -> None:
         {}, optional={"parent_id": junk, "replaced_task_nesting": junk, "retries": junk,
                       "redlock_lease": junk, "redlock_arrival": junk}),
 )  # fmt: skip
-def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
+def test_body_with_forged_headers_is_locked_as_declared_or_its_message_is_refused(
     ran: Ran,
     redlock: FakeRedlock,
     box: Box,
@@ -255,7 +259,7 @@ def test_a_body_runs_as_it_is_declared_or_its_message_is_refused(
     task_id=junk | st.just("id"),
     priority=junk, stamps=junk, redelivered=junk,
 )  # fmt: skip
-def test_a_workers_main_process_goes_on(
+def test_main_process_of_a_worker_survives_any_header(
     ran: Ran,
     redlock: FakeRedlock,
     monkeypatch: Patch,
@@ -306,7 +310,7 @@ def overdue(note: Reservation) -> _Held:
 
 
 @pytest.mark.parametrize("header", [{}, BEGUN, HUGE])
-def test_a_task_that_reserves_nothing_waits_its_turn_whatever_a_header_says(
+def test_task_without_a_reservation_is_parked_whatever_its_header_says(
     ran: Ran, header: Any
 ) -> None:
     parking = _parking(ran.app)
@@ -314,7 +318,7 @@ def test_a_task_that_reserves_nothing_waits_its_turn_whatever_a_header_says(
 
 
 @pytest.mark.parametrize("bad", [{"stamps": 7}, {"stamps": {"who": {}}}, {"id": []}])
-def test_one_that_cannot_be_told_to_be_revoked_keeps_no_other_waiting(
+def test_message_with_unreadable_stamps_or_id_stops_no_renewal_of_others(
     ran: Ran, redlock: FakeRedlock, monkeypatch: Patch, bad: Any
 ) -> None:
     token = Owner("there", 7, "the-id").token("0" * 32)

@@ -35,7 +35,7 @@ GENUINE = [
 
 @pytest.mark.parametrize("acks_late", [False, True])
 @pytest.mark.parametrize("info", FORGED, ids=str)
-def test_one_that_cannot_be_sent_again_fails_at_once_and_is_not_given_back(
+def test_message_with_a_forged_route_fails_at_once_and_is_not_requeued(
     busy: Any, sent: list[Any], info: Any, acks_late: bool
 ) -> None:
     result, account = deliver(busy(acks_late=acks_late), delivery_info=info)
@@ -45,7 +45,7 @@ def test_one_that_cannot_be_sent_again_fails_at_once_and_is_not_given_back(
 
 
 @pytest.mark.parametrize("info", NOWHERE + GENUINE, ids=str)
-def test_one_that_says_no_queue_is_sent_where_any_task_is_sent(
+def test_message_without_a_route_is_sent_again_to_the_queue_of_its_task(
     busy: Any, sent: list[Any], info: Any
 ) -> None:
     assert isinstance(deliver(busy(acks_late=True), delivery_info=info)[0], Retry)
@@ -53,7 +53,7 @@ def test_one_that_says_no_queue_is_sent_where_any_task_is_sent(
 
 
 @pytest.mark.parametrize("info", NOWHERE + GENUINE, ids=str)
-def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
+def test_message_is_requeued_while_the_broker_is_away_only_if_it_names_its_queue(
     busy: Any, monkeypatch: Patch, info: Any
 ) -> None:
     def send(*_args: Any, **_options: Any) -> None:
@@ -66,14 +66,14 @@ def test_while_the_broker_is_away_only_what_names_its_queue_is_given_back(
 
 
 @pytest.mark.parametrize("info", FORGED + NOWHERE + GENUINE, ids=str)
-def test_what_is_parked_can_be_given_back(ran: Ran, info: Any) -> None:
+def test_message_is_parked_only_if_it_names_its_queue(ran: Ran, info: Any) -> None:
     request = Received(ran.task("while_executing"), {})
     request.request_dict["delivery_info"] = info
     assert _parking(ran.app)._park(request) is (info in GENUINE)
 
 
 @pytest.mark.parametrize("info", FORGED + NOWHERE[:2] + GENUINE, ids=str)
-def test_kombu_and_redis_take_back_what_has_a_way_back(info: Any) -> None:
+def test_kombu_and_redis_take_back_only_messages_that_name_their_queue(info: Any) -> None:
     """Otherwise they raise; or they drop it."""
     channel: Any = Channel.__new__(Channel)
     exchange = SimpleNamespace(lookup=lambda _table, _exchange, key, _default: {key})

@@ -33,14 +33,16 @@ def frames() -> list[FrameType]:
     return [frame for frame in every if frame.f_code.co_name == "trace_task"]
 
 
-def test_its_frames_are_gone_with_it(busy: Any, sent: list[Any], uncollected: None) -> None:
+def test_delivery_sent_again_leaves_no_frames_behind(
+    busy: Any, sent: list[Any], uncollected: None
+) -> None:
     task, before = busy(), len(frames())  # an error that another test keeps has its own
     assert all(isinstance(deliver(task)[0], Retry) for _ in range(3))
     assert len(sent) == 3
     assert len(frames()) == before
 
 
-def test_the_main_process_is_sent_none_of_its_frames(busy: Any, sent: list[Any]) -> None:
+def test_retry_for_a_lock_sends_no_frames_to_the_main_process(busy: Any, sent: list[Any]) -> None:
     """With them it is two writes, and Celery may lose a child between the two."""
     infos: list[Any] = []
     names: list[str] = []
@@ -67,7 +69,9 @@ def deep(depth: int, end: Callable[[], None]) -> None:
 
 
 @pytest.mark.parametrize("what", ["failure", "retry"])
-def test_nor_of_a_failure_or_a_retry_of_its_own(app: Any, sent: list[Any], what: str) -> None:
+def test_own_failure_or_retry_sends_no_frames_to_the_main_process(
+    app: Any, sent: list[Any], what: str
+) -> None:
     """All who are told of it in its process have them: reports of errors show local variables."""
     seen: list[Any] = []
 

@@ -33,7 +33,7 @@ from tests.support.names import Log, Patch
 from tests.support.wait import wait_until
 
 
-def test_a_block_holds_and_frees_also_if_it_raises(redlock: FakeRedlock) -> None:
+def test_block_holds_its_lock_and_frees_it_also_if_it_raises(redlock: FakeRedlock) -> None:
     with pytest.raises(KeyError), redlock.lock("r") as held:
         assert redlock.tokens("r") == {held.token}
         assert held.resource == "r"
@@ -43,7 +43,7 @@ def test_a_block_holds_and_frees_also_if_it_raises(redlock: FakeRedlock) -> None
     assert held.lost
 
 
-def test_who_writes_it_as_elsewhere_gets_what_he_expects_or_is_told(redlock: FakeRedlock) -> None:
+def test_lock_object_accepts_the_stdlib_spelling_or_explains(redlock: FakeRedlock) -> None:
     """`if lock.acquire():` is redis-py's; `async with` is of AsyncRedlock."""
     held = redlock.lock("r")
     assert held.acquire() is True
@@ -57,7 +57,7 @@ def test_who_writes_it_as_elsewhere_gets_what_he_expects_or_is_told(redlock: Fak
         asyncio.run(enter())
 
 
-def test_another_is_refused_meanwhile(redlock: FakeRedlock) -> None:
+def test_second_lock_of_a_held_key_is_refused(redlock: FakeRedlock) -> None:
     with redlock.lock("r"):
         with pytest.raises(ResourceHeld) as raised:
             redlock.lock("r").acquire()
@@ -67,7 +67,7 @@ def test_another_is_refused_meanwhile(redlock: FakeRedlock) -> None:
     assert redlock.try_acquire("r") is not None
 
 
-def test_time_left_is_of_now(redlock: FakeRedlock) -> None:
+def test_remaining_time_of_a_lease_is_that_of_now(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as held:
         assert held.remaining() == pytest.approx(10.0 - 0.102)  # less the drift
         redlock.clock.advance(4.0)
@@ -82,7 +82,7 @@ def test_time_left_is_of_now(redlock: FakeRedlock) -> None:
             held.ensure(9.9)
 
 
-def test_once_lost_always_lost(redlock: FakeRedlock) -> None:
+def test_lost_lease_stays_lost(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as held:
         redlock.clock.advance(9.9)
         assert held.lost
@@ -96,7 +96,7 @@ def test_once_lost_always_lost(redlock: FakeRedlock) -> None:
         assert held.lost
 
 
-def test_releasing_again_is_nothing_and_robs_nobody(redlock: FakeRedlock) -> None:
+def test_second_release_does_nothing_and_frees_no_lock_of_another(redlock: FakeRedlock) -> None:
     held = redlock.lock("r")
     held.acquire()
     assert held.release() is True
@@ -110,7 +110,7 @@ def test_releasing_again_is_nothing_and_robs_nobody(redlock: FakeRedlock) -> Non
     assert redlock.tokens("r") == {other.token}
 
 
-def test_what_is_kept_stays_locked_and_is_no_longer_ours(redlock: FakeRedlock) -> None:
+def test_kept_lock_stays_locked_and_is_no_longer_ours(redlock: FakeRedlock) -> None:
     held = redlock.lock("r")
     held.acquire()
     token = held.token
@@ -127,7 +127,7 @@ def test_what_is_kept_stays_locked_and_is_no_longer_ours(redlock: FakeRedlock) -
     assert redlock.free("r")
 
 
-def test_nothing_is_kept_that_is_over(redlock: FakeRedlock) -> None:
+def test_lease_that_is_over_cannot_be_kept(redlock: FakeRedlock) -> None:
     """Released, kept before, of another process, or lost: then it is another's to hold."""
     held = redlock.lock("r")
     held.acquire()
@@ -149,7 +149,7 @@ def test_nothing_is_kept_that_is_over(redlock: FakeRedlock) -> None:
         assert redlock.tokens(late.resource) == others
 
 
-def test_nothing_in_hand_before_it_is_acquired(redlock: FakeRedlock) -> None:
+def test_lock_that_was_never_acquired_has_no_token_and_no_lease(redlock: FakeRedlock) -> None:
     held = redlock.lock("r")
     assert held.lost
     assert held.remaining() == 0.0
@@ -162,7 +162,7 @@ def test_nothing_in_hand_before_it_is_acquired(redlock: FakeRedlock) -> None:
 # -- nested use ----------------------------------------------------------------------------------
 
 
-def test_nested_use_counts_also_after_an_error_inside(redlock: FakeRedlock) -> None:
+def test_nested_blocks_share_one_lease_also_after_an_error_inside(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as outer:
         token = outer.token
         with redlock.lock("r") as middle:
@@ -175,14 +175,14 @@ def test_nested_use_counts_also_after_an_error_inside(redlock: FakeRedlock) -> N
     assert redlock.driver.rounds == ["acquire", "release"]
 
 
-def test_nothing_is_shared_that_is_lost(redlock: FakeRedlock) -> None:
+def test_nested_block_does_not_share_a_lost_lease(redlock: FakeRedlock) -> None:
     with redlock.lock("r"):
         redlock.clock.advance(11.0)
         with pytest.raises(LeaseLost), redlock.lock("r"):
             pytest.fail("it ran unlocked")
 
 
-def test_who_runs_is_not_asked_of_each_that_is_held(
+def test_running_thread_is_looked_up_rarely_for_many_nested_blocks(
     redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
     """Each of ten thousand blocks, one in another, asked it of all around it: two minutes."""
@@ -196,7 +196,7 @@ def test_who_runs_is_not_asked_of_each_that_is_held(
     assert asked.call_count < 10
 
 
-def test_many_blocks_end_in_any_order(redlock: FakeRedlock) -> None:
+def test_many_blocks_may_end_in_any_order(redlock: FakeRedlock) -> None:
     """More of them than `stack.BLOCK`, so that they stand apart."""
     names = [f"r{number}" for number in range(250)]
     held = {name: redlock.lock(name).__enter__() for name in names}
@@ -214,7 +214,9 @@ def test_many_blocks_end_in_any_order(redlock: FakeRedlock) -> None:
     assert len(redlock.driver.rounds) == 500
 
 
-def test_two_resources_are_two_locks_and_the_inner_one_is_current(redlock: FakeRedlock) -> None:
+def test_nested_blocks_of_two_resources_are_two_locks_and_the_inner_is_current(
+    redlock: FakeRedlock,
+) -> None:
     with redlock.lock("a") as a:
         with redlock.lock("b") as b:
             assert current_lease() is b
@@ -227,14 +229,14 @@ def test_two_resources_are_two_locks_and_the_inner_one_is_current(redlock: FakeR
         current_lease()
 
 
-def test_another_redlock_shares_nothing(redlock: FakeRedlock, monkeypatch: Patch) -> None:
+def test_two_redlocks_share_no_lease(redlock: FakeRedlock, monkeypatch: Patch) -> None:
     with redlock.lock("r") as held:
         other = FakeRedlock(monkeypatch)
         with other.lock("r") as its:
             assert its is not held
 
 
-def test_another_thread_shares_nothing(redlock: FakeRedlock) -> None:
+def test_two_threads_share_no_lease(redlock: FakeRedlock) -> None:
     found: list[BaseException] = []
 
     def other() -> None:
@@ -252,7 +254,7 @@ def test_another_thread_shares_nothing(redlock: FakeRedlock) -> None:
     assert isinstance(found[1], ResourceHeld)
 
 
-def test_a_forks_child_holds_nothing(redlock: FakeRedlock, monkeypatch: Patch) -> None:
+def test_child_of_a_fork_holds_no_lease(redlock: FakeRedlock, monkeypatch: Patch) -> None:
     with redlock.lock("r") as held:
         with monkeypatch.context() as child:
             child.setattr(os, "getpid", lambda: 1)
@@ -265,7 +267,7 @@ def test_a_forks_child_holds_nothing(redlock: FakeRedlock, monkeypatch: Patch) -
         assert redlock.tokens("r") == {held.token}
 
 
-def test_a_repr_shows_no_token(redlock: FakeRedlock) -> None:
+def test_repr_of_a_held_lease_shows_no_token(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as held:
         assert held.token not in repr(held)
         assert held.token not in repr(held.lease)
@@ -296,7 +298,9 @@ def witness() -> Any:
     unsubscribe(witness)
 
 
-def test_a_loss_is_told(redlock: FakeRedlock, witness: Witness, caplog: Log) -> None:
+def test_loss_of_a_lease_is_reported_to_on_lost_listeners_and_log(
+    redlock: FakeRedlock, witness: Witness, caplog: Log
+) -> None:
     told: list[HeldLease] = []
     with redlock.lock("r", on_lost=told.append) as held:
         rob(redlock, "r")
@@ -321,7 +325,7 @@ def test_a_loss_is_told(redlock: FakeRedlock, witness: Witness, caplog: Log) -> 
     assert witness.heard[1:] == [("released", "r", False)]
 
 
-def test_a_loss_tells_which_nodes_are_silent_and_for_how_long_it_was_held(
+def test_loss_names_the_silent_nodes_and_the_time_held(
     redlock: FakeRedlock, witness: Witness
 ) -> None:
     with redlock.lock("r") as held:
@@ -353,7 +357,7 @@ def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(monkeypa
     assert lease.lost
 
 
-def test_an_on_lost_that_raises_harms_nobody(redlock: FakeRedlock, caplog: Log) -> None:
+def test_on_lost_that_raises_harms_no_other_lease(redlock: FakeRedlock, caplog: Log) -> None:
     def on_lost(_held: HeldLease) -> None:
         raise KeyError("a user's mistake")
 
@@ -365,7 +369,7 @@ def test_an_on_lost_that_raises_harms_nobody(redlock: FakeRedlock, caplog: Log) 
     wait_until(lambda: "a: on_lost failed" in caplog.text, 10, "the mistake is in the log")
 
 
-def test_a_listener_that_raises_stops_no_release(redlock: FakeRedlock, caplog: Log) -> None:
+def test_listener_that_raises_stops_no_release(redlock: FakeRedlock, caplog: Log) -> None:
     class Broken(Listener):
         def acquired(self, lease: Any) -> None:
             raise KeyError
@@ -387,7 +391,7 @@ def test_a_listener_that_raises_stops_no_release(redlock: FakeRedlock, caplog: L
 # -- no lock at all ------------------------------------------------------------------------------
 
 
-def test_unlocked_stops_nobody() -> None:
+def test_unlocked_lease_is_never_lost_and_releases_nothing() -> None:
     with Unlocked("r") as held:
         assert current_lease() is held
         assert held.resource == "r"
@@ -401,7 +405,7 @@ def test_unlocked_stops_nobody() -> None:
         current_lease()
 
 
-def test_a_slow_on_lost_holds_up_nobody(redlock: FakeRedlock) -> None:
+def test_slow_on_lost_delays_nothing_else(redlock: FakeRedlock) -> None:
     may_end, ended = threading.Event(), threading.Event()
 
     def slow(_held: object) -> None:
@@ -420,7 +424,9 @@ def test_a_slow_on_lost_holds_up_nobody(redlock: FakeRedlock) -> None:
     held.release()
 
 
-def test_a_thread_with_its_parents_context_does_not_share_its_lock(redlock: FakeRedlock) -> None:
+def test_thread_with_the_context_of_its_parent_does_not_share_its_lock(
+    redlock: FakeRedlock,
+) -> None:
     """As Python without a GIL starts each of its threads."""
     refused: list[bool] = []
 
@@ -444,7 +450,7 @@ def test_a_thread_with_its_parents_context_does_not_share_its_lock(redlock: Fake
     assert refused == [True]
 
 
-def test_a_task_of_asyncio_does_not_share_the_lock_of_the_one_that_started_it(
+def test_asyncio_task_does_not_share_the_lock_of_its_parent(
     redlock: FakeRedlock,
 ) -> None:
     async def child() -> bool:
@@ -460,7 +466,7 @@ def test_a_task_of_asyncio_does_not_share_the_lock_of_the_one_that_started_it(
     assert asyncio.run(parent())
 
 
-def test_a_lease_that_nobody_saw_end_is_over_at_its_release(redlock: FakeRedlock) -> None:
+def test_lease_that_ended_unnoticed_is_lost_at_its_release(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as outer, redlock.lock(["q", "r"]) as held:
         assert not held.lost_unawares()
         with pytest.raises(LeaseLost):
@@ -473,7 +479,7 @@ def test_a_lease_that_nobody_saw_end_is_over_at_its_release(redlock: FakeRedlock
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
-def test_a_lost_lease_that_its_body_releases_is_lost_unawares(
+def test_lost_lease_that_its_body_releases_counts_as_lost_unawares(
     redlock: FakeRedlock, seen: bool
 ) -> None:
     """The release does not hide that another may have worked meanwhile."""
@@ -487,7 +493,7 @@ def test_a_lost_lease_that_its_body_releases_is_lost_unawares(
         assert held.lost_unawares()
 
 
-def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
+def test_lease_that_was_released_or_kept_is_not_lost_unawares(redlock: FakeRedlock) -> None:
     for end in (HeldLease.release, lambda held: held.keep(30.0)):
         with redlock.lock(f"{end}") as held:
             end(held)
@@ -496,7 +502,7 @@ def test_a_lease_that_was_given_back_is_not_lost(redlock: FakeRedlock) -> None:
             assert not held.lost_unawares()
 
 
-def test_an_attempt_that_was_struck_while_it_was_undone_is_not_registered_any_more(
+def test_attempt_interrupted_while_it_is_undone_is_unregistered(
     redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gone: list[Claim] = []

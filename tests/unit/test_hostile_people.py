@@ -23,7 +23,7 @@ ANY = st.text() | st.text(alphabet="|%7C25\x00\ud800 0").map(str)
 
 
 @pytest.mark.parametrize("how", ["report", "inspect conf", "inspect report"])
-def test_celery_tells_nobody_the_passwords_of_the_nodes(how: str) -> None:
+def test_celery_reports_show_no_password_of_a_node(how: str) -> None:
     app = Celery("shop", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = ["redis://redlock:S3CRET@h:6379/0"]
     names = ("BROKER_URL", "BROKER_READ_URL", "BROKER_WRITE_URL")
@@ -41,7 +41,7 @@ def test_celery_tells_nobody_the_passwords_of_the_nodes(how: str) -> None:
     assert all(name in told for name in named)
 
 
-def test_what_celery_hides_itself_stays_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_hidden_by_celery_stay_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(utils, "HIDDEN_SETTINGS", re.compile("API|TOKEN", re.IGNORECASE))
     remote_control.register()
     remote_control.register()
@@ -59,7 +59,7 @@ OWNERS = st.builds(Owner, st.text(), st.integers(0, 2**40), ANY, st.integers(0, 
 
 
 @given(OWNERS, st.integers(0, 1 << 33))
-def test_an_owner_is_read_back_from_its_token_whatever_its_names(owner: Owner, now: int) -> None:
+def test_owner_is_read_back_from_its_token_whatever_its_names(owner: Owner, now: int) -> None:
     found = Owner.of(owner.token("0" * 32, now))
     assert found == replace(owner, host=owner.host.replace("|", ""))
     assert found is not None and found.since == now
@@ -71,7 +71,7 @@ def test_an_owner_is_read_back_from_its_token_whatever_its_names(owner: Owner, n
         "|".join
     )
 )
-def test_a_value_of_anybodys_is_an_owner_or_none(value: str) -> None:
+def test_any_value_is_read_as_an_owner_or_as_none(value: str) -> None:
     found = Owner.of(value)
     digest = token_digest(value)
     assert len(digest) == 8

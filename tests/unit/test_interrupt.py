@@ -96,7 +96,7 @@ def raising(error: BaseException | None) -> Callable[[], None]:
 
 
 @both
-def test_a_body_is_struck() -> None:
+def test_body_whose_lease_is_lost_is_interrupted() -> None:
     block = Interruptible(loss)
     with pytest.raises(LeaseLost) as raised:
         block.run(lambda: (strike(block), spin()))
@@ -106,7 +106,7 @@ def test_a_body_is_struck() -> None:
 
 
 @both
-def test_the_body_itself_can_read_why() -> None:
+def test_interrupted_body_can_read_the_reason_of_the_loss() -> None:
     block = Interruptible(loss)
 
     def body() -> str:
@@ -122,7 +122,9 @@ def test_the_body_itself_can_read_why() -> None:
     assert "the one that says" in block.run(body)
 
 
-def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(monkeypatch: Patch) -> None:
+def test_sleeping_body_is_interrupted_though_the_first_signal_comes_too_early(
+    monkeypatch: Patch,
+) -> None:
     sent: list[int] = []
     kill = signal.pthread_kill
 
@@ -139,7 +141,7 @@ def test_a_sleep_is_ended_though_the_first_signal_comes_too_early(monkeypatch: P
     assert time.monotonic() - begin < 5.0
 
 
-def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: Patch) -> None:
+def test_exception_sent_to_a_thread_too_late_is_taken_back(monkeypatch: Patch) -> None:
     sent: list[type[BaseException]] = []
     send = interrupt._raise_in
 
@@ -158,7 +160,7 @@ def test_what_was_sent_to_a_thread_too_late_is_taken_back(monkeypatch: Patch) ->
 
 
 @both
-def test_a_body_is_not_begun_whose_lease_is_lost() -> None:
+def test_body_whose_lease_is_already_lost_is_not_begun() -> None:
     block = Interruptible(loss)
     block.interrupt()
     with pytest.raises(LeaseLost, match="the one that says"):
@@ -166,7 +168,7 @@ def test_a_body_is_not_begun_whose_lease_is_lost() -> None:
 
 
 @both
-def test_nothing_strikes_afterwards() -> None:
+def test_interrupt_after_the_end_of_a_body_does_nothing() -> None:
     block = Interruptible(loss)
     assert block.run(lambda: 5) == 5
     block.interrupt()
@@ -174,7 +176,7 @@ def test_nothing_strikes_afterwards() -> None:
 
 
 @both
-def test_it_strikes_once_and_a_body_that_goes_on_has_decided() -> None:
+def test_body_that_catches_its_interrupt_is_not_interrupted_again() -> None:
     block = Interruptible(loss, lambda: True)
 
     def body() -> str:
@@ -189,7 +191,7 @@ def test_it_strikes_once_and_a_body_that_goes_on_has_decided() -> None:
 
 
 @both
-def test_only_the_struck_body_is_ended() -> None:
+def test_interrupt_of_an_inner_body_does_not_end_the_outer_one() -> None:
     outer, inner = Interruptible(loss), Interruptible(loss)
 
     def body() -> str:
@@ -202,14 +204,14 @@ def test_only_the_struck_body_is_ended() -> None:
 
 
 @both
-def test_the_outers_loss_ends_the_inner_as_well() -> None:
+def test_interrupt_of_an_outer_body_ends_the_inner_one_too() -> None:
     outer, inner = Interruptible(loss), Interruptible(lambda: pytest.fail("not this one's"))
     with pytest.raises(LeaseLost, match="the one that says"):
         outer.run(lambda: inner.run(lambda: (strike(outer), spin())))
 
 
 @both
-def test_an_error_of_the_bodys_own_goes_its_way() -> None:
+def test_error_of_the_body_itself_is_not_replaced_by_a_loss() -> None:
     for own in (KeyError("own"), LeaseLost("of another lock", resource="other"), LeaseLost()):
         with pytest.raises(type(own)) as raised:
             Interruptible(loss).run(raising(own))
@@ -220,7 +222,7 @@ def test_an_error_of_the_bodys_own_goes_its_way() -> None:
     sys.version_info >= (3, 12), reason="traces no bytecode before it has run; the races remain"
 )
 @both
-def test_a_strike_at_every_bytecode() -> None:
+def test_interrupt_at_any_bytecode_ends_the_body_properly_or_not_at_all() -> None:
     """From before the body to after it: ended properly, if at all, and never once it is left."""
     for own in (None, LeaseLost("own", resource="own")):
         outcomes = []
@@ -300,7 +302,7 @@ def anew(function: Any) -> Any:
 
 
 @both
-def test_strikes_that_race_with_the_end() -> None:
+def test_interrupt_that_races_with_the_end_of_a_body_strikes_nothing_after_it() -> None:
     """The same with threads that really run at once; by chance, so many times."""
 
     def race(number: int) -> bool:
@@ -361,7 +363,7 @@ class Greenlet:
 
 
 @pytest.mark.parametrize("when", ["before", "inside", "at its end"])
-def test_a_greenlet_is_struck_once_when_it_waits(monkeypatch: Patch, when: str) -> None:
+def test_greenlet_is_interrupted_once_when_it_waits(monkeypatch: Patch, when: str) -> None:
     greenlet = Greenlet(monkeypatch)
     block = Interruptible(loss)
     begun = []
@@ -386,7 +388,7 @@ def test_a_greenlet_is_struck_once_when_it_waits(monkeypatch: Patch, when: str) 
 
 
 @both
-def test_a_body_that_returns_though_its_lease_was_over_ends_with_the_loss() -> None:
+def test_body_that_returns_after_its_lease_ended_unnoticed_ends_with_the_loss() -> None:
     """Such as a C call that held the GIL: nobody could look at the clock, nobody was struck."""
 
     with pytest.raises(LeaseLost, match="the one that says"):

@@ -120,7 +120,7 @@ def through(serializer: str, value: object) -> object:
 # -- whole-argument keys --------------------------------------------------------------------------
 
 
-def test_a_key_without_a_template_is_the_task_and_all_its_arguments() -> None:
+def test_key_without_a_template_is_the_task_and_all_its_arguments() -> None:
     key = key_of("app.tasks.rebuild", rebuild)
     assert key((7,), {}) == "app.tasks.rebuild(report_id=7,lang=en)"
     assert key(("a:b",), {"lang": None}) == 'app.tasks.rebuild(report_id="a:b",lang=null)'
@@ -133,7 +133,7 @@ def test_a_key_without_a_template_is_the_task_and_all_its_arguments() -> None:
         *(((), {"lang": "en", "report_id": 7}), ([7], types.MappingProxyType({}))),
     ],
 )
-def test_positions_names_and_defaults_make_no_difference(
+def test_key_is_the_same_for_positions_names_and_defaults(
     args: typing.Any, kwargs: typing.Any
 ) -> None:
     assert key_of("t", rebuild)(args, kwargs) == "t(report_id=7,lang=en)"
@@ -166,7 +166,7 @@ def keyword_only(a: object, *, b: object = 2) -> None: ...
         (keyword_only, (), {"b": 3, "a": 1}, "t(a=1,b=3)"),
     ],
 )
-def test_every_kind_of_parameter_is_bound_as_python_does(
+def test_key_binds_every_kind_of_parameter_as_python_does(
     function: Callable[..., object], args: typing.Any, kwargs: typing.Any, expected: str
 ) -> None:
     assert key_of("t", function)(args, kwargs) == expected
@@ -179,7 +179,7 @@ def test_every_kind_of_parameter_is_bound_as_python_does(
      (rebuild, (1, 2), {"lang": "en"}), (keyword_only, (1, 2), {}),
      (positional_only, (), {"a": 1})],
 )  # fmt: skip
-def test_arguments_that_do_not_fit_raise_what_inspect_raises(
+def test_key_of_arguments_that_do_not_fit_raises_what_inspect_raises(
     function: Callable[..., object], args: typing.Any, kwargs: typing.Any
 ) -> None:
     with pytest.raises(TypeError) as expected:
@@ -189,7 +189,7 @@ def test_arguments_that_do_not_fit_raise_what_inspect_raises(
     assert str(raised.value) == str(expected.value)
 
 
-def test_the_task_itself_is_no_part_of_a_bound_tasks_key() -> None:
+def test_key_of_a_bound_task_does_not_contain_the_task() -> None:
     def method(self: object, a: object) -> None: ...
 
     def starred(*args: object) -> None: ...
@@ -202,14 +202,14 @@ def test_the_task_itself_is_no_part_of_a_bound_tasks_key() -> None:
 
 
 @pytest.mark.parametrize("function", [lambda: None, lambda *, a: None, lambda **a: None])
-def test_a_bound_function_without_a_place_for_the_task_is_refused(
+def test_bound_function_without_a_parameter_for_the_task_is_refused(
     function: Callable[..., object],
 ) -> None:
     with pytest.raises(ConfigurationError, match="first parameter"):
         key_of("t", function, bound=True)
 
 
-def test_wrapped_functions_methods_and_partials_are_seen_through() -> None:
+def test_key_sees_through_wrapped_functions_methods_and_partials() -> None:
     @functools.wraps(rebuild)
     def wrapper(*args: object, **kwargs: object) -> None: ...
 
@@ -224,7 +224,7 @@ def test_wrapped_functions_methods_and_partials_are_seen_through() -> None:
     assert key_of("t", functools.partial(two, 1))((7,), {}) == "t(b=7)"
 
 
-def test_a_default_that_cannot_be_keyed_is_refused_at_declaration() -> None:
+def test_default_that_cannot_be_keyed_is_refused_at_declaration() -> None:
     def task(a: object, b: object = object()) -> None: ...
 
     with pytest.raises(ConfigurationError, match=r"default of argument 'b' of app\.task"):
@@ -262,7 +262,7 @@ def test_a_default_that_cannot_be_keyed_is_refused_at_declaration() -> None:
         ("{b}/{a}/{b}", (1, 2), "2/1/2"),
     ],
 )
-def test_a_template_writes_this_key(template: str, args: typing.Any, expected: str) -> None:
+def test_key_is_written_by_its_template(template: str, args: typing.Any, expected: str) -> None:
     assert key_of("t", two, template)(args, {}) == expected
 
 
@@ -284,7 +284,7 @@ def test_tasks_with_one_template_share_their_locks() -> None:
      ("x:<a.b>", "without attribute"), ("x:{a!r}", "conversion"), ("x:{a:>10}", "unbalanced"),
      ("x:{a:03}", "format"), ("x:{ a }", "only the name")],
 )  # fmt: skip
-def test_a_template_that_cannot_work_is_refused_at_declaration(
+def test_invalid_template_of_a_key_is_refused_at_declaration(
     template: typing.Any, why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why) as raised:
@@ -292,7 +292,7 @@ def test_a_template_that_cannot_work_is_refused_at_declaration(
     assert isinstance(raised.value, ValueError)
 
 
-def test_a_refused_template_names_its_task_and_offers_a_function_that_works() -> None:
+def test_refused_template_names_its_task_and_offers_a_function_that_works() -> None:
     def pay(order: object, amount: int) -> None: ...
 
     with pytest.raises(ConfigurationError) as caught:
@@ -359,7 +359,7 @@ def test_template_with_self_in_its_text_is_accepted_for_a_bound_task(app: typing
     assert check.run.__redlock__.resources(check, check.run, (), {}) == ("self-check",)
 
 
-def test_a_template_names_star_arguments_as_a_list_and_a_dict() -> None:
+def test_template_names_star_arguments_as_a_list_and_a_dict() -> None:
     key = key_of("t", variadic, "x{{:{rest}/<others>")
     assert key((1, 2), {"z": 3}) == "x{:[2]/{z:3}"
 
@@ -405,7 +405,7 @@ def test_a_template_names_star_arguments_as_a_list_and_a_dict() -> None:
         (LookAlike(1), f"{__name__}.LookAlike(id=1,lang=en)"),
     ],
 )
-def test_a_value_is_written_like_this(value: object, text: str) -> None:
+def test_value_of_each_type_has_its_text_in_a_key(value: object, text: str) -> None:
     assert text_of(value) == text
 
 
@@ -437,7 +437,7 @@ ONE_KEY = [
 
 
 @pytest.mark.parametrize(("a", "b"), ONE_KEY)
-def test_these_are_one_key(a: object, b: object) -> None:
+def test_equal_values_of_different_types_are_one_key(a: object, b: object) -> None:
     assert text_of(a) == text_of(b)
     assert key_of("t", one)((a,), {}) == key_of("t", one, None)((), {"a": b})
 
@@ -457,7 +457,7 @@ DIFFERENT = [
 ]
 
 
-def test_these_are_all_different_keys() -> None:
+def test_different_values_are_different_keys() -> None:
     texts = [text_of(value) for value in DIFFERENT]
     assert [text for text, n in collections.Counter(texts).items() if n > 1] == []
 
@@ -487,12 +487,12 @@ SURVIVE = {"json": SURVIVE_JSON, "pickle": SURVIVE_PICKLE}
     [(serializer, value) for serializer, values in SURVIVE.items() for value in values],
     ids=lambda value: type(value).__name__,
 )
-def test_the_producer_and_the_worker_agree(serializer: str, value: object) -> None:
+def test_key_is_the_same_before_and_after_each_serializer(serializer: str, value: object) -> None:
     args, kwargs = typing.cast(typing.Any, through(serializer, [[value], {"b": {"deep": [value]}}]))
     assert key_of("t", two)(args, kwargs) == key_of("t", two)((value, {"deep": [value]}), {})
 
 
-def test_an_integer_of_any_size_has_a_key() -> None:
+def test_integer_of_any_size_has_a_key() -> None:
     huge = 10**5000
     assert text_of({huge: huge}) != text_of({huge: huge + 1}) != text_of({huge + 1: huge + 1})
     assert len(key_of("t", one)((huge,), {})) == 200
@@ -510,7 +510,7 @@ def test_an_integer_of_any_size_has_a_key() -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_cannot_be_keyed_is_refused_by_the_arguments_name(value: object) -> None:
+def test_argument_that_cannot_be_keyed_is_refused_by_its_name(value: object) -> None:
     for key in (key_of("app.two", two), key_of("app.two", two, "x:{b}")):
         with pytest.raises(
             ConfigurationError, match=r"argument 'b' of app\.two holds a .*lock_key"
@@ -520,7 +520,7 @@ def test_what_cannot_be_keyed_is_refused_by_the_arguments_name(value: object) ->
         text_of(value)
 
 
-def test_a_megabyte_of_values_has_a_key() -> None:
+def test_megabyte_of_values_has_a_key() -> None:
     value = [0] * 500_000
     assert len(json.dumps(value, separators=(",", ":"))) > 1_000_000
     assert len(key_of("t", one)((value,), {})) == 200
@@ -537,7 +537,7 @@ def test_ten_megabytes_of_values_are_refused_before_a_key_is_made(item: object) 
     assert time.process_time() < begun + 2.0  # to make the key takes 4 to 18 s
 
 
-def test_a_refusal_names_the_type_and_never_the_value() -> None:
+def test_refusal_of_an_argument_names_its_type_and_never_its_value() -> None:
     class Secret:
         def __repr__(self) -> str:
             return "hunter2"
@@ -548,7 +548,7 @@ def test_a_refusal_names_the_type_and_never_the_value() -> None:
     assert raised.value.__suppress_context__
 
 
-def test_a_value_that_contains_itself_is_refused() -> None:
+def test_value_that_contains_itself_is_refused_as_a_key() -> None:
     loop: list[object] = []
     loop += [loop, loop]
     ring: dict[str, object] = {}
@@ -574,7 +574,7 @@ def takes_old_optional(report: typing.Optional["LookAlike"] = None, n: int = 0) 
 
 @pytest.mark.parametrize("function", [takes_model, takes_optional, takes_old_optional])
 @pytest.mark.parametrize("template", [None, "report:{report}"])
-def test_a_dict_and_the_model_it_makes_are_one_key(
+def test_dict_and_the_model_made_of_it_are_one_key(
     function: Callable[..., object], template: str | None
 ) -> None:
     key = key_of("t", function, template)
@@ -585,11 +585,11 @@ def test_a_dict_and_the_model_it_makes_are_one_key(
     assert key(({"id": 2},), {}) != whole
 
 
-def test_a_dict_that_makes_no_model_stays_a_dict() -> None:
+def test_dict_that_makes_no_model_stays_a_dict_in_a_key() -> None:
     assert key_of("t", takes_model, "{report}")(({"no": 1},), {}) == "{no:1}"
 
 
-def test_annotations_that_hold_no_one_model_are_let_be() -> None:
+def test_annotations_that_hold_no_single_model_are_ignored_by_a_key() -> None:
     def task(a: Unknown, b: LookAlike | Point, c: dict[str, LookAlike], **d: LookAlike) -> None: ...  # type: ignore[name-defined] # noqa: F821
 
     value = {"id": 1}
@@ -597,7 +597,7 @@ def test_annotations_that_hold_no_one_model_are_let_be() -> None:
     assert key((value, value, value), value) == "({id:1})({id:1})({id:1}){id:1}"
 
 
-def test_a_model_defined_after_the_task_is_found_at_the_first_call() -> None:
+def test_model_defined_after_the_task_is_found_at_the_first_call() -> None:
     def task(report: Late = {"id": 1}) -> None: ...  # type: ignore[name-defined] # noqa: B006, F821
 
     key = key_of("t", task)
@@ -608,7 +608,7 @@ def test_a_model_defined_after_the_task_is_found_at_the_first_call() -> None:
         del globals()["Late"]
 
 
-def test_pydantic_models_agree_before_and_after_celery_validates_them() -> None:
+def test_pydantic_models_have_one_key_before_and_after_celery_validates_them() -> None:
     pydantic = pytest.importorskip("pydantic")
 
     class Line(pydantic.BaseModel):  # type: ignore[misc,name-defined]
@@ -651,7 +651,7 @@ def test_pydantic_models_agree_before_and_after_celery_validates_them() -> None:
 # -- length ---------------------------------------------------------------------------------------
 
 
-def test_a_long_key_is_a_readable_head_and_a_digest_of_the_whole() -> None:
+def test_long_key_is_a_readable_head_and_a_digest_of_the_whole() -> None:
     key = key_of("app.tasks.rebuild", rebuild)
     long = key(("x" * 500,), {})
     assert len(long) == 200
@@ -661,7 +661,7 @@ def test_a_long_key_is_a_readable_head_and_a_digest_of_the_whole() -> None:
     assert key_of("t", one)(("x" * 500,), {})[-32:] == "f424a3199081ea202dfd189eed22d43c"
 
 
-def test_a_key_is_digested_from_the_201st_byte_on_and_equals_no_short_one() -> None:
+def test_key_is_digested_from_the_201st_byte_on_and_equals_no_short_one() -> None:
     key = key_of("t", one, "{a}")
     assert key(("x" * 200,), {}) == "x" * 200
     digested = key(("x" * 201,), {})

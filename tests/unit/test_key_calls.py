@@ -155,7 +155,7 @@ def test_equal_calls_have_equal_keys_and_different_calls_have_different_ones() -
     assert min(counts.values()) >= CASES / 5, counts  # neither half is left to chance
 
 
-def test_no_call_of_one_task_has_the_key_of_another_tasks() -> None:
+def test_call_of_one_task_never_has_the_key_of_another_task() -> None:
     """Without a template the name of the task is part of it, and cannot be forged by a value."""
     tasks = ["app.t", "app.t(a", "app.t(a=1", "app", "app.t(a=1)", "t", "app.t#", "app.t\n"]
     seen: dict[str, tuple[str, Any]] = {}
@@ -175,7 +175,9 @@ LITERALS = [*'z1-_.e~+%:,=()"#/ ']
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(st.data(), st.sampled_from(LITERALS))
-def test_no_piece_of_a_value_can_move_over_into_the_next(data: st.DataObject, literal: str) -> None:
+def test_part_of_a_value_cannot_move_over_into_the_next_in_a_key(
+    data: st.DataObject, literal: str
+) -> None:
     """The same text, cut at two of the places where what stands between the values stands."""
     side = st.text(f"{literal}x1", max_size=4)
     text = data.draw(side) + literal + data.draw(side)

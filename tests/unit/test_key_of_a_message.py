@@ -113,7 +113,7 @@ def test_task_with_a_decorator_that_gives_an_argument_is_locked_by_those_of_the_
 
 
 @pytest.mark.parametrize("way", [above, below, based])
-def test_optional_arguments_behind_one_that_a_decorator_gives_are_to_be_given_by_name(
+def test_optional_arguments_behind_one_given_by_a_decorator_need_names(
     app: Any, redlock: FakeRedlock, way: Any
 ) -> None:
     task = way(app, in_front, optional)
@@ -131,7 +131,7 @@ def test_key_of_all_arguments_with_a_decorator_that_gives_one_is_a_clear_error(
         resources_of(task, (7,), {})
 
 
-def test_key_of_all_arguments_with_a_decorator_that_says_what_it_takes(app: Any) -> None:
+def test_key_of_all_arguments_follows_the_signature_that_a_decorator_declares(app: Any) -> None:
     task = above(app, with_signature, optional, None)
     assert resources_of(task, (7, 3), {}) == ("charge(order=7,amount=3)",)
 
@@ -155,7 +155,7 @@ def test_key_function_with_a_decorator_that_gives_an_argument_gets_those_of_the_
     assert deliver(task, 7)[0] == ("session", 7, "order:7")
 
 
-def test_arguments_that_fit_in_no_way_are_still_a_type_error(app: Any) -> None:
+def test_arguments_that_fit_no_signature_are_still_a_type_error(app: Any) -> None:
     task = above(app, in_front, session_first)
     with pytest.raises(TypeError, match="too many"):
         resources_of(task, (1, 2, 3, 4), {})
@@ -256,7 +256,7 @@ def deliver_with(task: Any, args: Any, kwargs: Any, headers: Any) -> tuple[Any, 
     return traced.info.retval if traced.info else traced.retval, traced.info
 
 
-def test_keyword_that_no_class_takes_out_is_a_type_error(app: Any) -> None:
+def test_keyword_that_no_task_class_removes_is_a_type_error(app: Any) -> None:
     task = based(app, lambda function: function, charge)
     with pytest.raises(TypeError, match="unexpected keyword argument '_tenant'"):
         resources_of(task, (7,), {"_tenant": "acme"})
@@ -306,7 +306,7 @@ def test_delivery_waits_in_a_worker_for_the_key_with_its_header(app: Any, tenant
     assert _wanted(other) == ("other:7",)
 
 
-def test_key_with_a_header_of_an_eager_call(tenants: Any) -> None:
+def test_eager_call_has_the_key_with_its_header(tenants: Any) -> None:
     task = tenants()
     assert task.apply((7,), headers={"tenant": "acme"}).get() == (7, "acme:7")
 

@@ -136,20 +136,20 @@ def read_word(word: str) -> object:
 
 @CASES
 @given(values)
-def test_every_value_can_be_read_back_from_its_text(value: object) -> None:
+def test_value_can_be_read_back_from_its_text_in_a_key(value: object) -> None:
     text = text_of(value)
     assert read(text) == (fold(value), len(text))
 
 
 @CASES
 @given(values, values)
-def test_two_values_share_a_text_only_if_they_are_documented_as_one(a: object, b: object) -> None:
+def test_two_values_share_a_text_in_a_key_only_if_documented_as_one(a: object, b: object) -> None:
     assert (text_of(a) == text_of(b)) == (fold(a) == fold(b))
 
 
 @CASES
 @given(values)
-def test_a_text_is_printable_ascii_without_the_digest_mark(value: object) -> None:
+def test_text_of_a_value_is_printable_ascii_without_the_digest_mark(value: object) -> None:
     text = text_of(value)
     assert text.isascii()
     assert text.isprintable()
@@ -158,7 +158,7 @@ def test_a_text_is_printable_ascii_without_the_digest_mark(value: object) -> Non
 
 @CASES
 @given(json_values)
-def test_a_round_trip_through_json_or_pickle_keeps_the_text(value: object) -> None:
+def test_round_trip_through_json_or_pickle_keeps_the_text_of_a_value(value: object) -> None:
     text = text_of(value)
     assert text_of(json.loads(json.dumps(value))) == text
     assert text_of(pickle.loads(pickle.dumps(value))) == text
@@ -193,7 +193,7 @@ def three(a: object, b: object, c: object) -> None: ...
 
 @CASES
 @given(templates(), values, values, values)
-def test_every_argument_can_be_read_back_from_a_templates_key(
+def test_argument_can_be_read_back_from_the_key_of_a_template(
     made: tuple[str, list[tuple[str, str | None]]], a: object, b: object, c: object
 ) -> None:
     template, pieces = made

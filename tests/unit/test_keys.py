@@ -29,21 +29,21 @@ def made(key: Any, args: tuple[object, ...] = (1, 2), **options: Any) -> tuple[s
 # -- Several templates
 
 
-def test_each_template_is_a_key() -> None:
+def test_each_template_of_a_list_is_a_key() -> None:
     keys = keys_of("shop.pay", pay, ["account:<src>", "account:{dst}"])
     assert keys.several
     assert keys((1, 2), {}) == keys((), {"dst": 1, "src": 2}) == ("account:1", "account:2")
     assert keys((7, 7), {}) == ("account:7",)
 
 
-def test_one_template_in_a_list_is_one_key() -> None:
+def test_single_template_in_a_list_is_one_key() -> None:
     for key in ("account:<src>", ["account:<src>"], ["account:<src>"] * 2):
         assert made(key) == ("account:1",)
         assert not keys_of("shop.pay", pay, key).several
 
 
 @pytest.mark.parametrize("template", ["account:<sorce>", "account:<src", "", "account:<>"])
-def test_every_template_is_checked_at_declaration(template: str) -> None:
+def test_every_template_of_a_list_is_checked_at_declaration(template: str) -> None:
     with pytest.raises(ConfigurationError):
 
         @locked("account:<src>", template)
@@ -53,26 +53,26 @@ def test_every_template_is_checked_at_declaration(template: str) -> None:
 # -- Names of arguments
 
 
-def test_names_of_arguments_make_one_key_with_the_tasks_name() -> None:
+def test_argument_names_make_one_key_with_the_name_of_the_task() -> None:
     assert made(["src", "note"]) == ('shop.pay(note="",src=1)',)
     assert made(["note", "src", "note"]) == made(("src", "note"))
     assert made(["src"]) == ("shop.pay(src=1)",)
     assert not keys_of("shop.pay", pay, ["src", "note"]).several
 
 
-def test_the_key_of_one_name_is_not_that_of_another_or_of_all() -> None:
+def test_keys_of_different_argument_names_differ() -> None:
     keys = {made(key) for key in (None, ["src"], ["dst"], ["src", "dst"], ["src", "dst", "note"])}
     assert len(keys) == 5
 
 
-def test_an_unknown_name_is_refused_at_declaration() -> None:
+def test_unknown_argument_name_in_a_key_is_refused_at_declaration() -> None:
     with pytest.raises(ConfigurationError, match="unknown argument 'sorce'; the names are: src, d"):
         made(["src", "sorce"])
     with pytest.raises(ConfigurationError, match=r"unknown argument 'x'.*takes no arguments"):
         keys_of("t", lambda: None, ["x"])
 
 
-def test_names_and_templates_do_not_mix_and_an_empty_list_is_neither() -> None:
+def test_argument_names_mixed_with_templates_and_an_empty_list_are_refused() -> None:
     with pytest.raises(
         ConfigurationError, match=r"mixes names .*'dst'.*'account:<src>'.*'\{dst\}'"
     ):
@@ -82,7 +82,7 @@ def test_names_and_templates_do_not_mix_and_an_empty_list_is_neither() -> None:
 
 
 @pytest.mark.parametrize("key", [["src", 3], ["src", ""], 3, {"src"}, {"src": 1}, b"src", [None]])
-def test_what_is_no_key_is_refused_when_the_task_is_declared(key: Any) -> None:
+def test_key_of_another_type_is_refused_when_the_task_is_declared(key: Any) -> None:
     with pytest.raises(ConfigurationError, match="key must be"):
         locked(key=key)
     with pytest.raises(ConfigurationError, match="lock_key must be"):
@@ -91,7 +91,7 @@ def test_what_is_no_key_is_refused_when_the_task_is_declared(key: Any) -> None:
             lock_key = key
 
 
-def test_the_name_of_an_argument_is_no_template() -> None:
+def test_argument_name_without_brackets_is_refused_as_a_template() -> None:
     """It would be one key for all calls, and is easily written for `<src>`, or for `["src"]`."""
     for key in ("src", Templates(("src", "dst")), Templates(("account:<src>", "dst"))):
         with pytest.raises(ConfigurationError, match=r"write '<(src|dst)>' for its value, or \['"):
@@ -104,7 +104,7 @@ def test_the_name_of_an_argument_is_no_template() -> None:
 # -- A function
 
 
-def test_a_function_is_called_as_the_task_is() -> None:
+def test_key_function_is_called_with_the_arguments_of_the_task() -> None:
     calls: list[object] = []
 
     def key(*args: object, **kwargs: object) -> str:
@@ -117,13 +117,13 @@ def test_a_function_is_called_as_the_task_is() -> None:
     assert not keys.several  # as far as is known
 
 
-def test_a_function_may_give_several_keys() -> None:
+def test_key_function_may_return_several_keys() -> None:
     assert made(lambda src, dst: [f"account:{src}", f"account:{dst}"]) == ("account:1", "account:2")
     assert made(lambda src, dst: {f"account:{src}"}) == ("account:1",)
     assert made(lambda src, dst: ["b", "a", "b"]) == ("a", "b")  # each once, in one order
 
 
-def test_what_a_function_gives_is_the_text_of_a_template() -> None:
+def test_text_from_a_key_function_becomes_the_same_key_as_from_a_template() -> None:
     for text in (
         "x" * 500,
         "order:7",
@@ -150,7 +150,9 @@ def test_what_a_function_gives_is_the_text_of_a_template() -> None:
         *(("", "empty"), (" ", "empty"), ([], "empty"), (["a", ""], "empty")),
     ],
 )
-def test_what_is_no_name_is_refused_by_the_name_of_the_task(value: object, what: str) -> None:
+def test_invalid_result_of_a_key_function_is_refused_with_the_name_of_the_task(
+    value: object, what: str
+) -> None:
     def key(*_args: object) -> Any:
         return value
 
@@ -160,7 +162,7 @@ def test_what_is_no_name_is_refused_by_the_name_of_the_task(value: object, what:
         made(key)
 
 
-def test_a_function_that_fails_is_told_with_the_task_and_its_own_error() -> None:
+def test_error_in_a_key_function_is_raised_with_its_task_and_cause() -> None:
     def key(src: int) -> str:
         return str(1 / 0)
 
@@ -173,7 +175,7 @@ def test_a_function_that_fails_is_told_with_the_task_and_its_own_error() -> None
         made(lambda *args: "k", (1, 2, 3, 4))
 
 
-def test_a_function_that_exits_has_failed_and_one_that_is_told_to_end_has_not() -> None:
+def test_key_function_that_exits_has_failed_but_an_interrupted_one_has_not() -> None:
     def made_by(key: Callable[[int], object]) -> Any:
         return keys_of("t", lambda src: None, key)((1,), {})
 
@@ -206,7 +208,7 @@ def test_a_function_that_exits_has_failed_and_one_that_is_told_to_end_has_not() 
         made_by(lambda src: signal.raise_signal(signal.SIGINT))
 
 
-def test_a_function_is_checked_at_declaration() -> None:
+def test_async_generator_or_method_as_key_function_is_refused_at_declaration() -> None:
     async def later(src: int, dst: int) -> str:
         return "k"
 
@@ -225,7 +227,7 @@ def test_a_function_is_checked_at_declaration() -> None:
     asyncio.run(later(1, 2))
 
 
-def test_any_callable_will_do() -> None:
+def test_any_callable_may_be_a_key_function() -> None:
     class Key:
         def __call__(self, src: int, dst: int) -> str:
             return f"k:{src}"
@@ -237,14 +239,14 @@ def test_any_callable_will_do() -> None:
 # -- What it begins with
 
 
-def test_a_scope_name_stands_in_place_of_the_tasks_name() -> None:
+def test_scope_name_replaces_the_name_of_the_task_in_a_key() -> None:
     for key in (None, ["src"]):
         (plain,), (scoped,) = made(key), made(key, scope="money")
         assert scoped == plain.replace("shop.pay(", "money(")
     assert keys_of("other", pay, None, scope="money")((1, 2), {}) == made(None, scope="money")
 
 
-def test_a_scope_name_stands_before_templates_and_functions() -> None:
+def test_scope_name_stands_before_templates_and_results_of_functions() -> None:
     assert made("account:<src>", scope="bank") == ("bank:account:1",)
     assert made(["a:<src>", "b:<dst>"], scope="bank") == ("bank:a:1", "bank:b:2")
     assert made(lambda src, dst: ["a:1", "b"], scope="bank") == ("bank:a:1", "bank:b")
@@ -252,7 +254,7 @@ def test_a_scope_name_stands_before_templates_and_functions() -> None:
 
 
 @pytest.mark.parametrize("scope", ["", 3, ["x"], b"x"])
-def test_a_scope_name_is_a_text(scope: object) -> None:
+def test_scope_name_that_is_no_text_is_refused(scope: object) -> None:
     with pytest.raises(ConfigurationError, match="scope_name must be a string"):
         locked(scope_name=scope)
 
@@ -260,7 +262,7 @@ def test_a_scope_name_is_a_text(scope: object) -> None:
 # -- On tasks
 
 
-def test_a_task_declares_its_keys_in_every_form(app: Celery) -> None:
+def test_task_class_declares_its_keys_in_every_form(app: Celery) -> None:
     class Money(SingletonTask):
         abstract = True
         lock_key = ("account:<src>", "account:<dst>")
@@ -294,7 +296,7 @@ def test_a_task_declares_its_keys_in_every_form(app: Celery) -> None:
     assert resources_of(plain, (1, 2), {}) == () and resource_of(plain, (1, 2), {}) is None
 
 
-def test_a_bound_task_is_no_argument_of_its_key(app: Celery) -> None:
+def test_bound_task_is_no_argument_of_its_key(app: Celery) -> None:
     @app.task(
         bind=True,
         shared=False,
@@ -313,7 +315,7 @@ def test_a_bound_task_is_no_argument_of_its_key(app: Celery) -> None:
     assert lock.resources(moved, moved.run, (1, 2), {}) == ("moves(dst=2)",)
 
 
-def test_several_keys_and_a_fencing_token_do_not_go_together(app: Celery) -> None:
+def test_several_keys_with_a_fencing_token_are_refused(app: Celery) -> None:
     with pytest.raises(ConfigurationError, match="this task locks several"):
 
         @locked("account:<src>", "account:<dst>", fencing=True)
@@ -332,7 +334,7 @@ def test_several_keys_and_a_fencing_token_do_not_go_together(app: Celery) -> Non
         locked("account:<src>", limit=2, fencing=True)
 
 
-def test_an_app_that_fences_all_its_tasks_cannot_have_one_with_several_keys(app: Celery) -> None:
+def test_fencing_for_all_tasks_is_refused_if_one_has_several_keys(app: Celery) -> None:
     app.conf.redlock_fencing = True
 
     @app.task(shared=False)
@@ -356,7 +358,7 @@ def test_an_app_that_fences_all_its_tasks_cannot_have_one_with_several_keys(app:
     assert not lock_of(unfenced).options(app).fencing  # type: ignore[union-attr]
 
 
-def test_a_function_with_several_keys_is_locked_under_all_of_them(
+def test_plain_function_with_several_keys_is_locked_under_all_of_them(
     redlock: FakeRedlock, app: Celery
 ) -> None:
     @app.task(shared=False)
@@ -368,7 +370,7 @@ def test_a_function_with_several_keys_is_locked_under_all_of_them(
     assert redlock.free("account:1") and redlock.free("account:2")
 
 
-def test_a_key_function_cannot_give_several_where_one_is_fenced(
+def test_key_function_of_a_fenced_task_may_not_return_several_keys(
     redlock: FakeRedlock, app: Celery
 ) -> None:
     @app.task(shared=False)
@@ -381,7 +383,9 @@ def test_a_key_function_cannot_give_several_where_one_is_fenced(
     assert move(1, 1) == "moved"
 
 
-def test_a_limit_lets_so_many_calls_in(redlock: FakeRedlock, app: Celery) -> None:
+def test_limit_of_a_plain_function_admits_that_many_calls(
+    redlock: FakeRedlock, app: Celery
+) -> None:
     @app.task(shared=False)
     @locked("pool", limit=2, wait=0.0)
     def work() -> list[str]:

@@ -24,11 +24,11 @@ ROOT = Path(__file__).parents[2]
         *(*lanes.LONGEST, *lanes.FILLING, *lanes.SPLIT),
     ],
 )
-def test_what_is_named_exists(name: str) -> None:
+def test_path_named_in_a_table_of_lanes_exists(name: str) -> None:
     assert (ROOT / name).is_dir() or list(ROOT.glob(f"{name}*"))
 
 
-def test_files_that_compute_are_one_lane_and_others_one_each() -> None:
+def test_computing_test_files_share_one_lane_and_others_have_their_own() -> None:
     computing = ["tests/faults/test_campaign.py::a", "tests/sim/test_world.py::b[1]"]
     assert {lanes.lane_of(test) for test in computing} == {"computing"}
     assert {lanes.lane_of(f"{file}::a") for file in lanes.BROWSER} == {"browser"}
@@ -44,7 +44,7 @@ def test_files_that_compute_are_one_lane_and_others_one_each() -> None:
     assert lanes.lane_of("tests/worker/test_green.py::a") == "tests/worker/test_green.py"
 
 
-def test_the_longest_are_begun_first() -> None:
+def test_longest_test_files_are_begun_first() -> None:
     files = [
         "tests/unit/test_key.py",
         "tests/compat/test_once.py",
@@ -56,7 +56,7 @@ def test_the_longest_are_begun_first() -> None:
     assert sorted(files, key=lanes.place) == files[::-1]
 
 
-def test_the_first_lane_reads_the_tests_before_the_others(
+def test_first_lane_reads_the_tests_before_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -75,13 +75,13 @@ def test_the_first_lane_reads_the_tests_before_the_others(
     assert order == ["first", "second"]
 
 
-def test_temporary_files_are_made_where_they_go_in_the_end() -> None:
+def test_temporary_files_of_tests_are_made_in_the_directory_of_the_run() -> None:
     """By us, and by all that is started here."""
     assert os.environ["TMPDIR"] == tempfile.gettempdir()
     assert Path(tempfile.gettempdir()).name.startswith("redlock-tests-")
 
 
-def test_a_failure_of_a_test_whose_cluster_has_no_workers_is_reported() -> None:
+def test_failure_of_a_test_whose_cluster_has_no_workers_is_reported() -> None:
     item: Any = SimpleNamespace(funcargs={"cluster": "the id of one"})
     report = SimpleNamespace(failed=True, sections=[])
     steps = conftest.pytest_runtest_makereport(item, None)

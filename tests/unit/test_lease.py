@@ -30,7 +30,7 @@ def claim_of(*sent: float, granted: float | None = None) -> Claim:
 
 
 @pytest.mark.parametrize(("nodes", "quorum"), [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (6, 4)])
-def test_a_quorum_is_more_than_half(nodes: int, quorum: int) -> None:
+def test_quorum_is_more_than_half_of_the_nodes(nodes: int, quorum: int) -> None:
     assert quorum_of(nodes) == quorum
     assert 2 * quorum_of(nodes) > nodes
 
@@ -38,12 +38,12 @@ def test_a_quorum_is_more_than_half(nodes: int, quorum: int) -> None:
 # -- The deadline
 
 
-def test_the_deadline_is_the_quorums_weakest_expiry_less_the_drift() -> None:
+def test_deadline_is_the_weakest_expiry_of_the_quorum_less_the_drift() -> None:
     claim = claim_of(100.0, 101.0, 103.0, granted=103.0)
     assert claim.deadline == pytest.approx(101.0 + 10.0 - 0.102)
 
 
-def test_without_a_quorum_or_time_left_nothing_is_granted() -> None:
+def test_lease_is_not_granted_without_a_quorum_or_time_left() -> None:
     alone = claim_of(100.0)
     assert not alone.grant(100.0)
     assert not alone.held(100.0)
@@ -52,14 +52,14 @@ def test_without_a_quorum_or_time_left_nothing_is_granted() -> None:
     assert claim_of(100.0, 100.0).grant(109.897)
 
 
-def test_it_counts_from_before_the_request_not_from_the_answer() -> None:
+def test_lease_counts_from_before_the_request_and_not_from_the_answer() -> None:
     claim = Claim("r", "t", 10.0, 1)
     claim.acknowledged(0, 100.0, 104.0)
     assert claim.grant(104.0)
     assert claim.deadline == pytest.approx(110.0 - 0.102)
 
 
-def test_only_a_quorum_of_newer_requests_moves_the_deadline() -> None:
+def test_deadline_moves_only_by_a_quorum_of_newer_requests() -> None:
     claim = claim_of(100.0, 100.0, 100.0, granted=100.0)
     for node, sent, deadline in (
         (0, 98.0, 109.898),  # an answer to an older request moves nothing
@@ -99,7 +99,7 @@ def claim_after(ttl: float, answers: list[tuple[int, int]], state: str) -> Claim
 
 
 @pytest.mark.parametrize("takes", [1.0, 5.0, 25.0])
-def test_two_that_are_acknowledged_together_are_what_each_would_be_alone(takes: float) -> None:
+def test_claims_acknowledged_together_equal_claims_acknowledged_alone(takes: float) -> None:
     histories = list(product((10.0, 12.0), ([], [(0, 2)], [(0, 2), (1, 3)]), STATES))
     for first, second in product(histories, repeat=2):
         together = [claim_after(*first), claim_after(*second)]
@@ -116,7 +116,7 @@ def test_two_that_are_acknowledged_together_are_what_each_would_be_alone(takes: 
 # -- Its end
 
 
-def test_the_deadline_itself_is_too_late() -> None:
+def test_lease_is_over_at_its_deadline_itself() -> None:
     claim = claim_of(100.0, 100.0, granted=100.0)
     assert claim.held(math.nextafter(claim.deadline, 0.0))
     assert not claim.held(claim.deadline)
@@ -124,7 +124,7 @@ def test_the_deadline_itself_is_too_late() -> None:
 
 
 @pytest.mark.parametrize("in_time", [True, False])
-def test_nothing_revives_a_lease_that_was_over(in_time: bool) -> None:
+def test_extension_after_the_deadline_does_not_revive_a_lease(in_time: bool) -> None:
     claim = claim_of(100.0, 100.0, 100.0, granted=100.0)
     deadline = claim.deadline
     # Sent in time, answered a moment too late: in between another may have held the resource.
@@ -135,7 +135,7 @@ def test_nothing_revives_a_lease_that_was_over(in_time: bool) -> None:
     assert claim.lost == (None if in_time else "expired")
 
 
-def test_a_node_that_lost_the_token_counts_no_more() -> None:
+def test_node_that_lost_the_token_counts_no_more() -> None:
     claim = claim_of(100.0, 100.0, 100.0, granted=100.0)
     assert claim.forgotten(0, 101.0)
     assert claim.held(101.0)
@@ -145,7 +145,7 @@ def test_a_node_that_lost_the_token_counts_no_more() -> None:
 
 
 @pytest.mark.parametrize(("node", "now"), [(0, 110.5), (2, 106.0)])
-def test_what_a_node_need_not_have_is_no_amnesia(node: int, now: float) -> None:
+def test_missing_token_on_a_node_that_need_not_have_it_is_no_amnesia(node: int, now: float) -> None:
     """Its time was over there, or it never had it."""
     claim = claim_of(100.0, 105.0, granted=105.0) if node else claim_of(100.0, 105.0, 105.0)
     assert claim.granted_at is not None or claim.grant(105.0)
@@ -153,7 +153,7 @@ def test_what_a_node_need_not_have_is_no_amnesia(node: int, now: float) -> None:
     assert claim.held(now)
 
 
-def test_what_was_given_back_is_not_held() -> None:
+def test_released_claim_is_not_held() -> None:
     claim = claim_of(100.0, 100.0, granted=100.0)
     claim.ended = True
     assert not claim.held(101.0)
@@ -162,7 +162,7 @@ def test_what_was_given_back_is_not_held() -> None:
     assert not pending.grant(101.0)
 
 
-def test_the_first_reason_of_a_loss_stays() -> None:
+def test_first_reason_of_a_loss_stays() -> None:
     claim = claim_of(100.0, 100.0, granted=100.0)
     claim.lose("max_lifetime")
     claim.lose("expired")
@@ -173,7 +173,7 @@ def test_the_first_reason_of_a_loss_stays() -> None:
 # -- Drift
 
 
-def test_the_allowance_covers_clocks_at_the_extremes_of_their_rates() -> None:
+def test_drift_covers_clocks_at_the_extremes_of_their_rates() -> None:
     """The holder's clock half a percent slow, the nodes' half a percent fast; whole milliseconds.
 
     Random worlds do not find a missing allowance as an overlap: this does.
@@ -190,7 +190,7 @@ def test_the_allowance_covers_clocks_at_the_extremes_of_their_rates() -> None:
             assert node.token("r", clock_of(still_held) + begun) == "t", ttl
 
 
-def test_the_allowance_is_the_papers() -> None:
+def test_drift_is_that_of_the_redlock_paper() -> None:
     assert drift(10.0) == pytest.approx(0.102)
     assert drift(0.1) == pytest.approx(0.003)
 
@@ -202,7 +202,7 @@ def test_the_allowance_is_the_papers() -> None:
     ),
     st.integers(1, 5),
 )
-def test_held_means_that_a_quorum_cannot_have_dropped_it(
+def test_held_means_that_a_quorum_cannot_have_dropped_the_lease(
     events: list[tuple[int, float, float, bool]], nodes: int
 ) -> None:
     """Whatever the nodes say and in whatever order: an independent account of the same rule."""
@@ -232,7 +232,7 @@ def test_held_means_that_a_quorum_cannot_have_dropped_it(
 # -- The value
 
 
-def test_a_lease_tells_what_is_left() -> None:
+def test_lease_returns_its_remaining_time() -> None:
     clock = FakeClock(100.0)
     lease = Lease("r", "secret", 10.0, 109.0, clock)
     assert lease.remaining() == 9.0
@@ -249,7 +249,7 @@ def test_a_lease_tells_what_is_left() -> None:
     assert raised.value.resource == "r"
 
 
-def test_no_token_is_shown() -> None:
+def test_repr_of_lease_and_holder_shows_no_token() -> None:
     lease = Lease("r", "host|secret", 10.0, 109.0, FakeClock())
     assert "secret" not in repr(lease)
     holder = Holder("r", Owner("h", 1), 2, 2, None, token_digest("host|secret"))
@@ -260,7 +260,7 @@ def test_no_token_is_shown() -> None:
 @pytest.mark.parametrize(
     "foreign", ["", "x", "a|b|c|d|e|f|g|h", "|||||||", "a|h|1|t|x|n|0|n", "a|h|1|t|0|n|x|n"]
 )
-def test_a_foreign_value_has_no_owner(foreign: str) -> None:
+def test_foreign_value_has_no_owner(foreign: str) -> None:
     assert Owner.of(foreign) is None
 
 
@@ -277,7 +277,7 @@ def held_on(nodes: int) -> Claim:
     return claim
 
 
-def test_a_keepers_word_is_heard_before_a_lease_is_lost() -> None:
+def test_expiry_from_the_supervisor_is_used_before_a_lease_is_lost() -> None:
     claim = held_on(5)
     claim.kept = lambda: [NOW + 20.0] * 5
     assert claim.held(NOW + 15.0)
@@ -285,7 +285,7 @@ def test_a_keepers_word_is_heard_before_a_lease_is_lost() -> None:
     assert not claim.held(NOW + 20.0)
 
 
-def test_after_a_loss_no_keeper_is_heard() -> None:
+def test_expiry_from_the_supervisor_after_a_loss_is_ignored() -> None:
     claim = held_on(5)
     claim.kept = lambda: ()
     assert not claim.held(NOW + 10.0)
@@ -294,7 +294,7 @@ def test_after_a_loss_no_keeper_is_heard() -> None:
 
 
 @pytest.mark.parametrize("own", [0, 1])
-def test_a_keepers_minority_needs_the_holders_own_word(own: int) -> None:
+def test_minority_confirmed_by_the_supervisor_needs_a_node_of_the_holder(own: int) -> None:
     claim = held_on(5)
     for node in range(own):
         claim.acknowledged(node, NOW + 5.0, NOW + 5.0)
@@ -302,7 +302,7 @@ def test_a_keepers_minority_needs_the_holders_own_word(own: int) -> None:
     assert claim.held(NOW + 11.0) is bool(own)
 
 
-def test_what_a_node_has_forgotten_since_a_keeper_was_told_does_not_count_again() -> None:
+def test_node_that_forgot_a_lease_after_the_supervisor_saw_it_counts_no_more() -> None:
     claim = held_on(3)
     kept = [NOW + 12.0] * 3
     claim.kept = lambda: kept
@@ -312,7 +312,7 @@ def test_what_a_node_has_forgotten_since_a_keeper_was_told_does_not_count_again(
     assert claim.lost == "refused"
 
 
-def test_an_extension_after_a_pause_that_a_keeper_bridged_counts() -> None:
+def test_extension_after_a_pause_that_the_supervisor_bridged_counts() -> None:
     claim = held_on(3)
     claim.kept = lambda: [NOW + 20.0] * 3
     claim.acknowledged(0, NOW + 15.0, NOW + 15.0)
@@ -321,7 +321,7 @@ def test_an_extension_after_a_pause_that_a_keeper_bridged_counts() -> None:
     assert claim.deadline == pytest.approx(NOW + 25.0 - drift(10.0))
 
 
-def test_what_was_learnt_is_not_told_back() -> None:
+def test_expiry_learnt_from_another_process_is_not_passed_back() -> None:
     """Of two that tell each other, one may know that a node has forgotten since."""
     holder, keeper = held_on(3), Claim("r", "t", 10.0, 3)
     keeper.granted_at = NOW

@@ -34,7 +34,7 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda slot: setattr(loaded, "slot", slot)
 
 
-def test_so_many_may_hold_it_and_no_more(redlock: FakeRedlock) -> None:
+def test_limit_admits_that_many_holders_and_no_more(redlock: FakeRedlock) -> None:
     leases = [redlock.acquire("r", limit=3) for _ in range(3)]
     assert {lease.resource for lease in leases} == {"r"}
     assert {lease.resources for lease in leases} == {(slot,) for slot in SLOTS}
@@ -48,14 +48,16 @@ def test_so_many_may_hold_it_and_no_more(redlock: FakeRedlock) -> None:
     assert redlock.try_acquire("r", limit=3) is None
 
 
-def test_what_has_room_costs_one_round(redlock: FakeRedlock, first: Callable[[int], None]) -> None:
+def test_acquire_with_room_in_a_limit_costs_one_round(
+    redlock: FakeRedlock, first: Callable[[int], None]
+) -> None:
     for slot in range(3):
         first(slot)
         redlock.acquire("r", limit=3)
     assert redlock.driver.rounds == ["acquire"] * 3
 
 
-def test_where_the_first_is_taken_one_look_finds_the_free_one(
+def test_acquire_finds_the_free_slot_with_one_look_if_its_first_is_taken(
     redlock: FakeRedlock, first: Callable[[int], None]
 ) -> None:
     redlock.acquire("r", limit=3)
@@ -68,7 +70,7 @@ def test_where_the_first_is_taken_one_look_finds_the_free_one(
     assert redlock.driver.rounds == ["acquire", "peek"]
 
 
-def test_a_lock_without_a_limit_takes_one_of_the_slots(redlock: FakeRedlock) -> None:
+def test_lock_without_a_limit_takes_one_of_the_slots(redlock: FakeRedlock) -> None:
     """So that never more than the largest limit hold it, while a limit is being changed."""
     alone = redlock.acquire("r")
     leases = [redlock.acquire("r", limit=2)]
@@ -78,7 +80,7 @@ def test_a_lock_without_a_limit_takes_one_of_the_slots(redlock: FakeRedlock) -> 
     assert redlock.acquire("r", limit=2).resources == ("r",)
 
 
-def test_a_slot_that_is_split_is_nobodys_and_is_not_taken_for_free(redlock: FakeRedlock) -> None:
+def test_slot_with_a_split_vote_is_not_taken_for_free(redlock: FakeRedlock) -> None:
     redlock.acquire("r", limit=2)
     (other,) = {"r", "r#slot2"} - {name for name in SLOTS if not redlock.free(name)}
     for index in (0, 1, 2):
@@ -89,7 +91,7 @@ def test_a_slot_that_is_split_is_nobodys_and_is_not_taken_for_free(redlock: Fake
     assert refusal.value.holder.nodes == 1  # who waits tries again soon
 
 
-def test_who_loses_the_last_free_slot_is_told_to_whom(
+def test_loser_of_the_last_free_slot_learns_the_holder(
     redlock: FakeRedlock, first: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     redlock.acquire("r", limit=2)
@@ -106,7 +108,7 @@ def test_who_loses_the_last_free_slot_is_told_to_whom(
         redlock.acquire("r", limit=2)
 
 
-def test_no_quorum_is_no_matter_of_room(redlock: FakeRedlock) -> None:
+def test_acquire_with_a_limit_and_without_a_quorum_is_unavailable(redlock: FakeRedlock) -> None:
     redlock.driver.dead = {0, 1, 2}
     with pytest.raises(QuorumUnavailable):
         redlock.acquire("r", limit=3)
@@ -114,7 +116,7 @@ def test_no_quorum_is_no_matter_of_room(redlock: FakeRedlock) -> None:
         redlock.holders("r", limit=3)
 
 
-def test_who_holds_the_slots_is_told(redlock: FakeRedlock) -> None:
+def test_holders_of_all_slots_are_returned(redlock: FakeRedlock) -> None:
     assert redlock.holders("r", limit=3) == []
     leases = [redlock.acquire("r", limit=3, ttl=ttl) for ttl in (3.0, 5.0)]
     holders = redlock.holders("r", limit=3)
@@ -126,13 +128,13 @@ def test_who_holds_the_slots_is_told(redlock: FakeRedlock) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1, 101, 2.0, True, "3", None])
-def test_a_limit_is_a_number_from_1_to_100(redlock: FakeRedlock, limit: object) -> None:
+def test_limit_must_be_a_number_from_1_to_100(redlock: FakeRedlock, limit: object) -> None:
     for ask in (redlock.lock, redlock.acquire, redlock.try_acquire, redlock.holders):
         with pytest.raises(ConfigurationError, match="whole number from 1 to 100"):
             ask("r", limit=limit)  # type: ignore[operator]
 
 
-def test_a_limit_is_without_fencing(redlock: FakeRedlock) -> None:
+def test_limit_with_fencing_is_refused(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="fencing=False"):
         redlock.acquire("r", limit=2, fencing=True)
     with redlock.lock(["a", "a"], limit=2), redlock.lock("r", limit=1, fencing=True):
@@ -140,14 +142,16 @@ def test_a_limit_is_without_fencing(redlock: FakeRedlock) -> None:
 
 
 @pytest.mark.parametrize("name", ["r#slot2", "r#slot07", "#slot1", "r#fence"])
-def test_no_name_can_be_that_of_a_slot(redlock: FakeRedlock, name: str) -> None:
+def test_resource_name_of_a_slot_is_refused(redlock: FakeRedlock, name: str) -> None:
     for ask in (redlock.lock, redlock.acquire, redlock.holder):
         with pytest.raises(ConfigurationError, match="may not be named"):
             ask(name)  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("name", ["r#slot", "r#slot2x", "slot2", "r#slot²", "r#slot٣", "r#slot2\n"])
-def test_other_names_are_the_users(redlock: FakeRedlock, name: str) -> None:
+def test_resource_name_that_only_resembles_a_slot_is_accepted(
+    redlock: FakeRedlock, name: str
+) -> None:
     lease: Lease = redlock.acquire(name)
     assert base_of(name) == name
     assert {base_of(slot) for slot in slots(name, 100)} == {name}
@@ -159,7 +163,7 @@ def test_other_names_are_the_users(redlock: FakeRedlock, name: str) -> None:
 PAIR: Any = {"resource": ["tenant", "all"], "limit": [2, 3]}
 
 
-def test_each_of_several_names_has_its_limit(redlock: FakeRedlock) -> None:
+def test_each_of_several_keys_has_its_own_limit(redlock: FakeRedlock) -> None:
     leases = [redlock.acquire(**PAIR) for _ in range(2)]
     assert {lease.resource for lease in leases} == {"all + tenant"}
     with pytest.raises(
@@ -178,7 +182,7 @@ def test_each_of_several_names_has_its_limit(redlock: FakeRedlock) -> None:
     assert redlock.try_acquire(**PAIR) is not None
 
 
-def test_all_of_them_or_none_in_one_request(
+def test_several_keys_with_limits_are_acquired_all_or_none_in_one_request(
     redlock: FakeRedlock, first: Callable[[int], None]
 ) -> None:
     first(0)
@@ -197,7 +201,7 @@ def test_all_of_them_or_none_in_one_request(
     assert redlock.driver.rounds == ["release", "acquire", "peek", "acquire"][1:]
 
 
-def test_one_that_is_taken_meanwhile_costs_no_other_name_its_free_slot(
+def test_slot_taken_meanwhile_costs_no_other_key_its_free_slot(
     redlock: FakeRedlock, first: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two of the free slots of `all` are taken between our look and our request."""
@@ -221,7 +225,7 @@ def test_one_that_is_taken_meanwhile_costs_no_other_name_its_free_slot(
                 node.held.pop(name)
 
 
-def test_one_number_is_of_each_name_and_the_smaller_of_two_of_one_name_counts(
+def test_single_limit_applies_to_each_key_and_the_smaller_of_two_to_one_key(
     redlock: FakeRedlock,
 ) -> None:
     leases = [redlock.acquire(["a", "b"], limit=2) for _ in range(2)]
@@ -247,14 +251,14 @@ def test_one_number_is_of_each_name_and_the_smaller_of_two_of_one_name_counts(
         (["a", "b"], lambda: 3, "limit must be a number, or one for each name"),
     ],
 )
-def test_limits_that_do_not_fit_the_names_are_refused(
+def test_limits_that_do_not_fit_the_keys_are_refused(
     redlock: FakeRedlock, resource: Any, limit: Any, wrong: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         redlock.acquire(resource, limit=limit)
 
 
-def test_holders_are_asked_for_one_resource_at_a_time(redlock: FakeRedlock) -> None:
+def test_holders_can_be_asked_for_one_resource_at_a_time(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match=r"of one resource.*holders\('a', limit=2\)"):
         redlock.holders(["a", "b"], limit=(2, 3))  # type: ignore[arg-type]
 
@@ -262,7 +266,7 @@ def test_holders_are_asked_for_one_resource_at_a_time(redlock: FakeRedlock) -> N
 # -- Several limits of one name
 
 
-def test_never_more_hold_it_than_the_largest_limit_says(redlock: FakeRedlock) -> None:
+def test_holders_never_exceed_the_largest_limit_in_use(redlock: FakeRedlock) -> None:
     """One with a smaller limit takes one of its own slots, and those above do not count for it."""
     five = [redlock.acquire("r", limit=5) for _ in range(5)]
     assert redlock.try_acquire("r", limit=5) is redlock.try_acquire("r", limit=3) is None
@@ -283,7 +287,7 @@ def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:
         return None
 
 
-def test_where_a_limit_was_lowered_the_next_waits_until_fewer_than_that_hold_it(
+def test_lowered_limit_admits_the_next_only_when_fewer_hold_the_key(
     redlock: FakeRedlock,
 ) -> None:
     """In whichever slots these are."""
@@ -307,7 +311,9 @@ def test_where_a_limit_was_lowered_the_next_waits_until_fewer_than_that_hold_it(
         (2, {1, 2}, []),
     ],
 )
-def test_what_may_be_taken(limit: Any, held: set[int], slots_left: list[str]) -> None:
+def test_takeable_slots_follow_from_limit_and_held_slots(
+    limit: Any, held: set[int], slots_left: list[str]
+) -> None:
     count = 6 if isinstance(limit, Limits) else limit
     free = [number not in held for number in range(1, count + 1)]
     assert takeable(["r"], limit, free) == [slots_left]
@@ -316,14 +322,14 @@ def test_what_may_be_taken(limit: Any, held: set[int], slots_left: list[str]) ->
 # -- Nested
 
 
-def test_a_block_inside_one_with_the_same_limit_shares_its_slot(redlock: FakeRedlock) -> None:
+def test_nested_block_with_the_same_limit_shares_its_slot(redlock: FakeRedlock) -> None:
     with redlock.lock("r", limit=2) as outer:
         with redlock.lock("r", limit=2) as inner, redlock.lock("r", limit=3) as laxer:
             assert inner is outer and laxer is outer
         assert redlock.driver.rounds == ["acquire"]
 
 
-def test_a_stricter_block_inside_a_laxer_one_is_refused(redlock: FakeRedlock) -> None:
+def test_stricter_block_nested_in_a_laxer_one_is_refused(redlock: FakeRedlock) -> None:
     """It would keep others out for which the outer one has made room."""
     with redlock.lock("r", limit=2) as outer:
         for lock in (redlock.lock("r"), redlock.lock(["q", "r"])):

@@ -38,12 +38,12 @@ def limit_of(task: Any, *args: Any, **kwargs: Any) -> Any:
     return lock.limit(lock.options(task.app), task, task.run, args, kwargs)
 
 
-def test_one_number_is_of_every_key(app: Celery) -> None:
+def test_single_declared_limit_applies_to_every_key(app: Celery) -> None:
     assert limit_of(made(app, "t:<tenant>", limit=3), "acme") == 3
     assert limit_of(made(app, "t:<tenant>", "all", limit=3), "acme") == 3
 
 
-def test_a_number_for_each_key_in_the_order_of_the_keys(app: Celery) -> None:
+def test_declared_limits_are_in_the_order_of_the_keys(app: Celery) -> None:
     task = made(app, "t:<tenant>", "all", limit=(3, 20))
     assert resources_of(task, ("acme",), {}) == ("all", "t:acme")
     assert limit_of(task, "acme") == Limits((20, 3))
@@ -56,7 +56,7 @@ def test_a_number_for_each_key_in_the_order_of_the_keys(app: Celery) -> None:
     made(app, "<tenant>", "<tenant>", limit=1, fencing=True)  # nor are these several
 
 
-def test_a_function_is_called_with_the_arguments_by_their_names(app: Celery) -> None:
+def test_limit_function_is_called_with_the_arguments_by_name(app: Celery) -> None:
     task = made(app, "t:<tenant>", limit=lambda tenant, page: len(tenant) + page)
     assert limit_of(task, "acme") == limit_of(task, tenant="acme") == 5
     assert limit_of(task, "acm", 2) == limit_of(task, "acm", page=2) == 5
@@ -68,7 +68,7 @@ def test_a_function_is_called_with_the_arguments_by_their_names(app: Celery) -> 
     assert limit_of(many, "acme", 1, 2, extra=7) == 7
 
 
-def test_a_function_may_give_a_limit_of_each_key(app: Celery) -> None:
+def test_limit_function_may_return_a_limit_for_each_key(app: Celery) -> None:
     task = made(app, "t:<tenant>", "all", limit=lambda tenant, **_: (PLANS[tenant], 20))
     assert limit_of(task, "acme") == Limits((20, 5))
     task = made(app, key=lambda tenant, **_: {tenant, "all"}, limit=lambda tenant, page: (20, page))
@@ -76,7 +76,7 @@ def test_a_function_may_give_a_limit_of_each_key(app: Celery) -> None:
 
 
 @pytest.mark.parametrize("tenant", ["wrong", "text", "flag", "much"])
-def test_a_result_that_is_no_limit_is_refused_with_task_value_and_what_to_do(
+def test_invalid_result_of_a_limit_function_is_refused_with_task_and_value(
     app: Celery, tenant: str
 ) -> None:
     task = made(app, "t:<tenant>", limit=plan)
@@ -88,7 +88,7 @@ def test_a_result_that_is_no_limit_is_refused_with_task_value_and_what_to_do(
         limit_of(task, tenant)
 
 
-def test_what_a_function_raises_is_said_with_the_task(app: Celery) -> None:
+def test_error_in_a_limit_function_is_raised_with_its_task(app: Celery) -> None:
     task = made(app, "t:<tenant>", limit=plan)
     with pytest.raises(
         ConfigurationError, match=r"the limit of shop.fetch\d+, .* raised KeyError"
@@ -147,13 +147,13 @@ class Later:
         (["t:<tenant>"], {"limit": plan, "rate": "3/m"}, "nothing reads limit"),
     ],
 )
-def test_what_cannot_be_is_refused_at_declaration(
+def test_impossible_declared_limit_is_refused(
     app: Celery, keys: list[str], options: Any, wrong: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         made(app, *keys, **options)
 
 
-def test_functions_without_a_signature_are_asked_when_called(app: Celery) -> None:
+def test_limit_function_without_a_signature_is_checked_when_called(app: Celery) -> None:
     task = made(app, "t:<tenant>", limit=functools.partial(plan))
     assert limit_of(task, "free") == 1

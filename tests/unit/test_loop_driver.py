@@ -52,7 +52,7 @@ async def until(condition: Callable[[], object], what: str) -> None:
         await asyncio.sleep(0.001)
 
 
-async def test_a_first_operation_connects_without_blocking_the_loop(world: PeerWorld) -> None:
+async def test_first_operation_of_a_loop_connects_without_blocking_it(world: PeerWorld) -> None:
     go = threading.Event()
 
     def slow(line: Line) -> None:
@@ -69,7 +69,7 @@ async def test_a_first_operation_connects_without_blocking_the_loop(world: PeerW
     assert peer.connections == 1
 
 
-async def test_coroutines_side_by_side_get_their_own_answers(world: PeerWorld) -> None:
+async def test_coroutines_that_share_a_driver_get_their_own_answers(world: PeerWorld) -> None:
     for _ in range(3):
         world.peer(echoing)
     driver = await driver_over(world)
@@ -77,7 +77,7 @@ async def test_coroutines_side_by_side_get_their_own_answers(world: PeerWorld) -
     assert all(map(own, rounds))
 
 
-async def test_a_silent_node_is_waited_for_until_the_deadline(world: PeerWorld) -> None:
+async def test_coroutine_waits_for_a_silent_node_until_the_deadline(world: PeerWorld) -> None:
     peer = world.peer(mute)
     driver = await driver_over(world)
     asked = await acquire(driver, "r", SHORT)
@@ -86,7 +86,7 @@ async def test_a_silent_node_is_waited_for_until_the_deadline(world: PeerWorld) 
     assert [verb_of(await asyncio.to_thread(peer.next))[0] for _ in range(2)] == ["acquire", "undo"]
 
 
-async def test_an_answer_to_a_cancelled_coroutine_is_not_taken_for_the_next_ones(
+async def test_answer_to_a_cancelled_coroutine_is_not_taken_for_the_next_one(
     world: PeerWorld,
 ) -> None:
     go = threading.Event()
@@ -111,7 +111,7 @@ async def test_an_answer_to_a_cancelled_coroutine_is_not_taken_for_the_next_ones
     assert peer.connections == 1
 
 
-async def test_an_answer_in_pieces_wakes_the_coroutine_at_its_last_byte(world: PeerWorld) -> None:
+async def test_answer_in_pieces_wakes_the_coroutine_at_its_last_byte(world: PeerWorld) -> None:
     go = threading.Event()
 
     def cut(line: Line) -> None:
@@ -130,7 +130,7 @@ async def test_an_answer_in_pieces_wakes_the_coroutine_at_its_last_byte(world: P
     assert (await asked).details == ["theirs"]
 
 
-async def test_an_attempt_whose_connection_ends_is_asked_again_on_the_next(
+async def test_coroutine_whose_connection_ends_asks_again_on_the_next(
     world: PeerWorld,
 ) -> None:
     def breaks(line: Line) -> None:
@@ -147,7 +147,7 @@ async def test_an_attempt_whose_connection_ends_is_asked_again_on_the_next(
     assert peer.connections == 2
 
 
-async def test_a_connection_that_ends_while_nobody_asks_is_made_again(world: PeerWorld) -> None:
+async def test_loop_connection_that_ends_while_idle_is_made_again(world: PeerWorld) -> None:
     go = threading.Event()
 
     def idle(line: Line) -> None:
@@ -165,7 +165,7 @@ async def test_a_connection_that_ends_while_nobody_asks_is_made_again(world: Pee
     assert votes(await acquire(driver, "b")) == ["yes"]
 
 
-async def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
+async def test_loop_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
     go = threading.Event()
 
     def lazy(line: Line) -> None:
@@ -187,7 +187,7 @@ async def test_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld
     assert peer.connections == 1
 
 
-async def test_a_release_before_the_first_connection_is_not_waited_for(
+async def test_release_of_a_coroutine_does_not_wait_for_the_first_connection(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
     world.peer(Line.gone)
@@ -199,7 +199,7 @@ async def test_a_release_before_the_first_connection_is_not_waited_for(
     assert not released.confirmed
 
 
-async def test_a_round_ahead_is_written_before_the_first_of_an_operation(world: PeerWorld) -> None:
+async def test_loop_writes_a_round_ahead_before_the_first_of_an_operation(world: PeerWorld) -> None:
     peer = world.peer()
     driver = await driver_over(world)
     entry, claim = QueueEntry(("r",), 1, "channel:waiter", 1), a_claim("r")
@@ -210,7 +210,7 @@ async def test_a_round_ahead_is_written_before_the_first_of_an_operation(world: 
     assert [verb_of(peer.next())[0] for _ in range(2)] == ["queue", "acquire"]
 
 
-async def test_the_result_of_a_started_operation_is_known_without_another_question(
+async def test_result_of_an_operation_started_in_a_loop_needs_no_further_request(
     world: PeerWorld,
 ) -> None:
     world.peer()
@@ -224,7 +224,9 @@ async def test_the_result_of_a_started_operation_is_known_without_another_questi
     assert done[0].confirmed
 
 
-async def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWorld) -> None:
+async def test_operation_started_in_a_loop_ends_without_answers_at_its_deadline(
+    world: PeerWorld,
+) -> None:
     world.peer(mute)
     driver = await driver_over(world)
     claim = a_claim("r")
@@ -235,7 +237,9 @@ async def test_a_started_operation_without_answers_ends_at_its_deadline(world: P
     assert not done[0].confirmed
 
 
-async def test_a_coroutine_that_waits_ends_when_the_driver_is_closed(world: PeerWorld) -> None:
+async def test_coroutine_waiting_for_answers_ends_when_the_driver_is_closed(
+    world: PeerWorld,
+) -> None:
     peer = world.peer(lambda line: line.request() and line.gone())
     driver = await driver_over(world)
     asked = asyncio.ensure_future(acquire(driver, "r"))
@@ -246,7 +250,7 @@ async def test_a_coroutine_that_waits_ends_when_the_driver_is_closed(world: Peer
     assert time.monotonic() - begun < DEADLINE / 2
 
 
-def test_a_connection_made_after_the_loop_has_closed_harms_nobody(world: PeerWorld) -> None:
+def test_connection_made_after_the_loop_has_closed_harms_nothing(world: PeerWorld) -> None:
     go = threading.Event()
 
     def slow(line: Line) -> None:

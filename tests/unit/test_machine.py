@@ -26,32 +26,34 @@ def stalls(tmp_path: Path, monkeypatch: Patch) -> Path:
     return path
 
 
-def test_a_stall_counts_as_far_as_it_lies_between_two_moments(stalls: Path) -> None:
+def test_stall_of_the_machine_counts_between_two_moments(stalls: Path) -> None:
     assert machine.stalled(9.0, 11.0) == pytest.approx(0.4 - machine.BEAT)
     assert machine.stalled(10.2, 11.0) == pytest.approx(0.2 - machine.BEAT)
     assert machine.stalled(10.5) == machine.stalled(8.0, 9.0) == 0.0
 
 
-def test_a_bound_is_as_strict_as_it_says_where_nothing_stalled(stalls: Path) -> None:
+def test_in_time_is_as_strict_as_its_bound_without_a_stall(stalls: Path) -> None:
     machine.in_time(20.0, 20.9, 1.0, "it")
     with pytest.raises(AssertionError, match=r"it took 1\.100 s, and not less than 1\.0 s"):
         machine.in_time(20.0, 21.1, 1.0, "it")
 
 
-def test_a_stall_makes_it_longer(stalls: Path) -> None:
+def test_in_time_allows_longer_by_the_stalls_of_the_machine(stalls: Path) -> None:
     machine.in_time(9.5, 11.0, 1.0, "it")
     with pytest.raises(AssertionError, match=r"stood still for 0\.395 s"):
         machine.in_time(9.5, 13.0, 1.0, "it")
 
 
-def test_what_has_the_time_of_day_is_judged_alike(stalls: Path, monkeypatch: Patch) -> None:
+def test_by_wall_clock_allows_for_stalls_as_in_time_does(stalls: Path, monkeypatch: Patch) -> None:
     ago = time.time() - time.monotonic()
     machine.by_wall_clock(ago + 9.5, ago + 11.0, 1.0, "it")
     with pytest.raises(AssertionError):
         machine.by_wall_clock(ago + 20.0, ago + 21.5, 1.0, "it")
 
 
-def test_the_watcher_sees_that_it_was_stopped(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_watcher_of_the_machine_sees_that_it_was_stopped(
+    tmp_path: Path, monkeypatch: Patch
+) -> None:
     """As it is when the machine gives it no core."""
     path = tmp_path / "seen"
     begin = time.monotonic()
@@ -68,7 +70,7 @@ def test_the_watcher_sees_that_it_was_stopped(tmp_path: Path, monkeypatch: Patch
         watcher.wait()
 
 
-def test_one_line_names_what_is_missing_and_how_to_get_it(monkeypatch: Patch) -> None:
+def test_advice_names_what_is_missing_and_how_to_install_it(monkeypatch: Patch) -> None:
     there = {name: f"/usr/bin/{name}" for name in wanting.PACKAGES}
     monkeypatch.setattr(shutil, "which", lambda name, path="": there.get(name))
     assert wanting.advice() == ""
@@ -77,14 +79,14 @@ def test_one_line_names_what_is_missing_and_how_to_get_it(monkeypatch: Patch) ->
     assert wanting.advice().endswith("spin gcc libc6-dev")
 
 
-def test_line_at_the_end_names_every_program_that_tests_look_for() -> None:
+def test_advice_names_every_program_that_tests_look_for() -> None:
     texts = {path: path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py")}
     for path, text in texts.items():
         for name in re.findall(r"which\(\"([\w.-]+)\"\)", text):
             assert name in wanting.PACKAGES, f"{path} looks for {name}"
 
 
-def test_continuous_integration_installs_all_of_it() -> None:
+def test_continuous_integration_installs_every_program_that_tests_look_for() -> None:
     script = (ROOT / ".ci" / "run").read_text("utf-8")
     for name, packages in wanting.PACKAGES.items():
         assert f"command -v {name} >/dev/null || packages+=({' '.join(packages)})" in script

@@ -48,7 +48,7 @@ def nothing() -> None:
     pass
 
 
-def test_a_second_call_is_nothing_or_an_error(registry: CollectorRegistry) -> None:
+def test_second_install_of_metrics_is_a_no_op_or_an_error(registry: CollectorRegistry) -> None:
     assert install(registry) is install(registry)
     signals.task_skipped.send(sender=None, where="run")
     assert value(registry, "deduplicated_total", task="", where="run") == 1
@@ -56,7 +56,7 @@ def test_a_second_call_is_nothing_or_an_error(registry: CollectorRegistry) -> No
         install(registry, port=9468)
 
 
-def test_what_is_closed_counts_no_more(registry: CollectorRegistry) -> None:
+def test_closed_metrics_count_no_more(registry: CollectorRegistry) -> None:
     install(registry).close()
     signals.task_skipped.send(sender=None, where="run")
     assert generate_latest(registry) == b""
@@ -74,13 +74,15 @@ def test_what_is_closed_counts_no_more(registry: CollectorRegistry) -> None:
         ({"port": "9468"}, "port must be a number from 0 to 65535"),
     ],
 )
-def test_what_cannot_be_is_said(given: Any, says: str, registry: CollectorRegistry) -> None:
+def test_invalid_buckets_or_port_of_metrics_are_refused(
+    given: Any, says: str, registry: CollectorRegistry
+) -> None:
     with pytest.raises(ConfigurationError, match=says):
         install(registry, **given)
     assert generate_latest(registry) == b""
 
 
-def test_a_directory_that_is_none_is_said(
+def test_missing_directory_of_multiprocess_metrics_is_refused(
     registry: CollectorRegistry, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", str(tmp_path / "none"))
@@ -88,13 +90,15 @@ def test_a_directory_that_is_none_is_said(
         install(registry)
 
 
-def test_without_prometheus_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_without_prometheus_client_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigurationError, match=r"celery-redlock\[prometheus\]"):
         install()
 
 
-def test_buckets_may_be_others(registry: CollectorRegistry) -> None:
+def test_metrics_may_have_other_buckets(registry: CollectorRegistry) -> None:
     install(registry, buckets={"hold": (1, 7)})
     signals.lock_released.send(sender=None, lease=lease(), held=True, held_for=5.0)
     assert value(registry, "hold_seconds_bucket", task="", le="7.0") == 1
@@ -103,7 +107,7 @@ def test_buckets_may_be_others(registry: CollectorRegistry) -> None:
     assert value(registry, "acquire_seconds_bucket", task="", le=str(BUCKETS["acquire"][2])) == 1
 
 
-def test_the_label_is_the_tasks_name_and_nothing_tells_a_key_or_an_id(
+def test_labels_of_metrics_are_task_names_and_never_keys_or_ids(
     registry: CollectorRegistry,
 ) -> None:
     install(registry)
@@ -124,7 +128,7 @@ def test_the_label_is_the_tasks_name_and_nothing_tells_a_key_or_an_id(
     assert value(registry, "acquire_total", task="shop.charge", outcome="unavailable") == 1
 
 
-def test_a_task_that_this_process_does_not_know_is_named_by_its_token(
+def test_metrics_name_an_unknown_task_by_its_token(
     registry: CollectorRegistry,
 ) -> None:
     install(registry)
@@ -132,14 +136,14 @@ def test_a_task_that_this_process_does_not_know_is_named_by_its_token(
     assert value(registry, "hold_seconds_sum", task="other.task") == 2.0
 
 
-def test_a_beat_that_does_not_know_the_task_names_it(registry: CollectorRegistry) -> None:
+def test_beat_metrics_name_a_task_that_the_beat_does_not_know(registry: CollectorRegistry) -> None:
     install(registry)
     entry = types.SimpleNamespace(task="shop.nightly")
     signals.beat_deduplicated.send(sender=None, resource="t", entry=entry, tick="t", where="beat")
     assert value(registry, "deduplicated_total", task="shop.nightly", where="beat") == 1
 
 
-def test_a_worker_begins_at_zero_for_each_of_its_locked_tasks(registry: CollectorRegistry) -> None:
+def test_worker_metrics_begin_at_zero_for_each_locked_task(registry: CollectorRegistry) -> None:
     app = Celery("x", set_as_current=False, broker="memory://")
     app.task(base=SingletonTask, name="x.locked", shared=False)(nothing)
     app.task(name="x.free", shared=False)(nothing)
@@ -163,7 +167,7 @@ def _fork_and_wait(child: Callable[[], object]) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_fork_never_splits_an_observation(registry: CollectorRegistry) -> None:
+def test_fork_never_splits_an_observation_of_metrics(registry: CollectorRegistry) -> None:
     made, inside = install(registry), threading.Event()
     counted = made._child(made._counters["deduplicated"], "", "run")
 
@@ -200,7 +204,7 @@ class _Slow:
         return []
 
 
-def test_no_lock_waits_for_another_collector_of_the_registry(registry: CollectorRegistry) -> None:
+def test_metrics_of_a_lock_do_not_wait_for_a_slow_collector(registry: CollectorRegistry) -> None:
     made, slow = install(registry), _Slow()
     registry.register(slow)
     scrape = threading.Thread(target=metrics._Served(registry).collect)
@@ -219,7 +223,7 @@ def test_no_lock_waits_for_another_collector_of_the_registry(registry: Collector
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_fork_never_splits_a_reading(registry: CollectorRegistry) -> None:
+def test_fork_never_splits_a_reading_of_metrics(registry: CollectorRegistry) -> None:
     counter, inside = install(registry)._counters["deduplicated"], threading.Event()
 
     def samples() -> list[Any]:
@@ -236,7 +240,7 @@ def test_a_fork_never_splits_a_reading(registry: CollectorRegistry) -> None:
     scrape.join()
 
 
-def test_gauges_of_the_dead_are_buried_and_nothing_else(tmp_path: Path) -> None:
+def test_only_live_gauges_of_dead_processes_are_removed(tmp_path: Path) -> None:
     dead = os.fork()
     if not dead:
         os._exit(0)

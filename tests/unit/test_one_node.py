@@ -471,7 +471,7 @@ def test_starts_that_one_node_says_are_free_are_not_granted_again(
 
 
 @PRESENT
-def test_kept_lock_of_one_node_delays_nobody(redlock: FakeRedlock, has: Any, how: str) -> None:
+def test_kept_lock_of_one_node_delays_no_acquire(redlock: FakeRedlock, has: Any, how: str) -> None:
     has(how, "k")
     redlock.acquire("k")
 

@@ -96,7 +96,9 @@ def declared(app: Any, redlock: FakeRedlock, request: pytest.FixtureRequest) -> 
     return charge, path
 
 
-def test_a_delivery_is_locked_and_passes_by_each_once(declared: Any, redlock: FakeRedlock) -> None:
+def test_delivery_of_a_class_with_its_own_call_is_locked_once_and_passes_through_it(
+    declared: Any, redlock: FakeRedlock
+) -> None:
     charge, path = declared
     result, _ = deliver(charge, 1)
     assert result == [charge.of_request, charge.name]
@@ -105,7 +107,7 @@ def test_a_delivery_is_locked_and_passes_by_each_once(declared: Any, redlock: Fa
 
 
 @pytest.mark.parametrize("way", [lambda task: task(1), lambda task: task.apply((1,)).get()])
-def test_so_is_a_plain_call_and_an_eager_one(
+def test_plain_and_eager_calls_of_a_class_with_its_own_call_are_locked_once(
     declared: Any, redlock: FakeRedlock, way: Callable[[Any], Any]
 ) -> None:
     charge, path = declared
@@ -116,7 +118,9 @@ def test_so_is_a_plain_call_and_an_eager_one(
         charge(1)
 
 
-def test_so_is_a_call_from_within(declared: Any, redlock: FakeRedlock) -> None:
+def test_nested_call_of_a_class_with_its_own_call_is_locked_once(
+    declared: Any, redlock: FakeRedlock
+) -> None:
     charge, path = declared
     result, _ = deliver(charge, 1, 2)
     assert [result[1], result[3]] == [charge.name] * 2

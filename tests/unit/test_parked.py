@@ -23,7 +23,7 @@ def request(task_id: str, **headers: Any) -> Any:
     )
 
 
-def test_a_task_that_was_sent_on_to_a_full_pool_still_waits() -> None:
+def test_parked_task_that_was_sent_to_a_full_pool_still_waits() -> None:
     """From the moment it is parked until a process of the pool begins with it."""
     parking = object.__new__(Parking)
     parking.admission = admission = AdmissionQueue()
@@ -60,7 +60,7 @@ def counted(*entries: Entry, parked: Parked, prefix: str | None = None) -> list[
     return list(count_parked(Survey(entries, looks, 1.0), parked, prefix=prefix).entries)
 
 
-def test_a_worker_in_line_counts_as_its_parked_tasks_and_others_as_one_each() -> None:
+def test_worker_in_the_wait_queue_counts_as_its_parked_tasks() -> None:
     waits = [{"resource": "order:1", "waited": 30.0 + n, "where": "parked"} for n in range(4)]
     slot = {"resource": "order:1", "waited": 99.0, "where": "slot"}
     in_line = {"waits": waits[:3], "queued": ["order:1", "order:1", 7]}
@@ -73,7 +73,7 @@ def test_a_worker_in_line_counts_as_its_parked_tasks_and_others_as_one_each() ->
     assert counted(entry("reservation", 0), parked=parked)[0].waiting == 0
 
 
-def test_a_queue_that_no_node_has_is_there_where_all_are_wanted() -> None:
+def test_queue_without_waiters_on_the_nodes_is_listed_for_parked_tasks() -> None:
     parked = Parked.of([{"waits": [{"resource": "order:2", "waited": 3.0, "where": "parked"}]}])
     lock = entry("lock", 0)
     assert counted(lock, parked=parked) == [lock]
@@ -83,7 +83,7 @@ def test_a_queue_that_no_node_has_is_there_where_all_are_wanted() -> None:
     line.data()
 
 
-def test_nonsense_from_the_broker_counts_nothing() -> None:
+def test_nonsense_in_reports_of_workers_counts_nothing() -> None:
     odd: list[Any] = [
         *("x", 7, {"resource": "r", "waited": "long", "where": "parked"}),
         *({"resource": ["r"], "waited": 1.0, "where": "parked"}, {"waited": 1.0}),
@@ -92,7 +92,7 @@ def test_nonsense_from_the_broker_counts_nothing() -> None:
     assert Parked.of([{"waits": odd, "queued": 7}, {"waits": 7, "queued": [["r"]]}, {}]) == Parked()
 
 
-def test_a_task_that_waits_for_several_keys_counts_at_each() -> None:
+def test_task_that_waits_for_several_keys_counts_at_each() -> None:
     """Also on the page, which reads the workers' answers in its own way."""
     both = ["order:1", "order:2"]
     wait = {"resource": " + ".join(both), "resources": both, "waited": 3.0, "where": "parked"}
@@ -105,7 +105,7 @@ def test_a_task_that_waits_for_several_keys_counts_at_each() -> None:
     assert [*waited_for(old["waits"][0])] == ["order:1 + order:2"]
 
 
-def test_a_queue_that_empties_while_it_is_looked_at_is_nobody_elses_key() -> None:
+def test_queue_that_empties_while_it_is_read_is_no_foreign_key() -> None:
     """It is there when its value is asked for, which is none, and gone when its members are."""
     reader: Any = SimpleNamespace(
         values=lambda keys: dict.fromkeys(keys, KeyValue(FOREIGN, 9.0)),

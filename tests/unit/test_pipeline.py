@@ -39,7 +39,7 @@ def set_here(channel: Pipeline, of: Claim, at: float = NOW) -> Claim:
     return of
 
 
-def test_an_overdue_request_keeps_its_place(channel: Pipeline) -> None:
+def test_overdue_request_keeps_its_place_in_the_pipeline(channel: Pipeline) -> None:
     late = claim()
     first = ask(Verb.ACQUIRE, late)
     channel.ask(first, NOW)
@@ -50,14 +50,14 @@ def test_an_overdue_request_keeps_its_place(channel: Pipeline) -> None:
     assert list(channel.unanswered) == rounds
 
 
-def test_a_request_that_may_set_a_token_is_remembered(channel: Pipeline) -> None:
+def test_request_that_may_set_a_token_is_remembered(channel: Pipeline) -> None:
     setting, asking = claim(), claim()
     channel.ask(ask(Verb.ACQUIRE, setting), NOW)
     channel.ask(ask(Verb.PEEK, asking), NOW)
     assert (setting.written, asking.written) == (0b1, 0b0)
 
 
-def test_a_node_is_owed_no_release_of_what_only_another_was_asked_for() -> None:
+def test_node_is_owed_no_release_of_a_claim_that_only_another_was_asked_for() -> None:
     for number in (1, 0):
         channels, mine = [Pipeline(0), Pipeline(1)], Claim("r", "t", 10.0, 2)
         channels[number].connected(NOW)
@@ -73,7 +73,7 @@ def test_a_node_is_owed_no_release_of_what_only_another_was_asked_for() -> None:
 # -- No connection
 
 
-def test_a_node_that_is_down_is_silent_at_once() -> None:
+def test_request_to_a_node_that_is_down_is_silent_at_once() -> None:
     channel = Pipeline(0)
     channel.unreachable("refused")
     round_ = ask(Verb.ACQUIRE)
@@ -81,7 +81,7 @@ def test_a_node_that_is_down_is_silent_at_once() -> None:
     assert (round_.votes, round_.details) == ([Vote.SILENT], ["refused"])
 
 
-def test_the_first_attempt_to_connect_is_waited_for() -> None:
+def test_request_waits_for_the_first_attempt_to_connect() -> None:
     channel, round_ = Pipeline(0), ask(Verb.ACQUIRE)
     assert not channel.ask(round_, NOW)
     assert channel.waiting and round_.votes == [None]
@@ -89,7 +89,7 @@ def test_the_first_attempt_to_connect_is_waited_for() -> None:
     assert not channel.waiting and list(channel.unanswered) == [round_]
 
 
-def test_when_it_fails_nobody_waits_any_longer() -> None:
+def test_request_is_silent_once_the_first_attempt_to_connect_fails() -> None:
     channel, round_ = Pipeline(0), ask(Verb.ACQUIRE)
     channel.ask(round_, NOW)
     channel.unreachable("refused")
@@ -97,7 +97,7 @@ def test_when_it_fails_nobody_waits_any_longer() -> None:
     assert not channel.waiting and channel.connected(NOW) == []
 
 
-def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
+def test_closed_round_is_not_written_to_a_new_connection() -> None:
     channel, mine = Pipeline(0), claim()
     round_ = ask(Verb.ACQUIRE, mine)
     channel.ask(round_, NOW)
@@ -106,7 +106,7 @@ def test_a_round_that_was_given_up_is_not_written_to_a_new_connection() -> None:
     assert mine.written == 0
 
 
-def test_nobody_waits_to_undo_what_was_never_written() -> None:
+def test_undo_of_a_request_that_was_never_written_is_not_waited_for() -> None:
     channel, round_ = Pipeline(0), undo(claim())
     assert not channel.ask(round_, NOW)
     assert round_.votes == [Vote.SILENT]
@@ -116,7 +116,7 @@ def test_nobody_waits_to_undo_what_was_never_written() -> None:
 # -- A connection that breaks
 
 
-def test_what_was_asked_is_asked_again_on_the_next_connection(channel: Pipeline) -> None:
+def test_unanswered_request_is_repeated_on_the_next_connection(channel: Pipeline) -> None:
     round_ = ask(Verb.ACQUIRE)
     channel.ask(round_, NOW)
     channel.dropped()
@@ -125,7 +125,7 @@ def test_what_was_asked_is_asked_again_on_the_next_connection(channel: Pipeline)
     assert round_.votes == [None]
 
 
-def test_a_release_that_was_not_acknowledged_is_owed(channel: Pipeline) -> None:
+def test_unacknowledged_release_is_owed(channel: Pipeline) -> None:
     release = ask(Verb.RELEASE, set_here(channel, claim()), at=NOW + 1.0)
     channel.ask(release, NOW + 1.0)
     channel.dropped()
@@ -143,7 +143,7 @@ def test_a_release_that_was_not_acknowledged_is_owed(channel: Pipeline) -> None:
     ("later", "lapses", "owed"),
     [(2.0, True, True), (1.0 + TTL, True, False), (100.0 * TTL, False, True)],
 )
-def test_a_release_while_there_is_no_connection_is_owed_until_the_ttl_has_done_it(
+def test_release_without_a_connection_is_owed_until_the_ttl_is_over(
     later: float, lapses: bool, owed: bool
 ) -> None:
     """And for good where ttls start over once the node is back."""
@@ -159,7 +159,7 @@ def test_a_release_while_there_is_no_connection_is_owed_until_the_ttl_has_done_i
     assert channel.connected(NOW + later) == [release] * owed
 
 
-def test_owed_releases_go_first(channel: Pipeline) -> None:
+def test_owed_releases_are_written_first(channel: Pipeline) -> None:
     gone = set_here(channel, claim("gone"))
     channel.dropped()
     waiting, owed = ask(Verb.ACQUIRE, claim("mine")), undo(gone)
@@ -169,7 +169,7 @@ def test_owed_releases_go_first(channel: Pipeline) -> None:
     assert list(channel.unanswered) == [owed, waiting]
 
 
-def test_a_released_token_is_not_set_again_behind_its_release(channel: Pipeline) -> None:
+def test_released_token_is_not_set_again_behind_its_release(channel: Pipeline) -> None:
     mine = claim()
     first = ask(Verb.ACQUIRE, mine)
     channel.ask(first, NOW)
@@ -185,7 +185,7 @@ def test_a_released_token_is_not_set_again_behind_its_release(channel: Pipeline)
 LATER = NOW + STALLED_S + 0.1
 
 
-def test_a_node_that_hangs_is_asked_nothing_new_but_told_releases(channel: Pipeline) -> None:
+def test_hanging_node_is_sent_releases_and_no_new_request(channel: Pipeline) -> None:
     mine, stranger = claim(), claim("stranger")
     channel.ask(ask(Verb.ACQUIRE, mine), NOW)
     assert channel.stalled(LATER)
@@ -199,7 +199,7 @@ def test_a_node_that_hangs_is_asked_nothing_new_but_told_releases(channel: Pipel
     assert channel.ask(ask(Verb.ACQUIRE, at=LATER), LATER)
 
 
-def test_a_node_that_is_back_is_asked_at_once_though_a_release_of_old_is_on_its_way(
+def test_returned_node_is_asked_at_once_though_an_old_release_is_unanswered(
     channel: Pipeline,
 ) -> None:
     mine = set_here(channel, claim())
@@ -225,32 +225,34 @@ def refuse(channel: Pipeline, of: Claim) -> Round:
     return release
 
 
-def test_a_refused_release_is_tried_again_when_the_node_has_written(channel: Pipeline) -> None:
+def test_refused_release_is_tried_again_when_the_node_has_written(channel: Pipeline) -> None:
     release = refuse(channel, claim())
     assert channel.due(Verb.ACQUIRE, NOW + 1) == [release]
     assert channel.unanswered.popleft() is release
     assert channel.due(Verb.ACQUIRE, NOW + 1) == []
 
 
-def test_one_is_tried_first_and_more_when_that_has_succeeded(channel: Pipeline) -> None:
+def test_single_refused_release_is_retried_first_and_more_after_its_success(
+    channel: Pipeline,
+) -> None:
     releases = [refuse(channel, claim(f"{number}")) for number in range(MAX_RETRIED + 5)]
     assert channel.due(Verb.EXTEND, NOW) == releases[:1]
     assert channel.due(Verb.RELEASE, NOW) == releases[1 : MAX_RETRIED + 1]
 
 
-def test_a_refused_release_is_left_to_the_ttl_when_that_is_over(channel: Pipeline) -> None:
+def test_refused_release_is_left_to_the_ttl_when_that_is_over(channel: Pipeline) -> None:
     refuse(channel, claim())
     assert channel.due(Verb.ACQUIRE, NOW + TTL) == []
     assert not channel.unanswered
 
 
-def test_a_refused_release_survives_its_connection(channel: Pipeline) -> None:
+def test_refused_release_survives_its_connection(channel: Pipeline) -> None:
     release = refuse(channel, claim())
     channel.dropped()
     assert channel.connected(NOW + 1) == [release]
 
 
-def test_nothing_but_releases_is_owed(channel: Pipeline) -> None:
+def test_only_releases_are_owed_to_a_node(channel: Pipeline) -> None:
     for verb in (Verb.ACQUIRE, Verb.EXTEND, Verb.PEEK):
         refused = ask(verb)
         channel.ask(refused, NOW)
@@ -258,7 +260,7 @@ def test_nothing_but_releases_is_owed(channel: Pipeline) -> None:
     assert channel.due(Verb.ACQUIRE, NOW) == []
 
 
-def test_what_a_node_is_owed_is_bounded_and_the_oldest_is_left_to_its_ttl(
+def test_owed_releases_are_bounded_and_the_oldest_are_left_to_the_ttl(
     channel: Pipeline,
 ) -> None:
     releases = [refuse(channel, claim(f"{number}")) for number in range(MAX_OWED + 10)]

@@ -105,14 +105,16 @@ FEW, HELD = QuorumUnavailable("few"), ResourceHeld("held")
         ({"on_unavailable": "run"}, FEW, {"copy": True}, Action("run")),
     ],
 )
-def test_what_is_decided(declared: Any, refusal: Any, attempts: Any, action: Action) -> None:
+def test_policy_and_attempts_decide_the_action_of_a_refusal(
+    declared: Any, refusal: Any, attempts: Any, action: Action
+) -> None:
     """For a worker, and for `celery redlock explain`."""
     every = {name: option.default for name, option in TASK.items()}
     options = TaskOptions(**{**every, **declared}, waits={"retry": 0.5, "skip": 0.0, "wait": 7.0})
     assert decide(options, refusal, attempts) == action
 
 
-def test_what_no_node_may_grant_before_a_moment_is_put_off_until_then() -> None:
+def test_tasks_put_off_until_a_moment_are_spread_after_it() -> None:
     """Spread: all tasks are put off until the same one."""
     options = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
     away = QuorumUnavailable("few", retry_after=40.0)
@@ -133,14 +135,14 @@ def test_what_no_node_may_grant_before_a_moment_is_put_off_until_then() -> None:
         (states.REVOKED, True, True, True, "duplicate"),
     ],
 )
-def test_what_is_done_about_anothers_reservation(
+def test_reservation_of_another_call_decides_the_next_step(
     end: Any, late: bool, freed: bool, successor: bool, step: str
 ) -> None:
     assert meets_reservation(end, late=late, freed=freed, successor=successor) == step
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait", "reject", "retry"])
-def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
+def test_holder_whose_result_is_stored_is_waited_for_a_moment(
     redlock: FakeRedlock, held: Any, declare: Any, waits: Waits, policy: str, monkeypatch: Patch
 ) -> None:
     """Such as a member of the group whose chord's body this is. With "retry" it tries again."""
@@ -155,7 +157,7 @@ def test_a_holder_whose_result_is_stored_is_about_to_free_its_lock(
     assert (result == "ran") is (policy != "retry")
 
 
-def test_what_it_leaves_locked_on_purpose_is_not_waited_for(
+def test_lock_held_on_purpose_after_its_body_is_not_waited_for(
     held: Any, declare: Any, waits: Waits, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("celery_redlock.messages.results.state_of", lambda *_asked: states.SUCCESS)
@@ -165,7 +167,7 @@ def test_what_it_leaves_locked_on_purpose_is_not_waited_for(
 
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
 @pytest.mark.parametrize("policy", ["wait", "replace"])
-def test_it_waits_in_its_slot_and_then_does_what_on_deadline_says(
+def test_waiting_policy_waits_in_its_slot_and_then_obeys_on_deadline(
     held: Any,
     declare: Any,
     sent: Any,
@@ -182,7 +184,7 @@ def test_it_waits_in_its_slot_and_then_does_what_on_deadline_says(
     assert (len(revoked), sent) == (policy == "replace", [])
 
 
-def test_reject_rejects_the_message_and_does_not_requeue_it(
+def test_policy_reject_rejects_the_message_without_requeueing_it(
     held: Any, declare: Any, sent: list[Any], waits: Waits
 ) -> None:
     result, info = deliver(declare("reject", acks_late=True))
@@ -192,7 +194,7 @@ def test_reject_rejects_the_message_and_does_not_requeue_it(
 
 
 @pytest.mark.parametrize("option", ["on_conflict", "on_deadline"])
-def test_what_is_acknowledged_early_cannot_be_rejected(
+def test_policy_reject_without_acks_late_stops_the_worker(
     app: Any, option: str, caplog: Log, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("celery_redlock.messages.policy._parking", [False])
@@ -211,7 +213,7 @@ def test_what_is_acknowledged_early_cannot_be_rejected(
 
 
 @pytest.mark.parametrize("how", ["raise", "skip", "reject"])
-def test_retrying_ends_as_on_deadline_says(
+def test_policy_retry_ends_as_on_deadline_says(
     held: Any, redlock: FakeRedlock, declare: Any, sent: list[Any], how: str, caplog: Log
 ) -> None:
     holder = redlock.holder("k")
@@ -230,7 +232,7 @@ def test_retrying_ends_as_on_deadline_says(
 # -- replace --------------------------------------------------------------------------------------
 
 
-def test_replace_has_its_holder_revoked_once_and_takes_over(
+def test_policy_replace_revokes_its_holder_once_and_takes_over(
     held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
 ) -> None:
     """Not before its lock is free: not before it is dead."""
@@ -241,7 +243,7 @@ def test_replace_has_its_holder_revoked_once_and_takes_over(
     assert (len(waits), waits[0]) == (4, 0.0)
 
 
-def test_replace_replaces_who_is_faster(
+def test_policy_replace_also_revokes_a_faster_successor(
     held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
 ) -> None:
     leases = [held]
@@ -266,7 +268,7 @@ def test_replace_replaces_who_is_faster(
         ({"task_id": "x" * 201 + "#0123456789abcdef"}, "has an id too long"),
     ],
 )
-def test_who_cannot_be_revoked_is_not_and_the_log_says_why(
+def test_policy_replace_does_not_revoke_a_holder_that_is_no_other_task(
     redlock: FakeRedlock,
     declare: Any,
     revoked: Any,
@@ -285,7 +287,7 @@ def test_who_cannot_be_revoked_is_not_and_the_log_says_why(
     assert (revoked, waits) == ([], [0.0])
 
 
-def test_who_has_only_a_part_of_the_nodes_is_not_revoked(
+def test_policy_replace_does_not_revoke_a_holder_of_less_than_a_quorum(
     redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
 ) -> None:
     """It tried, as we did; it does not hold the lock."""
@@ -296,7 +298,7 @@ def test_who_has_only_a_part_of_the_nodes_is_not_revoked(
     assert revoked == []
 
 
-def test_replace_goes_on_when_the_broker_is_away(
+def test_policy_replace_goes_on_when_the_broker_is_away(
     held: Any, redlock: FakeRedlock, declare: Any, app: Any, monkeypatch: Patch, caplog: Log
 ) -> None:
     def revoke(*_args: Any, **_options: Any) -> None:
@@ -311,7 +313,7 @@ def test_replace_goes_on_when_the_broker_is_away(
 # -- a function -----------------------------------------------------------------------------------
 
 
-def test_a_function_is_given_the_holder_and_the_request_where_there_is_a_conflict(
+def test_policy_function_is_called_with_holder_and_request_at_a_conflict(
     held: Any, redlock: FakeRedlock, declare: Any
 ) -> None:
     asked: list[Any] = []
@@ -336,7 +338,7 @@ def test_a_function_is_given_the_holder_and_the_request_where_there_is_a_conflic
     [("retry", 0.5), ("skip", 0.0), ("raise", 0.0), ("wait", 10.0), ("reject", 0.0)],
 )
 @pytest.mark.parametrize("own", [None, 3.0])
-def test_what_a_function_says_is_done_as_if_it_were_declared(
+def test_answer_of_a_policy_function_acts_like_a_declared_policy(
     held: Any,
     declare: Any,
     sent: list[Any],
@@ -356,7 +358,7 @@ def test_what_a_function_says_is_done_as_if_it_were_declared(
     assert len(sent) == 2 * (policy == "retry")
 
 
-def test_a_function_may_say_replace(held: Any, declare: Any, revoked: list[Any]) -> None:
+def test_policy_function_may_answer_replace(held: Any, declare: Any, revoked: list[Any]) -> None:
     deliver(declare(lambda *_asked: "replace", lock_wait=0.01))
     assert [of["task_id"] for _command, of in revoked] == [HOLDER]
 
@@ -375,7 +377,7 @@ def test_a_function_may_say_replace(held: Any, declare: Any, revoked: list[Any])
     ],
     ids=repr,
 )
-def test_a_function_that_fails_or_says_anything_else_fails_its_task(
+def test_policy_function_that_fails_or_answers_nonsense_fails_its_task(
     held: Any, declare: Any, sent: list[Any], said: Any, words: str
 ) -> None:
     def decide(_holder: Any, _request: Any) -> Any:
@@ -397,7 +399,7 @@ def test_a_function_that_fails_or_says_anything_else_fails_its_task(
         assert f"it returned {said!r}" in str(result)
 
 
-def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:
+def test_invalid_conflict_policy_is_refused(app: Any) -> None:
     with pytest.raises(ConfigurationError, match="or a callable that takes the holder"):
         SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": "wate"})
     for policy in CONFLICT_POLICIES:
@@ -412,7 +414,7 @@ def test_what_is_no_policy_and_no_function_is_refused(app: Any) -> None:
     [("application/x-python-serialize", "pickle"), ("application/x-yaml", "yaml"),
      ("application/x-nobody-knows", None), (5, None), (None, None)],
 )  # fmt: skip
-def test_a_message_is_sent_again_in_the_words_it_came_in(
+def test_message_is_sent_again_with_the_serializer_it_came_with(
     held: Any, declare: Any, sent: list[Any], content_type: Any, serializer: Any
 ) -> None:
     deliver(declare("retry"), **{RECEIPT: {"content_type": content_type}})
@@ -423,7 +425,7 @@ def test_a_message_is_sent_again_in_the_words_it_came_in(
 
 
 @pytest.mark.parametrize("throws", [(), (KeyError,), KeyError])
-def test_only_the_refusal_of_a_delivery_is_expected(throws: Any) -> None:
+def test_only_the_refusal_of_a_delivery_is_logged_without_traceback(throws: Any) -> None:
     """What a body raises of another lock that it wanted keeps its traceback in the log."""
     task = SimpleNamespace(throws=throws)
     for kind in (ResourceHeld, QuorumUnavailable):
@@ -442,7 +444,7 @@ def test_only_the_refusal_of_a_delivery_is_expected(throws: Any) -> None:
     [("compression", "no such"), ("compression", 7), ("argsrepr", ["x"]), ("properties", "x"),
      ("properties", {"delivery_mode": "9", "correlation_id": 7, "timestamp": True})],
 )  # fmt: skip
-def test_forged_ways_to_write_a_message_are_not_taken_over(
+def test_forged_message_options_are_not_taken_over_by_a_retry(
     busy: Any, sent: list[Any], name: str, given: Any
 ) -> None:
     deliver(busy(), **{name: given})

@@ -69,7 +69,9 @@ def prefetch(consumer: Consumer) -> Prefetch:
     return prefetch
 
 
-def test_the_broker_is_told_of_both(consumer: Consumer, prefetch: Prefetch) -> None:
+def test_broker_gets_the_sum_of_celerys_window_and_parked_deliveries(
+    consumer: Consumer, prefetch: Prefetch
+) -> None:
     prefetch.widen(5)
     assert consumer.loop() == 13
     assert consumer.qos.value == 8, "Celery's own count is Celery's own"
@@ -80,7 +82,9 @@ def test_the_broker_is_told_of_both(consumer: Consumer, prefetch: Prefetch) -> N
 
 
 @pytest.mark.parametrize("blocks", [True, False])
-def test_a_loop_that_blocks_soon_looks_at_its_window(consumer: Consumer, blocks: bool) -> None:
+def test_blocking_worker_loop_returns_soon_to_look_at_its_window(
+    consumer: Consumer, blocks: bool
+) -> None:
     """A green pool's, and that of a transport like SQLAlchemy: nothing else wakes it."""
     waited: list[float | None] = []
     consumer.connection.drain_events = lambda timeout=None: waited.append(timeout)
@@ -91,7 +95,7 @@ def test_a_loop_that_blocks_soon_looks_at_its_window(consumer: Consumer, blocks:
     assert waited == [LOOP_S if blocks else 2.0, 0.1, None]
 
 
-def test_where_many_are_parked_the_broker_is_seldom_told(
+def test_broker_is_seldom_sent_a_new_window_while_many_are_parked(
     consumer: Consumer, prefetch: Prefetch
 ) -> None:
     for parked in (*range(801), *range(799, -1, -1)):
@@ -101,7 +105,7 @@ def test_where_many_are_parked_the_broker_is_seldom_told(
     assert len(consumer.told) < 160
 
 
-def test_what_has_not_changed_is_not_told(consumer: Consumer, prefetch: Prefetch) -> None:
+def test_unchanged_prefetch_window_is_not_sent(consumer: Consumer, prefetch: Prefetch) -> None:
     prefetch.widen(5)
     consumer.loop()
     prefetch.widen(5)
@@ -109,7 +113,7 @@ def test_what_has_not_changed_is_not_told(consumer: Consumer, prefetch: Prefetch
     assert consumer.told == [13]
 
 
-def test_celery_may_set_its_count_anew(consumer: Consumer, prefetch: Prefetch) -> None:
+def test_celery_may_set_its_prefetch_count_anew(consumer: Consumer, prefetch: Prefetch) -> None:
     """As it does after a reconnect, while it restores the window step by step."""
     prefetch.widen(20)
     consumer.loop()
@@ -123,7 +127,7 @@ def test_celery_may_set_its_count_anew(consumer: Consumer, prefetch: Prefetch) -
     assert consumer.told[-1] == 8, "it has not shrunk for good"
 
 
-def test_a_new_connection_has_the_window_that_celery_gives_it(
+def test_new_connection_has_the_window_that_celery_gives_it(
     consumer: Consumer, prefetch: Prefetch
 ) -> None:
     prefetch.widen(20)
@@ -135,7 +139,7 @@ def test_a_new_connection_has_the_window_that_celery_gives_it(
     assert consumer.loop() == 11
 
 
-def test_no_limit_stays_no_limit() -> None:
+def test_prefetch_window_without_a_limit_stays_without() -> None:
     consumer = Consumer(window=0)
     prefetch = Prefetch(consumer)
     prefetch.connected()
@@ -143,7 +147,7 @@ def test_no_limit_stays_no_limit() -> None:
     assert consumer.loop() == 0
 
 
-def test_what_is_parked_while_the_broker_answers_is_told_as_well(
+def test_delivery_parked_while_the_broker_answers_is_added_to_the_window(
     consumer: Consumer, prefetch: Prefetch
 ) -> None:
     """AMQP's client handles deliveries while it waits for the answer."""
@@ -175,7 +179,7 @@ def test_what_is_parked_while_the_broker_answers_is_told_as_well(
         ("redis", "quorum", True, "", True),
     ],
 )
-def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
+def test_half_of_a_window_that_cannot_be_changed_may_be_parked(
     driver: str, kind: str, detect: bool, rabbitmq: str, widens: bool
 ) -> None:
     app = Celery("shop", broker=f"{driver}://127.0.0.1:1//", set_as_current=False)
@@ -191,7 +195,7 @@ def test_where_the_window_cannot_be_changed_half_of_it_is_parked(
 
 
 @pytest.mark.parametrize(("window", "is_full"), [(0, False), (2, True), (3, False)])
-def test_a_window_that_cannot_be_widened_is_full_by_all_that_waits_but_zero_is_no_limit(
+def test_window_that_cannot_be_widened_is_full_by_all_waiting_messages(
     window: int, is_full: bool
 ) -> None:
     consumer = Consumer("amqp", window=window, rabbitmq="4.0.0")
@@ -247,7 +251,7 @@ class Wire:
         raise AssertionError("two that read one connection take each other's answers")
 
 
-def test_amqp_s_answer_is_not_waited_for() -> None:
+def test_prefetch_count_over_amqp_is_sent_without_waiting_for_the_answer() -> None:
     """Celery tells the broker in threads of the pool, too, while the main thread reads."""
     consumer, wire = Consumer("amqp"), Wire()
     channel = Channel(wire)
@@ -296,7 +300,7 @@ def parked(*tags: str) -> list[Parked]:
     return [Parked(request, ("r",), 1, False, 0.0, 0.0, (0.0, 0.0, 0)) for request in requests]
 
 
-def test_what_is_parked_is_dated_at_once_and_then_each_quarter_of_a_minute(
+def test_parked_delivery_is_renewed_at_once_and_then_every_15_seconds(
     prefetch: Prefetch, broker: RedisQoS
 ) -> None:
     (a, b) = parked("a", "b")
@@ -305,7 +309,7 @@ def test_what_is_parked_is_dated_at_once_and_then_each_quarter_of_a_minute(
     assert broker.dated == [["a"], ["b"], ["a"], ["b"]]
 
 
-def test_many_parked_deliveries_are_dated_by_several_sweeps(
+def test_many_parked_deliveries_are_renewed_in_several_sweeps(
     prefetch: Prefetch, broker: RedisQoS
 ) -> None:
     many = parked(*map(str, range(5 * RENEWED_AT_ONCE // 2)))
@@ -314,7 +318,7 @@ def test_many_parked_deliveries_are_dated_by_several_sweeps(
     assert [len(tags) for tags in broker.dated] == [RENEWED_AT_ONCE] * 2 + [RENEWED_AT_ONCE // 2]
 
 
-def test_what_could_not_be_dated_is_dated_by_the_next_sweep_and_the_log_tells_of_it_once(
+def test_failed_renewal_of_parked_deliveries_is_repeated_and_logged_once(
     prefetch: Prefetch, broker: RedisQoS, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Else a worker that is killed within 15 s would strand it for the visibility timeout."""
@@ -338,7 +342,7 @@ def test_what_could_not_be_dated_is_dated_by_the_next_sweep_and_the_log_tells_of
 
 
 @pytest.mark.parametrize("outcome", ["a message", "none", "no answer"])
-def test_a_worker_that_stops_reads_its_last_pop_and_not_by_its_poller(
+def test_stopping_worker_reads_its_last_pop_without_its_poller(
     consumer: Consumer, prefetch: Prefetch, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A loop that has died has closed its poller, which kombu's transport for Redis reads by."""

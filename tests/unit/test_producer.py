@@ -49,7 +49,7 @@ def program(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_who_declares_and_publishes_loads_nothing_that_takes_locks() -> None:
+def test_declaring_and_publishing_loads_no_module_that_takes_locks() -> None:
     loaded = program("work.delay(1), also.delay(1), unique.name; print(*sys.modules)").split()
     assert "celery_redlock.task" in loaded
     assert {*RUNS, "redis"} & set(loaded) == set()
@@ -98,7 +98,7 @@ except SystemExit:
     assert "celery_redlock.cli" in loaded
 
 
-def test_a_revoke_is_remembered_though_remote_control_is_loaded_late() -> None:
+def test_revoke_before_remote_control_is_loaded_is_remembered() -> None:
     """By an app's own, whichever; and an app can be given another, as a test does."""
     told = program("""
 from celery_redlock import install
@@ -119,7 +119,7 @@ print(app.control, other.control.app is other)
     assert told == ["mine", "True", "True", "True", "False", "mine", "True"]
 
 
-def test_what_strikes_while_it_is_loaded_leaves_it_to_be_loaded_by_the_next_call() -> None:
+def test_interrupt_while_modules_are_loaded_leaves_it_to_the_next_call() -> None:
     told = program("""
 class Strikes:
     struck = set()
@@ -144,7 +144,7 @@ print(len(Strikes.struck) > 30, "celery_redlock.worker.startup" in Strikes.struc
     assert told.split() == ["1", "2", "3", "4", "True", "True", "True"]
 
 
-def test_several_threads_may_be_the_first() -> None:
+def test_several_threads_may_load_the_modules_at_once() -> None:
     told = program("""
 import threading
 

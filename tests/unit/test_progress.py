@@ -69,7 +69,7 @@ def heard() -> Iterator[list[LeaseLost]]:
     unsubscribe(listener)
 
 
-def test_a_silence_is_told_once_and_the_next_one_again(
+def test_silence_of_a_body_is_logged_once_and_the_next_one_again(
     redlock: FakeRedlock, monkeypatch: Patch, heard: list[LeaseLost], caplog: Log
 ) -> None:
     watch = Watch(redlock, monkeypatch, "log")
@@ -98,7 +98,7 @@ def test_a_silence_is_told_once_and_the_next_one_again(
     assert watch.patience == [math.inf]  # nobody kills what is only watched
 
 
-def test_a_body_is_told_by_an_exception_and_may_be_killed_after_as_long_again(
+def test_silent_body_gets_an_exception_and_may_be_killed_after_as_long_again(
     redlock: FakeRedlock, monkeypatch: Patch, heard: list[LeaseLost]
 ) -> None:
     watch = Watch(redlock, monkeypatch, "raise")
@@ -119,7 +119,7 @@ def test_a_body_is_told_by_an_exception_and_may_be_killed_after_as_long_again(
     assert watch.after(5 * TIMEOUT) == math.inf  # one that has ended is not silent
 
 
-def test_time_in_which_the_watchdog_was_stopped_as_well_is_no_silence_but_only_once(
+def test_time_in_which_the_extender_was_stopped_too_is_no_silence_but_once(
     redlock: FakeRedlock, monkeypatch: Patch, heard: list[LeaseLost]
 ) -> None:
     watch = Watch(redlock, monkeypatch, "raise")
@@ -144,7 +144,7 @@ def test_time_in_which_the_watchdog_was_stopped_as_well_is_no_silence_but_only_o
     assert watch.after(5 * TIMEOUT) == watch.patience[-1] == math.inf
 
 
-def test_a_report_counts_from_inside_of_other_locks_and_from_another_thread(
+def test_progress_counts_from_inside_other_locks_and_from_another_thread(
     redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
     watch = Watch(redlock, monkeypatch, "log")
@@ -166,7 +166,7 @@ def test_a_report_counts_from_inside_of_other_locks_and_from_another_thread(
         other.progress()
 
 
-def test_a_body_that_runs_without_its_lock_is_not_watched(
+def test_progress_of_a_body_that_runs_without_its_lock_is_not_watched(
     redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
     watch = Watch(redlock, monkeypatch, "raise")

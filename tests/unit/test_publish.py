@@ -38,7 +38,7 @@ from tests.support.names import Log, Patch
 # -- the message ---------------------------------------------------------------------------------
 
 
-def test_it_travels_in_a_header(redlock: FakeRedlock, charge: Any, box: Box) -> None:
+def test_reservation_travels_in_a_header(redlock: FakeRedlock, charge: Any, box: Box) -> None:
     sent = charge.delay(1)
     header = box.header()
     assert header["resources"] == ["order:1"]
@@ -85,7 +85,9 @@ TIMES: dict[str, tuple[dict[str, Any], dict[str, Any], float, float]] = {
 
 
 @pytest.mark.parametrize("name", TIMES)
-def test_how_long_it_is_reserved(redlock: FakeRedlock, app: Celery, box: Box, name: str) -> None:
+def test_reservation_lasts_as_long_as_its_options_say(
+    redlock: FakeRedlock, app: Celery, box: Box, name: str
+) -> None:
     of_task, of_call, ttl, lasts = TIMES[name]
     late = (datetime.now(timezone.utc) - NOW).total_seconds() + 2.0
     declare(app, **of_task).apply_async((1,), **of_call)
@@ -116,7 +118,7 @@ def meanwhile(charge: Any, monkeypatch: Patch) -> Any:
 
 
 @pytest.mark.parametrize(("seconds", "lasts"), [(-0.1, True), (0.1, False)])
-def test_it_is_taken_for_seconds_until_its_message_is_out(
+def test_reservation_is_short_until_its_message_is_out(
     redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any, seconds: float, lasts: bool
 ) -> None:
     """A producer that is killed in between blocks its key for no longer.
@@ -131,7 +133,7 @@ def test_it_is_taken_for_seconds_until_its_message_is_out(
     assert redlock.free(RESERVED) is not lasts
 
 
-def test_one_that_a_body_has_taken_over_is_not_made_to_last(
+def test_reservation_taken_over_by_a_body_is_not_prolonged_by_the_publisher(
     redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any
 ) -> None:
     def taken_over() -> None:
@@ -147,7 +149,7 @@ def test_one_that_a_body_has_taken_over_is_not_made_to_last(
     assert redlock.free(RESERVED)
 
 
-def test_a_time_that_is_over_or_none_is_celerys_to_refuse(
+def test_invalid_or_past_expiry_of_a_call_is_left_to_celery(
     redlock: FakeRedlock, charge: Any, box: Box
 ) -> None:
     with pytest.raises((TypeError, ValueError, AttributeError)):
@@ -175,7 +177,9 @@ def test_call_with_a_text_that_is_no_time_is_refused_and_reserves_nothing(
 # -- a duplicate ---------------------------------------------------------------------------------
 
 
-def test_what_a_duplicate_gets(redlock: FakeRedlock, charge: Any, box: Box) -> None:
+def test_duplicate_call_gets_what_its_policy_says(
+    redlock: FakeRedlock, charge: Any, box: Box
+) -> None:
     take(redlock, "first")
     existing = charge.delay(1)
     assert isinstance(existing, AsyncResult) and existing.id == "first"
@@ -202,7 +206,7 @@ def ends(monkeypatch: Patch) -> Any:
 
 
 @pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
-def test_one_that_has_ended_is_about_to_free_it(
+def test_reservation_of_an_ended_task_is_waited_for_a_moment(
     redlock: FakeRedlock, charge: Any, box: Box, ends: Any, policy: str
 ) -> None:
     asked: list[str] = []
@@ -221,7 +225,7 @@ def test_one_that_has_ended_is_about_to_free_it(
 
 
 @pytest.mark.parametrize("state", ["SUCCESS", "FAILURE", "REVOKED"])
-def test_one_that_has_ended_and_keeps_it_gives_way_unless_it_runs(
+def test_reservation_that_an_ended_task_kept_gives_way_unless_the_task_runs(
     redlock: FakeRedlock, charge: Any, box: Box, ends: Any, monkeypatch: Patch, state: str
 ) -> None:
     """Its process died before it could free it; or nobody has seen that it was revoked."""
@@ -239,7 +243,9 @@ def test_one_that_has_ended_and_keeps_it_gives_way_unless_it_runs(
     assert box.messages() == []
 
 
-def test_an_id_that_is_used_again_may_have_ended_before(charge: Any, box: Box, ends: Any) -> None:
+def test_task_id_used_again_is_not_taken_for_its_ended_namesake(
+    charge: Any, box: Box, ends: Any
+) -> None:
     """What its result says is of its last time."""
     ends("FAILURE")
     first = charge.apply_async((1,), task_id="daily")
@@ -248,7 +254,7 @@ def test_an_id_that_is_used_again_may_have_ended_before(charge: Any, box: Box, e
 
 
 @pytest.mark.parametrize("given", ["first", ["other", "first"], ("first",)])
-def test_what_was_revoked_here_gives_way_at_once(
+def test_reservation_of_a_task_revoked_here_gives_way_at_once(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, given: Any
 ) -> None:
     """No worker need have heard of it, and there need be no result backend."""
@@ -261,7 +267,7 @@ def test_what_was_revoked_here_gives_way_at_once(
     assert len(box.messages()) == 1
 
 
-def test_revokes_are_not_remembered_without_end(charge: Any, monkeypatch: Patch) -> None:
+def test_remembered_revokes_are_bounded(charge: Any, monkeypatch: Patch) -> None:
     remembered: OrderedDict[str, bool] = OrderedDict()
     monkeypatch.setattr("celery_redlock.messages.revokes._revoked", remembered)
     monkeypatch.setattr("celery_redlock.messages.revokes.MAX_REVOKED", 3)
@@ -272,7 +278,7 @@ def test_revokes_are_not_remembered_without_end(charge: Any, monkeypatch: Patch)
     assert remembered == {"2": False, "3": False, "4": True}
 
 
-def test_one_that_is_kept_until_it_expires_is_not_waited_for(
+def test_reservation_kept_until_it_expires_is_not_waited_for(
     redlock: FakeRedlock, app: Celery, box: Box, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("celery_redlock.messages.results.state_of", None)
@@ -282,7 +288,7 @@ def test_one_that_is_kept_until_it_expires_is_not_waited_for(
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_replace_revokes_it_and_leaves_a_running_one_alone(
+def test_policy_replace_revokes_a_queued_call_and_leaves_a_running_one_alone(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, running: bool
 ) -> None:
     revoked: list[Any] = []
@@ -301,7 +307,7 @@ def test_replace_revokes_it_and_leaves_a_running_one_alone(
 
 
 @pytest.mark.parametrize("running", [False, True])
-def test_replace_does_not_revoke_what_it_publishes_under_the_same_id(
+def test_policy_replace_does_not_revoke_a_call_under_its_own_id(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, caplog: Log, running: bool
 ) -> None:
     """Both are in the queue then, and a line says so."""
@@ -317,7 +323,7 @@ def test_replace_does_not_revoke_what_it_publishes_under_the_same_id(
 
 
 @pytest.mark.parametrize("stored", [{}, {"store_errors_even_if_ignored": True}])
-def test_no_result_is_asked_for_of_what_stores_none(
+def test_result_backend_is_not_asked_about_a_task_that_stores_none(
     redlock: FakeRedlock, app: Celery, box: Box, ends: Any, stored: dict[str, bool]
 ) -> None:
     """A result backend that hangs would keep the producer, and a beat all its entries."""
@@ -329,12 +335,12 @@ def test_no_result_is_asked_for_of_what_stores_none(
     assert asked == ["first"] * bool(stored)
 
 
-def test_of_a_task_that_is_not_known_here_no_end_is(charge: Any) -> None:
+def test_end_of_a_task_unknown_here_is_unknown(charge: Any) -> None:
     """As in a queue that `purge` looks through."""
     assert stored_end(charge.app.tasks.get("shop.unknown"), "first") is None
 
 
-def test_where_no_quorum_agrees_it_is_published(
+def test_call_is_published_without_a_reservation_if_no_quorum_agrees(
     redlock: FakeRedlock, charge: Any, box: Box, caplog: Log
 ) -> None:
     """Better twice in the queue than not at all: its lock decides."""
@@ -349,7 +355,7 @@ def test_where_no_quorum_agrees_it_is_published(
     assert "token" in box.header()
 
 
-def test_another_programs_key_keeps_nothing_back(
+def test_foreign_key_in_the_place_of_a_reservation_keeps_no_call_back(
     redlock: FakeRedlock, charge: Any, box: Box, caplog: Log
 ) -> None:
     claim = Claim(RESERVED, "something", 100.0, 5)
@@ -361,7 +367,7 @@ def test_another_programs_key_keeps_nothing_back(
 
 
 @pytest.mark.parametrize("policy", ["existing", "skip", "raise", "replace"])
-def test_another_task_with_the_same_key_is_no_duplicate(
+def test_call_of_another_task_with_the_same_key_is_no_duplicate(
     redlock: FakeRedlock, app: Celery, box: Box, caplog: Log, policy: str
 ) -> None:
     """It would never run, or what it replaces would not, and nobody would say so."""
@@ -375,7 +381,7 @@ def test_another_task_with_the_same_key_is_no_duplicate(
 
 
 @pytest.mark.parametrize("policy", ["retry", "run", "raise"])
-def test_without_a_quorum(
+def test_call_without_a_quorum_is_published_or_refused_by_its_policy(
     redlock: FakeRedlock, app: Celery, box: Box, caplog: Log, policy: str
 ) -> None:
     task = declare(app, lock_on_unavailable=policy)
@@ -395,7 +401,7 @@ def test_without_a_quorum(
     assert redlock.free(RESERVED)
 
 
-def test_a_holder_whose_id_is_shortened_has_no_result_to_give(
+def test_duplicate_of_a_task_with_a_shortened_id_is_skipped(
     redlock: FakeRedlock, charge: Any, box: Box
 ) -> None:
     charge.apply_async((1,), task_id="x" * (MAX_ID_CHARS + 1))
@@ -406,7 +412,7 @@ def test_a_holder_whose_id_is_shortened_has_no_result_to_give(
     assert box.messages() == []
 
 
-def test_the_error_survives_pickle_and_json(charge: Any) -> None:
+def test_duplicate_task_error_survives_pickle_and_json(charge: Any) -> None:
     error = DuplicateTask("charge is not published", "first", resource="order:1")
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.task_id, again.resource) == (str(error), "first", "order:1")
@@ -433,7 +439,7 @@ FROZEN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", FROZEN)
-def test_what_others_wait_for_is_published_in_any_case(
+def test_call_that_others_wait_for_is_published_in_any_case(
     redlock: FakeRedlock, charge: Any, box: Box, options: dict[str, Any]
 ) -> None:
     take(redlock, "first")
@@ -447,14 +453,18 @@ def test_what_others_wait_for_is_published_in_any_case(
     assert "token" in box.header()
 
 
-def test_a_given_id_alone_is_a_lone_call(redlock: FakeRedlock, charge: Any, box: Box) -> None:
+def test_task_id_given_by_the_caller_does_not_exempt_a_call(
+    redlock: FakeRedlock, charge: Any, box: Box
+) -> None:
     take(redlock, "first")
     assert charge.apply_async((1,), task_id="mine").id == "first"
     assert charge.apply_async((2,), task_id="mine").id == "mine"
     assert Owner.of(box.header()["token"]).task_id == "mine"  # type: ignore[union-attr]
 
 
-def test_signatures_bear_the_options_of_a_call(redlock: FakeRedlock, charge: Any, box: Box) -> None:
+def test_signatures_carry_the_lock_options_of_a_call(
+    redlock: FakeRedlock, charge: Any, box: Box
+) -> None:
     take(redlock, "first")
     signature = charge.s(1).set(lock={"on_duplicate": "raise"})
     json.dumps(signature)
@@ -467,7 +477,7 @@ def test_signatures_bear_the_options_of_a_call(redlock: FakeRedlock, charge: Any
 # -- what takes none -----------------------------------------------------------------------------
 
 
-def test_other_scopes_and_other_tasks_are_left_alone(
+def test_tasks_without_a_reserving_scope_are_published_as_usual(
     redlock: FakeRedlock, app: Celery, box: Box
 ) -> None:
     @app.task(name="plain")
@@ -479,7 +489,7 @@ def test_other_scopes_and_other_tasks_are_left_alone(
     assert redlock.driver.rounds == []
 
 
-def test_a_producer_of_other_scopes_needs_no_settings(app: Celery, box: Box) -> None:
+def test_producer_without_reservations_needs_no_nodes(app: Celery, box: Box) -> None:
     """Only its workers know the nodes."""
     app.conf.redlock_nodes = None  # and the broker is no Redis
     declare(app, lock_scope="while_executing").delay(1)
@@ -488,14 +498,14 @@ def test_a_producer_of_other_scopes_needs_no_settings(app: Celery, box: Box) -> 
         declare(app).delay(1)
 
 
-def test_one_call_may_do_without(redlock: FakeRedlock, charge: Any, box: Box) -> None:
+def test_call_may_do_without_its_reservation(redlock: FakeRedlock, charge: Any, box: Box) -> None:
     charge.apply_async((1,), lock={"scope": "while_executing"})
     assert box.header()["scope"] == "while_executing"
     assert redlock.driver.rounds == []
 
 
 @pytest.mark.parametrize("setting", [{"task_always_eager": True}, {"redlock_enabled": False}])
-def test_nothing_is_taken_by_eager_tasks_and_where_locks_are_off(
+def test_eager_tasks_and_disabled_locks_reserve_nothing(
     redlock: FakeRedlock, charge: Any, box: Box, setting: dict[str, bool]
 ) -> None:
     charge.app.conf.update(setting)
@@ -511,7 +521,7 @@ def test_nothing_is_taken_by_eager_tasks_and_where_locks_are_off(
 
 
 @pytest.mark.parametrize("typing", [True, False])
-def test_bad_arguments_are_celerys_to_refuse(
+def test_arguments_that_do_not_fit_are_refused_by_celery(
     redlock: FakeRedlock, app: Celery, box: Box, typing: bool
 ) -> None:
     task = declare(app, typing=typing)
@@ -536,7 +546,9 @@ def test_bad_arguments_are_celerys_to_refuse(
         ({"scope": "while_executing", "on_duplicate": "skip"}, "makes none"),
     ],
 )
-def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) -> None:
+def test_invalid_lock_options_of_a_call_are_refused(
+    charge: Any, box: Box, given: Any, words: str
+) -> None:
     with pytest.raises(ConfigurationError, match=words):
         charge.apply_async((1,), lock=given)
     with pytest.raises(ConfigurationError, match=r"no call reads lock_ttl; .* lock=\{'scope'"):
@@ -557,14 +569,14 @@ def test_bad_options_of_a_call(charge: Any, box: Box, given: Any, words: str) ->
         ({"scope": "until_done"}, "lock_scope must be one of"),
     ],
 )
-def test_what_contradicts_itself_is_refused_when_declared(
+def test_contradictory_scope_options_are_refused_when_declared(
     app: Celery, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         bool(declare(app, **{f"lock_{name}": value for name, value in options.items()}))
 
 
-def test_a_base_class_may_say_what_its_tasks_do_with_duplicates(app: Celery) -> None:
+def test_base_class_may_set_on_duplicate_for_its_tasks(app: Celery) -> None:
     class Ours(SingletonTask):
         abstract = True
         lock_on_duplicate = "raise"
@@ -572,7 +584,7 @@ def test_a_base_class_may_say_what_its_tasks_do_with_duplicates(app: Celery) -> 
     assert declare(app, base=Ours).redlock.options(app).on_duplicate == "raise"
 
 
-def test_a_task_without_a_lock_takes_no_options_for_one(app: Celery) -> None:
+def test_lock_option_in_a_call_of_a_task_without_a_lock_is_refused(app: Celery) -> None:
     @app.task(name="plain")
     def plain() -> None: ...
 
@@ -580,7 +592,7 @@ def test_a_task_without_a_lock_takes_no_options_for_one(app: Celery) -> None:
         plain.apply_async(lock={"scope": "until_executed"})
 
 
-def test_no_resource_may_have_the_name_of_a_reservation(redlock: FakeRedlock) -> None:
+def test_resource_name_of_a_reservation_is_refused(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="are reserved for reservations"):
         redlock.acquire("order:1#reserved")
 
@@ -593,7 +605,7 @@ class Strike(BaseException):
 
 
 @pytest.mark.parametrize("error", [ConnectionError("the broker is away"), Strike()])
-def test_what_is_not_sent_leaves_nothing(
+def test_failed_publication_leaves_no_reservation(
     redlock: FakeRedlock, charge: Any, meanwhile: Any, error: BaseException
 ) -> None:
     def fail() -> None:
@@ -606,7 +618,7 @@ def test_what_is_not_sent_leaves_nothing(
     assert redlock.free(RESERVED)
 
 
-def test_a_strike_between_the_reservation_and_the_message_leaves_nothing(
+def test_interrupt_between_reservation_and_message_leaves_no_reservation(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
 ) -> None:
     run = redlock.driver.run
@@ -634,7 +646,7 @@ def test_apply_async_is_wrapped_once() -> None:
     assert not hasattr(wrapped.__wrapped__, "__wrapped__")  # type: ignore[attr-defined]
 
 
-def test_a_users_own_apply_async_is_heard_first(
+def test_own_apply_async_of_a_base_class_runs_before_the_reservation(
     redlock: FakeRedlock, app: Celery, box: Box
 ) -> None:
     class Ours(SingletonTask):
@@ -670,7 +682,7 @@ def test_functions_under_locked_are_reserved_too(
 GOOD = Reservation(("k",), "until_executed", "skip", 5.0, Owner("h", 1, "id").token("n"))
 
 
-def test_a_header_says_what_was_reserved() -> None:
+def test_reservation_header_is_read_back_as_it_was_written() -> None:
     for note in (
         GOOD,
         Reservation(("a", "b"), "until_expired", "raise", 1.0),
@@ -692,25 +704,25 @@ BAD: list[Any] = [
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_header_that_makes_no_sense_counts_as_none(bad: Any) -> None:
+def test_malformed_reservation_header_counts_as_none(bad: Any) -> None:
     whole = {**GOOD.header(), **bad} if isinstance(bad, dict) and bad else bad
     assert Reservation.of(whole, "id") is None
 
 
 @pytest.mark.parametrize("task_id", ["other", None, 5, ["id"]])
-def test_anothers_reservation_is_none_of_a_messages(task_id: Any) -> None:
+def test_token_of_a_reservation_header_for_another_task_id_is_dropped(task_id: Any) -> None:
     """Such as in headers that a task has handed on."""
     note = Reservation.of(GOOD.header(), task_id)
     assert note is not None and note.token == ""
 
 
 @pytest.mark.parametrize("ttl", [-5, 0, 1e300])
-def test_a_ttl_out_of_range_is_brought_into_it(ttl: float) -> None:
+def test_ttl_of_a_reservation_header_is_brought_into_range(ttl: float) -> None:
     note = Reservation.of({**GOOD.header(), "ttl": ttl}, "id")
     assert note is not None and 0 < note.ttl <= 1e10
 
 
-def test_headers_of_another_message_are_not_sent_on(
+def test_reservation_header_of_another_message_is_not_sent_on(
     redlock: FakeRedlock, charge: Any, box: Box
 ) -> None:
     charge.delay(1)

@@ -40,7 +40,7 @@ def attempt(votes: str, nodes: int = 5) -> tuple[Claim, Any, Round]:
 # -- Acquire: the page's five steps
 
 
-def test_all_nodes_are_asked_at_once_with_one_token() -> None:
+def test_acquire_round_asks_all_nodes_at_once() -> None:
     round_ = next(quorum.acquire(claim(), NOW, PATIENCE))
     assert round_.verb is Verb.ACQUIRE
     assert list(round_.targets) == [0, 1, 2, 3, 4]
@@ -67,12 +67,12 @@ def test_all_nodes_are_asked_at_once_with_one_token() -> None:
         ("ynsss", True),
     ],
 )
-def test_an_attempt_is_decided_as_early_as_it_can_be(votes: str, decided: bool) -> None:
+def test_attempt_is_decided_as_early_as_it_can_be(votes: str, decided: bool) -> None:
     assert attempt(votes)[2].decided is decided
 
 
 @pytest.mark.parametrize("nodes", range(1, 8))
-def test_a_quorum_of_yes_is_granted_and_one_less_is_not(nodes: int) -> None:
+def test_quorum_of_yes_is_granted_and_one_less_is_undone(nodes: int) -> None:
     enough = nodes // 2 + 1
     for yes in (enough, enough - 1):
         mine, steps, round_ = attempt("y" * yes + "n" * (nodes - yes), nodes)
@@ -87,13 +87,13 @@ def test_a_quorum_of_yes_is_granted_and_one_less_is_not(nodes: int) -> None:
             assert ended(steps) is round_  # nothing to undo
 
 
-def test_our_own_token_is_a_yes() -> None:
+def test_own_token_in_a_reply_counts_as_yes() -> None:
     _mine, _steps, round_ = attempt("", 1)
     round_.answer(0, "mine", NOW)
     assert round_.yes == 1
 
 
-def test_a_quorum_without_time_left_is_undone_everywhere() -> None:
+def test_quorum_without_time_left_is_undone_everywhere() -> None:
     mine, steps, _round = attempt("yyy", 3)
     undoing = steps.send(NOW + TTL)
     assert undoing.verb is Verb.UNDO
@@ -101,7 +101,7 @@ def test_a_quorum_without_time_left_is_undone_everywhere() -> None:
     assert mine.granted_at is None
 
 
-def test_a_lost_vote_is_undone_wherever_the_answer_was_not_no() -> None:
+def test_failed_attempt_is_undone_wherever_the_answer_was_not_no() -> None:
     mine, steps, round_ = attempt("ynsn.")
     round_.close("late")
     undoing = steps.send(NOW + PATIENCE)
@@ -112,14 +112,14 @@ def test_a_lost_vote_is_undone_wherever_the_answer_was_not_no() -> None:
     assert ended(steps) is round_
 
 
-def test_nothing_is_undone_where_nothing_was_written() -> None:
+def test_failed_attempt_is_undone_only_where_it_was_written() -> None:
     mine, steps, round_ = attempt("yss..")
     mine.written = 0b01101  # the second was down, the last had answered nothing for a second
     round_.close("late")
     assert list(steps.send(NOW + PATIENCE).targets) == [0, 2, 3]
 
 
-def test_a_late_yes_does_not_change_a_decided_attempt() -> None:
+def test_late_yes_does_not_change_a_decided_attempt() -> None:
     mine, steps, round_ = attempt("nn.", 3)
     round_.close("late")
     assert list(steps.send(NOW + PATIENCE).targets) == [2]
@@ -128,7 +128,7 @@ def test_a_late_yes_does_not_change_a_decided_attempt() -> None:
     assert not mine.held(NOW + 1.0)
 
 
-def test_a_late_yes_improves_the_lease_it_belongs_to() -> None:
+def test_late_yes_improves_the_lease_it_belongs_to() -> None:
     mine, steps, round_ = attempt("yy.", 3)
     round_.close("not waited for")
     ended(steps)
@@ -158,7 +158,7 @@ def outcome(votes: str) -> str:
         ("unavailable", ["yyynn"]),  # it came too late: no refusal by another
     ],
 )
-def test_held_is_said_only_when_a_quorum_has_answered(told: str, votes: list[str]) -> None:
+def test_refusal_is_held_only_if_a_quorum_has_answered(told: str, votes: list[str]) -> None:
     assert {one: outcome(one) for one in votes} == dict.fromkeys(votes, told)
 
 
@@ -169,7 +169,7 @@ def extension(*claims: Claim) -> Round:
     return next(quorum.extend(claims, NOW + 3.0, PATIENCE))
 
 
-def test_a_quorum_renews() -> None:
+def test_extension_needs_the_answers_of_a_quorum() -> None:
     mine = claim(3, granted=True)
     round_ = extension(mine)
     round_.answer(0, "1", NOW + 3.01)
@@ -181,7 +181,9 @@ def test_a_quorum_renews() -> None:
 
 
 @pytest.mark.parametrize(("votes", "lost"), [("nnn", "refused"), ("sss", None)])
-def test_a_refusal_is_an_answer_and_silence_refuses_nothing(votes: str, lost: str | None) -> None:
+def test_refused_extension_loses_the_lease_and_silence_does_not(
+    votes: str, lost: str | None
+) -> None:
     mine = claim(3, granted=True)
     round_ = extension(mine)
     for node, letter in enumerate(votes):
@@ -191,7 +193,7 @@ def test_a_refusal_is_an_answer_and_silence_refuses_nothing(votes: str, lost: st
     assert mine.lost == lost
 
 
-def test_to_set_again_confirms_and_shows_amnesia() -> None:
+def test_extension_that_sets_a_key_again_confirms_it_and_shows_amnesia() -> None:
     mine = claim(3, granted=True)
     round_ = extension(mine)
     round_.answer(0, "2", NOW + 3.01)
@@ -200,7 +202,7 @@ def test_to_set_again_confirms_and_shows_amnesia() -> None:
     assert mine.held(NOW + 3.02)
 
 
-def test_a_keeper_waits_for_all_answers_and_a_holder_for_a_quorum_of_them() -> None:
+def test_supervisor_renewal_waits_for_all_answers_and_extension_for_a_quorum() -> None:
     for verb, decided in ((Verb.EXTEND, True), (Verb.RENEW, False)):
         round_ = next(quorum.extend([claim(granted=True)], NOW + 1.0, PATIENCE, verb=verb))
         for node in range(3):
@@ -211,7 +213,7 @@ def test_a_keeper_waits_for_all_answers_and_a_holder_for_a_quorum_of_them() -> N
         assert round_.decided
 
 
-def test_a_keeper_gives_up_nothing_before_it_has_all_answers() -> None:
+def test_supervisor_renewal_is_lost_only_when_all_answers_are_in() -> None:
     """It knows of three of the five nodes that hold it, and hears first from one that does not."""
     held = claim()
     for node in range(3):
@@ -227,7 +229,7 @@ def test_a_keeper_gives_up_nothing_before_it_has_all_answers() -> None:
     assert held.expiries[0] < NOW
 
 
-def test_what_was_released_meanwhile_over_another_connection_is_no_amnesia() -> None:
+def test_refused_renewal_of_a_claim_released_meanwhile_is_no_amnesia() -> None:
     held = claim(granted=True)
     round_ = next(quorum.extend([held], NOW + 1.0, PATIENCE, verb=Verb.RENEW))
     round_.begin()
@@ -236,7 +238,7 @@ def test_what_was_released_meanwhile_over_another_connection_is_no_amnesia() -> 
     assert round_.amnesiac == []
 
 
-def test_an_extension_answered_after_the_old_deadline_revives_nothing() -> None:
+def test_extension_answered_after_the_old_deadline_revives_nothing() -> None:
     mine = claim(3, granted=True)
     round_ = extension(mine)
     for node in range(3):
@@ -244,7 +246,7 @@ def test_an_extension_answered_after_the_old_deadline_revives_nothing() -> None:
     assert not mine.held(NOW + TTL)
 
 
-def test_many_leases_share_a_round_and_each_has_its_own_outcome() -> None:
+def test_leases_that_share_a_round_have_outcomes_of_their_own() -> None:
     leases = [claim(3, f"token {i}", granted=True) for i in range(3)]
     round_ = extension(*leases)
     round_.answer(0, "110", NOW + 3.01)
@@ -256,13 +258,13 @@ def test_many_leases_share_a_round_and_each_has_its_own_outcome() -> None:
     assert [lease.held(NOW + 3.02) for lease in leases] == [True, True, False]
 
 
-def test_an_answer_for_another_number_of_leases_is_no_answer() -> None:
+def test_answer_for_another_number_of_leases_is_refused() -> None:
     round_ = extension(claim(3, granted=True))
     with pytest.raises(ValueError):
         round_.answer(0, "11", NOW + 3.01)
 
 
-def test_what_was_given_back_meanwhile_is_not_extended() -> None:
+def test_claim_released_meanwhile_is_left_out_of_an_extension() -> None:
     kept, gone = claim(3, "kept", granted=True), claim(3, "gone", granted=True)
     round_, nothing = extension(kept, gone), extension(gone)
     gone.ended = True
@@ -288,7 +290,7 @@ def test_what_was_given_back_meanwhile_is_not_extended() -> None:
         ("yyyyy", TTL, False),  # past the deadline, whatever the nodes say
     ],
 )
-def test_a_release_tells_whether_it_was_held_to_the_end(
+def test_release_returns_true_if_the_lease_was_held_to_the_end(
     votes: str, after: float, held: bool
 ) -> None:
     mine = claim(granted=True)
@@ -303,7 +305,7 @@ def test_a_release_tells_whether_it_was_held_to_the_end(
 # -- Peek, votes
 
 
-def test_a_peek_waits_for_all_and_tells_what_each_holds() -> None:
+def test_peek_waits_for_all_nodes_and_returns_the_holder_on_each() -> None:
     round_ = next(quorum.peek([claim(3)], NOW, PATIENCE))
     round_.answer(0, ("theirs", 4.0), NOW)
     round_.answer(1, None, NOW)
@@ -314,7 +316,7 @@ def test_a_peek_waits_for_all_and_tells_what_each_holds() -> None:
 
 
 @pytest.mark.parametrize(("took", "kept"), [(0.05, True), (0.6, False)])
-def test_a_start_whose_window_has_begun_too_early_is_renewed_once_or_given_up(
+def test_start_whose_window_began_too_early_is_renewed_once_or_given_up(
     took: float, kept: bool
 ) -> None:
     rate = rate_of("1/s")
@@ -336,14 +338,14 @@ def test_a_start_whose_window_has_begun_too_early_is_renewed_once_or_given_up(
         assert not mine.held(now)
 
 
-def test_a_node_votes_once() -> None:
+def test_node_votes_once_in_a_round() -> None:
     round_ = attempt("s", 3)[2]
     round_.answer(0, None, NOW)
     assert (round_.yes, round_.silent) == (0, 1)
     assert round_.votes[0] is Vote.SILENT
 
 
-def test_closing_takes_the_late_for_silent_only_if_they_mattered() -> None:
+def test_closing_a_round_counts_late_nodes_as_silent_only_if_they_mattered() -> None:
     waiting = attempt("y..", 3)[2]
     assert waiting.close("late") == [1, 2]
     assert waiting.details[1:] == ["late", "late"]
@@ -352,16 +354,16 @@ def test_closing_takes_the_late_for_silent_only_if_they_mattered() -> None:
     assert decided.votes[2] is None
 
 
-def test_which_nodes_were_silent_is_told_with_why() -> None:
+def test_silent_nodes_of_a_round_are_returned_with_the_reason() -> None:
     assert silent(attempt("ysn.y")[2]) == {1: "down", 3: NOT_WAITED_FOR}
 
 
-def test_a_vote_reads_well() -> None:
+def test_vote_of_a_node_has_a_readable_text() -> None:
     assert str(NodeVote("a:1", Vote.SILENT, "timeout")) == "a:1 silent (timeout)"
     assert str(NodeVote("a:1", Vote.YES)) == "a:1 yes"
 
 
-def test_a_node_that_says_yes_to_everybody_lets_two_majorities_hold_at_once() -> None:
+def test_node_that_says_yes_to_all_lets_two_majorities_hold_at_once() -> None:
     """What no Redlock can prevent: it is the one node that the two share."""
     one, two = claim(token="one"), claim(token="two")
     for holder, votes in ((one, "yyynn"), (two, "ynnyy")):

@@ -28,7 +28,9 @@ from tests.support.fake_lock import FakeRedlock
         ("600/m", 10, 10, 1.0),
     ],
 )
-def test_what_a_rate_means(text: str, burst: int | None, starts: int, window: float) -> None:
+def test_rate_is_read_as_starts_and_window(
+    text: str, burst: int | None, starts: int, window: float
+) -> None:
     rate = rate_of(text, burst)
     assert (rate.starts, rate.window) == (starts, window)
     lasts = rate.ttl - drift(rate.ttl)
@@ -43,13 +45,13 @@ def start(redlock: FakeRedlock, text: str = "2/m") -> Start:
     return taken
 
 
-def test_a_start_costs_one_round_and_its_end_none(redlock: FakeRedlock) -> None:
+def test_start_under_a_rate_costs_one_round_and_its_end_none(redlock: FakeRedlock) -> None:
     taken = start(redlock)
     assert not taken.release()
     assert redlock.driver.rounds == ["acquire"]
 
 
-def test_no_more_start_than_the_rate_says_until_the_window_is_over(redlock: FakeRedlock) -> None:
+def test_rate_refuses_further_starts_until_the_window_is_over(redlock: FakeRedlock) -> None:
     for _ in range(2):
         start(redlock).release()
     with pytest.raises(ResourceHeld, match=r"^r has its 2 starts of the last 60 s \(2/m\); ") as no:
@@ -60,7 +62,7 @@ def test_no_more_start_than_the_rate_says_until_the_window_is_over(redlock: Fake
     start(redlock).release()
 
 
-def test_it_is_no_lock_of_the_same_name_and_keeps_none_out(redlock: FakeRedlock) -> None:
+def test_start_under_a_rate_is_no_lock_of_the_same_name(redlock: FakeRedlock) -> None:
     taken = start(redlock)
     with redlock.lock("r") as lease:
         assert lease.token
@@ -76,17 +78,17 @@ def test_nested_starts_of_a_key_are_one(redlock: FakeRedlock) -> None:
     assert redlock.driver.rounds == ["acquire"]
 
 
-def test_a_rate_is_of_one_key() -> None:
+def test_rate_of_several_keys_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="rate counts the starts of one key"):
         locked("a:<x>", "b:<x>", rate="2/m")(lambda x: None)
 
 
-def test_a_name_may_not_look_like_a_start(redlock: FakeRedlock) -> None:
+def test_resource_name_of_a_start_is_refused(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="the starts that a rate counts"):
         redlock.acquire("r#start")
 
 
-def test_what_no_worker_parks_is_sent_again_when_the_next_may_start() -> None:
+def test_task_over_its_rate_is_sent_again_when_the_next_may_start() -> None:
     """And not after a random time: the nodes have told when that is."""
     options: Any = SimpleNamespace(rate="2/m", retry_backoff=1.0, retry_backoff_max=60.0)
     refusal = ResourceHeld("r", holder=Holder("r", None, 3, 3, expires_in=30.0))

@@ -11,7 +11,7 @@ from celery_redlock.stores.redis.scripts import RELEASE_DIGEST
 
 
 @pytest.mark.parametrize("name", ["k", "größe", "k" * 300])
-def test_usual_requests_are_those_of_the_general_way(name: str) -> None:
+def test_acquire_and_release_from_templates_equal_the_general_encoding(name: str) -> None:
     claim, key = Claim(name, "token", 1.5, 1), f"p:{name}".encode()
     acquired, released = (
         encode(Round(verb, [claim], 0.0, 1.0), "p:") for verb in (Verb.ACQUIRE, Verb.RELEASE)
@@ -21,7 +21,7 @@ def test_usual_requests_are_those_of_the_general_way(name: str) -> None:
 
 
 @pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.RELEASE])
-def test_a_request_names_the_key_and_not_what_people_are_shown(verb: Verb) -> None:
+def test_request_contains_the_key_and_not_the_displayed_resource(verb: Verb) -> None:
     claim = Claim("k#slot2", "token", 1.0, 1)
     claim.resource = "k"  # as of a slot of a limit
     assert b"\r\np:k#slot2\r\n" in encode(Round(verb, [claim], 0.0, 1.0), "p:")

@@ -188,7 +188,7 @@ def test_replacement_that_is_out_is_published_though_revoking_fails(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_of_two_concurrent_replacements_one_runs(stage: Stage, fails: bool) -> None:
+def test_last_of_two_concurrent_replacements_runs_alone(stage: Stage, fails: bool) -> None:
     task = stage.declare("until_and_while_executing")
     messages = [stage.call(task, "first")]
 

@@ -79,7 +79,9 @@ def depth(value: Any) -> int:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(SENDABLE, max_size=5), st.data())
-def test_replies_are_the_same_however_they_are_cut(values: list[Any], data: st.DataObject) -> None:
+def test_redis_replies_are_the_same_however_they_are_cut(
+    values: list[Any], data: st.DataObject
+) -> None:
     stream = b"".join(map(wire, values))
     cuts = data.draw(st.lists(st.integers(0, len(stream)), max_size=6).map(sorted))
     replies = Replies()
@@ -94,7 +96,7 @@ def test_replies_are_the_same_however_they_are_cut(values: list[Any], data: st.D
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200) | st.text("*$:-+0123456789\r\n", max_size=60).map(str.encode))
-def test_any_bytes_are_replies_or_end_the_connection(data: bytes) -> None:
+def test_any_bytes_are_redis_replies_or_end_the_connection(data: bytes) -> None:
     for replies in (Replies(), Replies(budget=1000)):
         with contextlib.suppress(RedisError):
             list(replies.feed(data))
@@ -106,12 +108,12 @@ def test_any_bytes_are_replies_or_end_the_connection(data: bytes) -> None:
      b"$1e3\r\n", b"$-2\r\n", b"*-2\r\n", b"$1\r\nabc", b"$%d\r\n" % MAX_REPLY_BYTES,
      b"*%d\r\n" % (MAX_REPLY_BYTES // 4), b"*1\r\n*1\r\n*1\r\n:1\r\n", b"%1\r\n"],
 )  # fmt: skip
-def test_what_no_server_means_is_refused_at_its_first_line(data: bytes) -> None:
+def test_malformed_redis_reply_is_refused_at_its_first_line(data: bytes) -> None:
     with pytest.raises(InvalidResponse):
         list(Replies().feed(data))
 
 
-def test_a_reply_of_any_length_is_given_up_when_it_is_too_long() -> None:
+def test_redis_reply_without_a_length_is_given_up_when_it_is_too_long() -> None:
     for begin in (b"-ERR ", b":", b"*100\r\n-ERR "):
         replies = Replies()
         with pytest.raises(InvalidResponse, match=f"more than {MAX_REPLY_BYTES} bytes"):
@@ -120,7 +122,7 @@ def test_a_reply_of_any_length_is_given_up_when_it_is_too_long() -> None:
                 list(replies.feed(b"x" * (MAX_REPLY_BYTES // 16)))
 
 
-def test_a_reply_that_drips_is_read_once() -> None:
+def test_redis_reply_that_drips_is_parsed_once() -> None:
     """It was parsed anew with each byte: 1 200 locks a second fell to 14."""
     reply = wire([TOKEN * 4, 9999] * 200)
     begun = time.process_time()
@@ -135,7 +137,7 @@ def test_a_reply_that_drips_is_read_once() -> None:
     assert dripped < max(1.0, 500 * at_once), "a microsecond or two a byte"
 
 
-def test_half_a_reply_is_not_waited_for_longer_than_a_lost_packet() -> None:
+def test_half_a_redis_reply_is_waited_for_no_longer_than_a_lost_packet() -> None:
     replies = Replies()
     assert list(replies.feed(b"*2\r\n:1\r\n:2\r\n*2\r\n", 10.0)) == [[1, 2]]
     assert list(replies.feed(b":", 10.0 + REPLY_S / 2)) == []
@@ -145,7 +147,7 @@ def test_half_a_reply_is_not_waited_for_longer_than_a_lost_packet() -> None:
         list(replies.feed(b"\r\n", 10.1 + 2 * REPLY_S))
 
 
-def test_all_replies_together_have_a_budget() -> None:
+def test_all_redis_replies_of_a_look_together_have_a_budget() -> None:
     replies = Replies(budget=1000)
     assert list(replies.feed(wire([1, 2, 3]))) == [[1, 2, 3]]
     with pytest.raises(InvalidResponse, match="more than is read"):
@@ -157,7 +159,7 @@ def test_all_replies_together_have_a_budget() -> None:
         list(Replies(budget=1000).feed(wire(b"x" * 1000)))
 
 
-def test_a_look_has_room_for_a_batch_of_the_longest_values() -> None:
+def test_look_has_room_for_a_batch_of_the_longest_values() -> None:
     replies = Replies(largest=_Parser.largest)
     ((*_read,),) = [list(replies.feed(wire([b"x" * MAX_VALUE_BYTES, 9999] * BATCH_KEYS)))]
     assert _Parser.largest == LARGEST_LOOK
@@ -180,7 +182,7 @@ class Peer:
         self.other.close()
 
 
-def test_a_parser_returns_one_reply_a_time_and_tells_of_too_many() -> None:
+def test_redis_parser_returns_one_reply_at_a_time() -> None:
     peer = Peer(1.0)
     peer.other.sendall(b"+OK\r\n:1\r\n-NOPERM no\r\n")
     assert peer.parser.read_response() == "OK"
@@ -199,7 +201,7 @@ def test_a_parser_returns_one_reply_a_time_and_tells_of_too_many() -> None:
     [(b"$1000\r\n", b"x", 0.02, 1), (b"", b"+OK\r\n", 0.1, HANDSHAKE_TIMEOUTS)],
     ids=["the bytes of a reply", "replies each of which is in time"],
 )
-def test_a_parser_waits_no_longer_for_all_than_it_should(
+def test_redis_parser_has_one_time_limit_for_a_whole_reply(
     begin: bytes, drop: bytes, pause: float, timeouts: int
 ) -> None:
     peer, done = Peer(0.2), threading.Event()
@@ -249,7 +251,7 @@ def asked(verb: Verb, claims: int, names: int, fenced: bool) -> Round:
     st.booleans(),
     st.lists(VALUES, min_size=3, max_size=3),
 )
-def test_any_answer_fits_or_is_that_nodes_silence(
+def test_any_decoded_answer_fits_or_is_the_silence_of_its_node(
     verb: Verb, claims: int, names: int, fenced: bool, values: list[Any]
 ) -> None:
     single = not verb.extends and verb is not Verb.PEEK
@@ -286,7 +288,7 @@ def test_any_answer_fits_or_is_that_nodes_silence(
      b"*2\r\n$1\r\na\r\n:%d\r\n" % -(10**17), b"*2\r\n$1\r\na\r\n:-1\r\n*0\r\n",
      b"*1\r\n-ERR x\r\n", b":4\r\n", b":-1\r\n"],
 )  # fmt: skip
-def test_a_node_that_answers_so_raises_nothing_in_whoever_reads(verb: Verb, reply: bytes) -> None:
+def test_odd_reply_of_a_node_raises_nothing_in_the_reading_thread(verb: Verb, reply: bytes) -> None:
     """It may be anybody's thread, with a round of its own for other nodes."""
     line = Wire()
     node = RedisNode(
@@ -305,7 +307,7 @@ def test_a_node_that_answers_so_raises_nothing_in_whoever_reads(verb: Verb, repl
     node.close()
 
 
-def test_a_ttl_that_no_clock_can_take_is_a_long_one() -> None:
+def test_ttl_that_no_clock_can_represent_is_a_long_one() -> None:
     round_ = asked(Verb.PEEK, 1, 1, False)
     assert decode(round_, [TOKEN, 2**63 - 1]) == (TOKEN.decode(), MAX_TTL_S)
     assert decode(round_, [TOKEN, -2]) == (TOKEN.decode(), 0.0)
@@ -315,7 +317,7 @@ def test_a_ttl_that_no_clock_can_take_is_a_long_one() -> None:
             decode(round_, [TOKEN, wrong])
 
 
-def test_what_a_node_says_of_itself_between_two_requests_is_short() -> None:
+def test_info_of_a_node_between_two_requests_must_be_short() -> None:
     round_ = asked(Verb.LOOK, 1, 1, False)
     honest = (
         b"role:master\r\n" + b"slave0:ip=10.0.0.1,port=6379,state=online,offset=1,lag=0\r\n" * 100
@@ -329,7 +331,7 @@ def test_what_a_node_says_of_itself_between_two_requests_is_short() -> None:
 
 
 @pytest.mark.parametrize("reads", [0, 2048])
-def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
+def test_node_that_answers_and_does_not_read_is_asked_nothing_more(
     reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blindly, what it can guess. What it is asked would pile up here forever."""
@@ -369,7 +371,7 @@ def test_a_node_that_answers_and_does_not_read_is_asked_nothing_more(
     line.disconnect()
 
 
-def test_a_new_connection_has_all_room() -> None:
+def test_new_connection_is_not_clogged_by_the_one_before() -> None:
     channel = Pipeline(0)
     channel.connected(100.0)
     channel.clogged = 100.0

@@ -75,7 +75,7 @@ def trusted_at(guard: RestartGuard, memory: Memory) -> float:
     return high
 
 
-def test_what_a_node_says_is_read() -> None:
+def test_info_of_a_node_is_read() -> None:
     assert (FRESH.run_id, FRESH.uptime, FRESH.role, FRESH.eviction) == (
         *("abc", 5.0, "master"),
         "noeviction",
@@ -86,7 +86,7 @@ def test_what_a_node_says_is_read() -> None:
     assert facts.cluster and facts.appends
 
 
-def test_a_server_whose_clock_was_set_back_has_just_started(guard: RestartGuard) -> None:
+def test_server_whose_clock_was_set_back_counts_as_just_started(guard: RestartGuard) -> None:
     """Its uptime is negative then. It does say it: without an uptime, it would vote at once."""
     facts = NodeInfo.of("run_id:a\r\nuptime_in_seconds:-7200\r\n")
     assert facts.uptime == 0.0
@@ -94,12 +94,12 @@ def test_a_server_whose_clock_was_set_back_has_just_started(guard: RestartGuard)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "uptime_in_seconds:--1", "uptime_in_seconds:x"])
-def test_what_it_does_not_say_is_not_made_up(text: str) -> None:
+def test_missing_or_malformed_uptime_in_info_is_none(text: str) -> None:
     facts = NodeInfo.of(text)
     assert facts.uptime is None and not facts.misfit
 
 
-def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
+def test_node_is_trusted_when_it_has_been_up_longer_than_the_longest_ttl(
     guard: RestartGuard,
 ) -> None:
     assert met(guard, replace(FRESH, uptime=0.0), NOW).began == NOW  # no older than now
@@ -116,7 +116,7 @@ def test_a_node_is_trusted_when_it_has_been_up_for_longer_than_the_longest_ttl(
     assert trusted_at(guard, memory) == pytest.approx(memory.began + 300 + drift(300), abs=1e-5)
 
 
-def test_a_claim_with_a_long_recall_waits_alone(guard: RestartGuard) -> None:
+def test_claim_with_a_long_recall_waits_alone(guard: RestartGuard) -> None:
     trust = Trust(guard, 0)
     trust.connected(replace(FRESH, uptime=61.0), NOW, NOW)
     assert not trust.doubt(NOW) and not trust.doubt(NOW, TTL) and not trust.doubt(NOW, 50.0)
@@ -128,7 +128,9 @@ def test_a_claim_with_a_long_recall_waits_alone(guard: RestartGuard) -> None:
     assert not trust.doubt(NOW) and guard.longest == TTL
 
 
-def test_a_lost_history_is_of_a_promotion_an_hour_ago_or_earlier(guard: RestartGuard) -> None:
+def test_node_with_a_changed_replication_id_may_have_been_promoted_an_hour_ago(
+    guard: RestartGuard,
+) -> None:
     """A server forgets its promotion after an hour, and changes its replication id then."""
     memory = guard.meet(0, replace(FRESH, uptime=1e6, replication="a" * 40), NOW, NOW)
     changed = replace(memory.facts, replication="b" * 40)
@@ -142,7 +144,7 @@ def test_a_lost_history_is_of_a_promotion_an_hour_ago_or_earlier(guard: RestartG
     assert memory.began == NOW + 2 - 3600
 
 
-def test_the_same_memory_met_again_is_no_restart(guard: RestartGuard) -> None:
+def test_server_met_again_is_no_restart(guard: RestartGuard) -> None:
     memory = guard.meet(0, FRESH, NOW, NOW)
     assert guard.meet(0, replace(FRESH, uptime=6.0), NOW + 2, NOW + 2) is memory
     again = guard.meet(0, replace(FRESH, run_id="new", uptime=0.0), NOW + 9, NOW + 9)
@@ -150,7 +152,7 @@ def test_the_same_memory_met_again_is_no_restart(guard: RestartGuard) -> None:
 
 
 @pytest.mark.parametrize("before", [102.0, 100.9, 99.1])
-def test_a_restart_since_the_last_answer_counts_from_the_start_however_late_it_is_met(
+def test_restart_since_the_last_answer_counts_from_the_start_however_late_met(
     guard: RestartGuard, before: float
 ) -> None:
     """An uptime may be off by a second, either way: what may be a restart counts as one."""
@@ -160,7 +162,7 @@ def test_a_restart_since_the_last_answer_counts_from_the_start_however_late_it_i
 
 
 @pytest.mark.parametrize(("nodes", "every"), [(3, TTL + 9.0), (5, TTL / 2), (5, 1.0)])
-def test_only_a_nodes_own_restart_takes_its_vote_however_idle_the_process(
+def test_only_its_own_restart_takes_the_vote_of_a_node_however_idle_the_process(
     nodes: int, every: float
 ) -> None:
     """One restart after the other; each process asks all nodes now and then, or hardly ever."""
@@ -191,14 +193,14 @@ def test_only_a_nodes_own_restart_takes_its_vote_however_idle_the_process(
                     assert up > guard.span
 
 
-def test_what_a_node_says_of_its_file_exempts_it_from_nothing(guard: RestartGuard) -> None:
+def test_aof_of_a_restarted_node_exempts_it_from_nothing(guard: RestartGuard) -> None:
     """No server can know if its data is that of before."""
     for facts in (FRESH, replace(FRESH, appends=True, mark=f"1000000.000 {FRESH.memory}")):
         assert guard.doubt(met(guard, facts, NOW), NOW)
 
 
 @pytest.mark.parametrize("changed", [{}, {"history": ""}, {"uptime": None}], ids=str)
-def test_a_promoted_node_is_marked_once_a_span_by_who_has_known_it_for_one(
+def test_promoted_node_is_marked_once_a_span_by_a_process_that_knows_it(
     guard: RestartGuard, changed: dict[str, Any]
 ) -> None:
     trust = Trust(guard, 0)
@@ -211,14 +213,14 @@ def test_a_promoted_node_is_marked_once_a_span_by_who_has_known_it_for_one(
     assert trust.to_mark(NOW + 2 * span + 21) == ("" if changed else mark.format(2 * span + 21))
 
 
-def test_a_mark_that_was_just_read_is_not_written_again(guard: RestartGuard) -> None:
+def test_trusted_mark_that_was_just_read_is_not_written_again(guard: RestartGuard) -> None:
     trust, facts = Trust(guard, 0), replace(FRESH, history="f" * 40)
     trust.connected(replace(facts, mark=f"1000000.000 {facts.memory}"), NOW, NOW)
     assert not trust.doubt(NOW) and not trust.to_mark(NOW + TTL)
     assert trust.to_mark(NOW + TTL + drift(TTL))
 
 
-def test_a_promoted_replica_may_have_been_promoted_just_now(guard: RestartGuard) -> None:
+def test_promoted_replica_may_have_been_promoted_just_now(guard: RestartGuard) -> None:
     promoted = replace(FRESH, uptime=1e6, history="f" * 40)
     assert guard.meet(0, promoted, NOW, NOW).began == NOW
     # Known from now on, also to the processes that are forked: no new pause for each of them.
@@ -230,7 +232,7 @@ def test_a_promoted_replica_may_have_been_promoted_just_now(guard: RestartGuard)
     assert guard.meet(1, again, NOW + 80, NOW + 80).began == NOW + 80
 
 
-def test_a_promoted_replica_that_somebody_has_known_for_long_is_marked(guard: RestartGuard) -> None:
+def test_promoted_replica_with_a_trusted_mark_is_trusted(guard: RestartGuard) -> None:
     promoted = replace(FRESH, uptime=1e6, replication="a" * 40, history="f" * 40)
     known = replace(promoted, mark=f"31.000 {promoted.memory}")
     assert guard.meet(0, known, NOW, NOW).began == NOW - 31
@@ -253,7 +255,7 @@ def test_a_promoted_replica_that_somebody_has_known_for_long_is_marked(guard: Re
     [(True, 501.0, NOW - 500.0), (True, 499.0, NOW + NEWS_S), (False, 501.0, NOW)],
     ids=["it slept", "it was answered meanwhile", "no Sentinels"],
 )
-def test_a_program_that_slept_over_a_failover_trusts_the_others_mark_behind_sentinels(
+def test_program_that_slept_over_a_failover_trusts_the_mark_behind_sentinels(
     guard: RestartGuard, moves: bool, asked: float, began: float
 ) -> None:
     promoted = replace(FRESH, uptime=1e6, history="f" * 40)
@@ -262,7 +264,7 @@ def test_a_program_that_slept_over_a_failover_trusts_the_others_mark_behind_sent
     assert guard.meet(0, marked, NOW, NOW, moves).began == began
 
 
-def test_another_server_at_the_address_may_have_forgotten_all(guard: RestartGuard) -> None:
+def test_another_server_at_an_address_may_have_forgotten_all_locks(guard: RestartGuard) -> None:
     """It was up when the one that we knew there last answered: no restart of that one."""
     other = replace(FRESH, run_id="other", uptime=100.0)
     for heard in (NOW, NOW - 50.0, NOW - 99.0):
@@ -274,7 +276,7 @@ def test_another_server_at_the_address_may_have_forgotten_all(guard: RestartGuar
     )
 
 
-def test_what_counts_is_the_last_answer_and_not_the_first(guard: RestartGuard) -> None:
+def test_restart_is_judged_by_the_last_answer_and_not_by_the_first(guard: RestartGuard) -> None:
     """The old connection is old; the other server was started behind it, and is no restart."""
     old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
     guard.heard(0, old, NOW + 1000)
@@ -282,7 +284,7 @@ def test_what_counts_is_the_last_answer_and_not_the_first(guard: RestartGuard) -
     assert guard.meet(0, other, NOW + 1001, NOW + 1001).began == NOW + 1001
 
 
-def test_a_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: RestartGuard) -> None:
+def test_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: RestartGuard) -> None:
     one, two = replace(FRESH, uptime=1e6), replace(FRESH, run_id="other", uptime=1e6)
     assert guard.meet(0, one, NOW, NOW).began < NOW - 1000
     assert guard.meet(0, two, NOW + 10, NOW + 10).began == NOW + 10
@@ -290,7 +292,7 @@ def test_a_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: Rest
     assert guard.meet(0, two, NOW + 90, NOW + 90).began == NOW + 90
 
 
-def test_the_old_one_still_answers_over_another_connection(guard: RestartGuard) -> None:
+def test_new_server_is_distrusted_from_the_last_answer_of_the_old_one(guard: RestartGuard) -> None:
     """Two connections of one process: what was granted there, the new one has not heard of."""
     old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
     new = guard.meet(0, replace(FRESH, run_id="other", uptime=1e6), NOW + 10, NOW + 10)
@@ -303,7 +305,7 @@ def test_the_old_one_still_answers_over_another_connection(guard: RestartGuard) 
     assert new.began == NOW + 10 and new.what == "started"
 
 
-def test_who_writes_is_a_master_and_need_not_say_so_unless_it_was_asked_in_vain(
+def test_write_proves_a_master_unless_a_look_failed(
     guard: RestartGuard,
 ) -> None:
     trust = Trust(guard, 0)
@@ -317,7 +319,7 @@ def test_who_writes_is_a_master_and_need_not_say_so_unless_it_was_asked_in_vain(
     assert trust.to_ask_again(later + LOOK_AFTER_S + soon)
 
 
-def test_who_says_the_same_as_before_is_still_a_master(guard: RestartGuard) -> None:
+def test_unchanged_replication_info_proves_a_master(guard: RestartGuard) -> None:
     """Told by the text alone: this is read ahead of nearly every request."""
     said = "role:{}\r\nmaster_replid:{}\r\nmaster_replid2:{}\r\nmaster_repl_offset:7\r\n"
     a, b, none = "a" * 40, "b" * 40, "0" * 40
@@ -338,7 +340,7 @@ def test_who_says_the_same_as_before_is_still_a_master(guard: RestartGuard) -> N
     assert not trust.still(NOW + 4, said.format("master", b, a))
 
 
-def test_a_server_ages_between_what_it_says_of_itself_and_a_later_look(
+def test_server_ages_between_its_info_and_a_later_look(
     guard: RestartGuard,
 ) -> None:
     """It was up all the time, though another was met at its address over another connection."""
@@ -349,7 +351,7 @@ def test_a_server_ages_between_what_it_says_of_itself_and_a_later_look(
     assert trust.doubt(NOW + 200).startswith("is another server than before, met 0 s ago")
 
 
-def test_a_promoted_replica_behind_sentinels_waits_until_others_have_the_news(
+def test_promoted_replica_behind_sentinels_waits_until_others_have_the_news(
     guard: RestartGuard,
 ) -> None:
     """Until then they may be granted locks by the old master, for a ttl from there on."""
@@ -361,7 +363,7 @@ def test_a_promoted_replica_behind_sentinels_waits_until_others_have_the_news(
         assert trust.memory.began == NOW + 100, "it was no replica"
 
 
-def test_who_has_a_new_history_was_a_replica(guard: RestartGuard) -> None:
+def test_node_with_a_new_replication_history_was_a_replica(guard: RestartGuard) -> None:
     """Demoted and promoted again: no client was disconnected."""
     memory = guard.meet(0, replace(FRESH, uptime=1e6, replication="a" * 40), NOW, NOW)
     assert not guard.doubt(memory, NOW)
@@ -371,13 +373,13 @@ def test_who_has_a_new_history_was_a_replica(guard: RestartGuard) -> None:
     assert guard.doubt(guard.meet(0, other, NOW + 5, NOW + 5), NOW + 5)
 
 
-def test_off_trusts_everybody(said: list[str]) -> None:
+def test_restart_guard_off_trusts_every_node(said: list[str]) -> None:
     guard = RestartGuard(False, TTL, said.append)
     for facts in (FRESH, replace(FRESH, history="f" * 40)):
         assert not guard.doubt(guard.meet(0, facts, NOW, NOW), NOW)
 
 
-def test_without_facts_there_is_no_guard_and_that_is_said_once(
+def test_node_that_denies_info_has_no_guard_and_is_logged_once(
     guard: RestartGuard, said: list[str]
 ) -> None:
     mute = guard.meet(0, NodeInfo(denied="no permission to INFO"), NOW, NOW)
@@ -388,7 +390,7 @@ def test_without_facts_there_is_no_guard_and_that_is_said_once(
     assert "node a:1 does not tell us about itself (no permission to INFO)" in line
 
 
-def test_a_new_node_is_announced_once_a_run(guard: RestartGuard, said: list[str]) -> None:
+def test_restarted_node_is_logged_once_a_run(guard: RestartGuard, said: list[str]) -> None:
     memory = guard.meet(0, FRESH, NOW, NOW)
     for _ in range(2):
         guard.welcome("a:1", memory, NOW)
@@ -402,13 +404,13 @@ def test_a_new_node_is_announced_once_a_run(guard: RestartGuard, said: list[str]
     assert len(said) == 2
 
 
-def test_who_is_no_node() -> None:
+def test_replica_or_cluster_node_is_no_node() -> None:
     replica = replace(FRESH, role="slave", master="10.0.0.9:6379")
     assert "a replica (READONLY) of 10.0.0.9:6379" in replica.misfit
     assert "Redis Cluster" in replace(FRESH, cluster=True).misfit
 
 
-def test_one_server_under_two_names(guard: RestartGuard) -> None:
+def test_server_under_two_addresses_is_found_by_run_id_or_nonce(guard: RestartGuard) -> None:
     other = replace(FRESH, run_id="other")
     assert guard.twin(2, [FRESH, other, FRESH]) == 0
     assert guard.twin(1, [FRESH, other, FRESH]) is None
@@ -430,7 +432,7 @@ def ballot(verb: Verb, granted: bool = False) -> tuple[Round, Claim]:
 
 
 @pytest.mark.parametrize("reply", [None, "token", "another"])
-def test_its_vote_is_silence_and_counts_for_no_lease(reply: str | None) -> None:
+def test_vote_of_a_restarted_node_is_silence_and_counts_for_no_lease(reply: str | None) -> None:
     """It may hold no more than another's attempt, which cannot succeed any more than this one."""
     round_, claim = ballot(Verb.ACQUIRE)
     round_.answer(0, reply, 1.1, "started 1 s ago")
@@ -441,7 +443,7 @@ def test_its_vote_is_silence_and_counts_for_no_lease(reply: str | None) -> None:
     assert not claim.grant(1.2)
 
 
-def test_its_yes_is_silence_however_late() -> None:
+def test_late_yes_of_a_restarted_node_is_silence() -> None:
     round_, claim = ballot(Verb.ACQUIRE)
     for node in (0, 1):
         round_.answer(node, None, 1.1)
@@ -452,7 +454,7 @@ def test_its_yes_is_silence_however_late() -> None:
     assert claim.expiries == before
 
 
-def test_what_it_knows_of_a_holder_is_heard_and_free_is_not() -> None:
+def test_holder_named_by_a_restarted_node_counts_and_free_does_not() -> None:
     round_, _claim = ballot(Verb.PEEK)
     round_.answer(0, ("another", 3.0), 1.1, "started 1 s ago")
     round_.answer(1, None, 1.1, "started 1 s ago")
@@ -460,7 +462,7 @@ def test_what_it_knows_of_a_holder_is_heard_and_free_is_not() -> None:
 
 
 @pytest.mark.parametrize("outcome", ["1", "2"])
-def test_its_extension_of_a_held_lease_counts(outcome: str) -> None:
+def test_extension_on_a_restarted_node_counts_for_a_held_lease(outcome: str) -> None:
     """Until the old deadline nobody else can hold it: nothing of theirs can be forgotten."""
     round_, claim = ballot(Verb.EXTEND, granted=True)
     round_.answer(0, "1", 1.1)
@@ -469,7 +471,7 @@ def test_its_extension_of_a_held_lease_counts(outcome: str) -> None:
     assert claim.deadline == pytest.approx(11.0 - drift(10.0))
 
 
-def test_its_extension_counts_for_nothing_after_the_old_deadline() -> None:
+def test_extension_on_a_restarted_node_after_the_deadline_counts_for_nothing() -> None:
     round_, claim = ballot(Verb.EXTEND, granted=True)
     late = claim.deadline + 0.01
     round_.answer(0, "1", late)
@@ -489,7 +491,7 @@ def test_its_extension_counts_for_nothing_after_the_old_deadline() -> None:
         ((4.0, 6.0, 5.0, "yes", "late"), 4.0),
     ],
 )
-def test_retry_after_is_known_only_if_no_quorum_can_come_before(
+def test_retry_after_is_set_only_if_no_quorum_can_come_before(
     votes: Sequence[float | str], retry_after: float | None
 ) -> None:
     claim = Claim("r", "token", TTL, len(votes))

@@ -58,7 +58,7 @@ def exposed(node: Any) -> str:
         (f"sentinel://10.0.0.1/m?sentinel_password={PW}", PLAIN, "add sentinel_ssl=true"),
     ],
 )
-def test_password_that_others_can_learn_is_said_with_what_to_write(
+def test_password_that_others_can_learn_is_reported_with_what_to_write(
     node: Any, what: str, fix: str
 ) -> None:
     said = exposed(node)
@@ -90,7 +90,7 @@ def test_password_that_others_can_learn_is_said_with_what_to_write(
         f"sentinel://10.0.0.1/m?sentinel_ssl=true&sentinel_password={PW}",
     ],
 )
-def test_nothing_is_said_of_a_password_that_stays_here_or_is_encrypted(node: str) -> None:
+def test_password_that_stays_here_or_is_encrypted_is_not_reported(node: str) -> None:
     assert exposed(node) == ""
 
 
@@ -209,7 +209,7 @@ def test_password_goes_to_no_master_that_the_url_does_not_list(thief: Thief) -> 
             wait_until(lambda: PW.encode() in thief.told, 5.0, "without it the thief has it")
 
 
-def test_honest_sentinel_is_believed_beside_one_that_names_another_host() -> None:
+def test_honest_sentinel_is_used_beside_one_that_names_another_host() -> None:
     with Puppet(7001) as honest, Puppet(7002, epoch=99, host="127.0.0.2") as liar:
         hosts = f"127.0.0.1:{liar.port},127.0.0.1:{honest.port}"
         (address,) = parse_nodes([f"sentinel://{hosts}/{SERVICE}?masters=127.0.0.1"])

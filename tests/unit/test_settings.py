@@ -31,14 +31,14 @@ def app_with(**conf: Any) -> Celery:
     return app
 
 
-def test_every_option_is_there_once() -> None:
+def test_every_option_is_declared_once() -> None:
     assert GLOBAL.keys() == get_type_hints(Settings).keys()
     assert {*TASK, "waits"} == get_type_hints(TaskOptions).keys()
     for name in set(GLOBAL) & set(TASK):
         assert GLOBAL[name] is TASK[name]
 
 
-def test_type_checkers_are_told_what_the_table_says() -> None:
+def test_type_hints_of_options_are_those_of_the_table() -> None:
     table = get_type_hints(TaskOptions)
     del table["waits"]
     assert get_type_hints(LockOptions) == table
@@ -57,7 +57,7 @@ def test_every_default_passes_its_own_check_and_is_explained(name: str, option: 
 
 
 @pytest.mark.defaults
-def test_defaults() -> None:
+def test_defaults_of_the_settings_are_as_documented() -> None:
     app = app_with()
     settings = read_settings(app)
     assert vars(settings) == vars(Settings(nodes=NODES))
@@ -97,7 +97,7 @@ def test_defaults() -> None:
         ("parking_memory", "64MB"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
+def test_invalid_option_value_is_refused_with_its_name(name: str, value: Any) -> None:
     with pytest.raises(ConfigurationError) as raised:
         check_option(name, value, f"redlock_{name}")
     assert f"redlock_{name}" in str(raised.value)
@@ -116,7 +116,7 @@ def test_what_cannot_work_is_refused(name: str, value: Any) -> None:
         ("nodes", "redis://:a,b@h,redis://:c,@i", ["redis://:a,b@h", "redis://:c,@i"]),
     ],
 )  # fmt: skip
-def test_what_can_work_is_kept(name: str, value: Any, kept: Any) -> None:
+def test_valid_option_value_is_kept_with_its_type(name: str, value: Any, kept: Any) -> None:
     checked = check_option(name, value)
     assert checked == kept
     assert type(checked) is type(kept)
@@ -128,19 +128,19 @@ def test_memory_for_parked_tasks_is_refused_where_none_are_parked() -> None:
         read_settings(app_with(redlock_parking=False, redlock_parking_memory=100_000))
 
 
-def test_an_app_is_refused_by_the_name_of_its_setting() -> None:
+def test_invalid_setting_of_an_app_is_refused_by_its_name() -> None:
     for name, value in [("redlock_ttl", "ten"), ("redlock_wait", -1), ("redlock_enabled", "x")]:
         with pytest.raises(ConfigurationError, match=f"^{name} must be .*; it is"):
             read_settings(app_with(**{name: value}))
 
 
 @pytest.mark.parametrize("name", ["redlock_ttll", "redlock_key", "redlock_on_lost"])
-def test_an_unknown_setting_is_refused(name: str) -> None:
+def test_unknown_setting_of_an_app_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"there is no option {name.lower()}; "):
         read_settings(app_with(**{name: 1}))
 
 
-def test_a_near_miss_is_answered_with_what_was_meant() -> None:
+def test_misspelt_option_is_answered_with_the_likely_one() -> None:
     with pytest.raises(ConfigurationError, match=r"did you mean redlock_retry_backoff\?"):
         read_settings(app_with(redlock_retry_backof=1))
     with pytest.raises(ConfigurationError, match=r"did you mean lock_on_conflict\?"):
@@ -156,7 +156,7 @@ def test_a_near_miss_is_answered_with_what_was_meant() -> None:
 
 
 @pytest.mark.parametrize("namespace", ["CELERY", "APP"])
-def test_through_a_namespace(namespace: str) -> None:
+def test_settings_are_read_through_a_namespace(namespace: str) -> None:
     def read(**given: Any) -> Any:
         app = Celery("settings", set_as_current=False)
         names = {f"{namespace}_REDLOCK_{name}": value for name, value in given.items()}
@@ -169,7 +169,7 @@ def test_through_a_namespace(namespace: str) -> None:
         read(NODES=NODES, TIL=7)
 
 
-def test_a_config_object_is_not_hidden() -> None:
+def test_reading_settings_does_not_hide_the_config_object() -> None:
     """`app.add_defaults()` would do that."""
     app = Celery("settings", set_as_current=False)
     app.config_from_object({"redlock_nodes": NODES, "task_acks_late": True})
@@ -186,19 +186,19 @@ def test_a_config_object_is_not_hidden() -> None:
         ("redis+socket:///tmp/r.sock", "redis+socket:///tmp/r.sock"),
     ],
 )
-def test_without_nodes_the_broker_is_the_node(broker: str, node: str) -> None:
+def test_broker_is_the_node_if_no_nodes_are_set(broker: str, node: str) -> None:
     app = Celery("settings", broker=broker, set_as_current=False)
     assert read_settings(app).nodes == [node]
 
 
 @pytest.mark.parametrize("broker", ["amqp://", "memory://", None])
-def test_without_nodes_and_without_a_redis_it_is_said_what_to_set(broker: str | None) -> None:
+def test_missing_nodes_without_a_redis_broker_is_an_error_with_advice(broker: str | None) -> None:
     app = Celery("settings", broker=broker, set_as_current=False)
     with pytest.raises(ConfigurationError, match=r"redlock_nodes is not set .*: set redlock_nodes"):
         read_settings(app)
 
 
-def test_what_is_disabled_needs_no_nodes() -> None:
+def test_disabled_locks_need_no_nodes() -> None:
     app = Celery("settings", broker="memory://", set_as_current=False)
     app.conf.redlock_enabled = False
     assert read_settings(app).nodes == []
@@ -207,7 +207,9 @@ def test_what_is_disabled_needs_no_nodes() -> None:
 @pytest.mark.parametrize("loaded", [False, True])
 @pytest.mark.parametrize("value", [None, True, False])
 @pytest.mark.parametrize("way", ["dict", "object", "namespace", "update", "set later"])
-def test_the_switch_is_found_wherever_it_is_set(way: str, value: bool | None, loaded: bool) -> None:
+def test_redlock_enabled_is_found_wherever_it_is_set(
+    way: str, value: bool | None, loaded: bool
+) -> None:
     app = Celery("switched", broker="memory://", set_as_current=False)
     given = {} if value is None else {"redlock_enabled": value}
     if way == "dict":
@@ -230,7 +232,7 @@ def test_the_switch_is_found_wherever_it_is_set(way: str, value: bool | None, lo
 # -- of a task -----------------------------------------------------------------------------------
 
 
-def test_a_tasks_own_options_go_first() -> None:
+def test_options_of_a_task_override_those_of_the_app() -> None:
     app = app_with(redlock_ttl=7, redlock_wait=1)
     options = TaskLock({"ttl": 3, "on_unavailable": "run"}).options(app)
     assert (options.ttl, options.wait, options.on_unavailable) == (3.0, 1.0, "run")
@@ -241,7 +243,7 @@ def test_a_tasks_own_options_go_first() -> None:
     [("wait", 9.0, 7.0), ("replace", 9.0, 7.0), ("retry", 1.0, 1.0)]
     + [(policy, 0.0, 0.0) for policy in ("skip", "raise", "reject")],
 )
-def test_how_long_a_task_waits_unless_it_says_otherwise(
+def test_default_wait_of_a_task_depends_on_its_policy(
     policy: str, wait: float, with_ttl: float
 ) -> None:
     app = app_with(redlock_wait=1, redlock_ttl=9)
@@ -252,7 +254,7 @@ def test_how_long_a_task_waits_unless_it_says_otherwise(
     assert (asked.wait, asked.waits[policy]) == (0.0, wait)
 
 
-def test_options_that_contradict_each_other() -> None:
+def test_contradictory_options_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="lock_retry_backoff_max must be at least"):
         TaskLock({"retry_backoff": 5, "retry_backoff_max": 4}, "lock_")
     with pytest.raises(ConfigurationError, match="redlock_retry_backoff_max must be at least"):
@@ -263,7 +265,7 @@ def test_options_that_contradict_each_other() -> None:
     assert TaskLock({"ttl": 1, "wait": 100}).own == {"ttl": 1.0, "wait": 100.0}
 
 
-def test_no_password_in_an_error() -> None:
+def test_error_about_a_node_shows_no_password() -> None:
     for node in ("redis://:canary@host:70000/0", "http://:canary@host", "redis://:canary@/x?y=z"):
         with pytest.raises(ConfigurationError) as raised:
             check_option("nodes", [node])

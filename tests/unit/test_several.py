@@ -12,7 +12,7 @@ from tests.support.fake_lock import FakeRedlock
 NAMES = ["account:1", "account:2"]
 
 
-def test_all_are_held_by_one_token_in_one_round(redlock: FakeRedlock) -> None:
+def test_several_keys_are_held_by_one_token_in_one_round(redlock: FakeRedlock) -> None:
     with redlock.lock(NAMES) as held:
         assert redlock.driver.rounds == ["acquire"]
         assert redlock.tokens("account:1") == redlock.tokens("account:2") == {held.token}
@@ -23,7 +23,7 @@ def test_all_are_held_by_one_token_in_one_round(redlock: FakeRedlock) -> None:
     assert redlock.free("account:1") and redlock.free("account:2")
 
 
-def test_neither_order_nor_repetition_makes_another_lock(redlock: FakeRedlock) -> None:
+def test_order_and_repetition_of_keys_make_no_other_lock(redlock: FakeRedlock) -> None:
     for names in (["b", "a", "b"], ("a", "b"), {"a", "b"}):
         lease = redlock.acquire(names)
         assert lease.resources == ("a", "b")
@@ -32,7 +32,7 @@ def test_neither_order_nor_repetition_makes_another_lock(redlock: FakeRedlock) -
     assert redlock.tokens("a") != {None}
 
 
-def test_one_that_is_held_keeps_out_of_all(redlock: FakeRedlock) -> None:
+def test_held_key_keeps_out_of_all_keys_of_a_lock(redlock: FakeRedlock) -> None:
     theirs = redlock.acquire("account:2")
     with pytest.raises(ResourceHeld, match=r"account:1 \+ account:2: account:2 is held by") as it:
         redlock.acquire(NAMES)
@@ -46,11 +46,11 @@ def test_one_that_is_held_keeps_out_of_all(redlock: FakeRedlock) -> None:
     assert redlock.release(lease)
 
 
-def test_those_that_share_nothing_hinder_nobody(redlock: FakeRedlock) -> None:
+def test_locks_without_a_common_key_are_independent(redlock: FakeRedlock) -> None:
     assert redlock.try_acquire(["a", "b"]) and redlock.try_acquire(["c", "d"])
 
 
-def test_all_are_extended_or_the_lease_is_lost(redlock: FakeRedlock) -> None:
+def test_several_keys_are_all_extended_or_the_lease_is_lost(redlock: FakeRedlock) -> None:
     lease = redlock.acquire(NAMES)
     redlock.clock.advance(5.0)
     assert redlock.extend(lease).deadline > lease.deadline
@@ -65,7 +65,7 @@ def test_all_are_extended_or_the_lease_is_lost(redlock: FakeRedlock) -> None:
         redlock.extend(lease)
 
 
-def test_what_is_not_a_list_of_names_is_refused(redlock: FakeRedlock) -> None:
+def test_invalid_list_of_resource_names_is_refused(redlock: FakeRedlock) -> None:
     for wrong in ([], ["a", ""], ["a", 3], 3, None, {"a": "b"}, b"ab"):
         with pytest.raises(ConfigurationError, match="a resource is a name"):
             redlock.lock(wrong)  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_what_is_not_a_list_of_names_is_refused(redlock: FakeRedlock) -> None:
         redlock.lock(["a", "b" * 513])
 
 
-def test_a_fencing_token_is_of_one_resource(redlock: FakeRedlock) -> None:
+def test_fencing_token_for_several_keys_is_refused(redlock: FakeRedlock) -> None:
     with pytest.raises(ConfigurationError, match="a fencing token is of one resource"):
         redlock.lock(NAMES, fencing=True)
     with pytest.raises(ConfigurationError, match="a fencing token is of one resource"):
@@ -93,7 +93,7 @@ def test_a_fencing_token_is_of_one_resource(redlock: FakeRedlock) -> None:
 # -- Nested
 
 
-def test_a_block_on_one_of_several_shares_the_lock(redlock: FakeRedlock) -> None:
+def test_nested_block_on_one_of_several_keys_shares_the_lock(redlock: FakeRedlock) -> None:
     with redlock.lock(NAMES) as outer:
         with redlock.lock("account:1") as inner, redlock.lock(NAMES) as innermost:
             assert inner is outer and innermost is outer
@@ -101,7 +101,9 @@ def test_a_block_on_one_of_several_shares_the_lock(redlock: FakeRedlock) -> None
         assert not outer.lost
 
 
-def test_a_block_on_several_shares_what_is_held_and_takes_the_rest(redlock: FakeRedlock) -> None:
+def test_nested_block_on_several_keys_shares_the_held_and_takes_the_rest(
+    redlock: FakeRedlock,
+) -> None:
     with redlock.lock("account:1") as outer:
         with redlock.lock(NAMES) as inner:
             assert inner is not outer
@@ -117,7 +119,7 @@ def test_a_block_on_several_shares_what_is_held_and_takes_the_rest(redlock: Fake
     assert redlock.free("account:1")
 
 
-def test_a_block_on_several_that_are_each_held_takes_none(redlock: FakeRedlock) -> None:
+def test_nested_block_on_several_held_keys_takes_none(redlock: FakeRedlock) -> None:
     with redlock.lock("account:1") as one, redlock.lock("account:2") as other:
         with redlock.lock(NAMES) as both:
             assert redlock.driver.rounds == ["acquire"] * 2
@@ -129,7 +131,7 @@ def test_a_block_on_several_that_are_each_held_takes_none(redlock: FakeRedlock) 
         assert not one.lost and not other.lost
 
 
-def test_what_shares_a_lock_ends_with_it(redlock: FakeRedlock) -> None:
+def test_lock_that_shares_an_outer_one_ends_with_it(redlock: FakeRedlock) -> None:
     with redlock.lock("account:1", ttl=5.0) as outer, redlock.lock(NAMES) as inner:
         assert inner.remaining() == outer.remaining() < 5.0
         assert inner.lease.remaining() == outer.lease.remaining()
@@ -141,7 +143,7 @@ def test_what_shares_a_lock_ends_with_it(redlock: FakeRedlock) -> None:
         assert redlock.release(inner.lease)  # what it has taken itself is held
 
 
-def test_what_was_taken_besides_can_be_lost_alone(redlock: FakeRedlock) -> None:
+def test_keys_taken_beside_a_shared_lock_can_be_lost_alone(redlock: FakeRedlock) -> None:
     with redlock.lock("account:1", ttl=9.0) as outer, redlock.lock(NAMES, ttl=5.0) as inner:
         redlock.clock.advance(5.0)
         assert inner.lost and not outer.lost
@@ -149,7 +151,9 @@ def test_what_was_taken_besides_can_be_lost_alone(redlock: FakeRedlock) -> None:
             inner.ensure()
 
 
-def test_a_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(redlock: FakeRedlock) -> None:
+def test_nested_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(
+    redlock: FakeRedlock,
+) -> None:
     theirs = redlock.acquire("account:2")
     lock = redlock.lock(NAMES)
     with redlock.lock("account:1") as outer:
@@ -162,7 +166,7 @@ def test_a_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(redlock: F
         assert redlock.tokens("account:1") == redlock.tokens("account:2") == {held.token}
 
 
-def test_one_lock_entered_three_times_is_freed_by_the_outermost(redlock: FakeRedlock) -> None:
+def test_lock_entered_three_times_is_freed_by_the_outermost_block(redlock: FakeRedlock) -> None:
     lock = redlock.lock(NAMES)
     with lock:
         with lock:
@@ -176,7 +180,7 @@ def test_one_lock_entered_three_times_is_freed_by_the_outermost(redlock: FakeRed
 # -- Noted for a keeper
 
 
-def test_a_note_tells_all_names(redlock: FakeRedlock) -> None:
+def test_record_in_the_shared_lease_table_has_all_names(redlock: FakeRedlock) -> None:
     table = SharedLeaseTable(3)
     table.read = True
     names = ("a\0b", "order:1", "\ud800 " + "é" * 20)

@@ -30,7 +30,7 @@ def options_of(task: Any) -> Any:
     return lock.options(task.app)
 
 
-def test_a_task_is_a_writer_unless_it_says_that_it_reads(app: Celery) -> None:
+def test_task_is_a_writer_unless_it_declares_shared(app: Celery) -> None:
     assert options_of(made(app, shared=True)).shared is True
     assert options_of(made(app)).shared is False
 
@@ -47,34 +47,34 @@ def test_a_task_is_a_writer_unless_it_says_that_it_reads(app: Celery) -> None:
         ({"shared": 1}, "shared"),
     ],
 )
-def test_what_cannot_be_is_refused_at_declaration_with_the_reason(
+def test_shared_with_incompatible_options_is_refused_at_declaration(
     app: Celery, options: dict[str, Any], why: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=why):
         options_of(made(app, **{"shared": True, **options}))
 
 
-def test_fencing_for_all_tasks_is_refused_with_what_the_reader_is_to_be_given(app: Celery) -> None:
+def test_fencing_for_all_tasks_is_refused_with_the_option_for_a_reader(app: Celery) -> None:
     app.conf.redlock_fencing = True
     with pytest.raises(ConfigurationError, match=r"give fencing=False \(redlock_fencing sets it"):
         options_of(made(app, shared=True))
     assert options_of(made(app, shared=True, fencing=False)).shared
 
 
-def test_several_keys_cannot_be_shared(app: Celery) -> None:
+def test_shared_with_several_keys_is_refused(app: Celery) -> None:
     with pytest.raises(ConfigurationError, match="not available with several keys"):
         made(app, "a:<name>", "b:<name>", shared=True)
 
 
 @pytest.mark.parametrize("node", ["postgresql://127.0.0.1/locks", "etcd://127.0.0.1:2379"])
-def test_a_worker_over_another_store_does_not_start(app: Celery, node: str) -> None:
+def test_shared_over_another_store_than_redis_is_refused(app: Celery, node: str) -> None:
     app.conf.redlock_nodes = [node]
     with pytest.raises(ConfigurationError, match="shared=True needs Redis nodes"):
         options_of(made(app, shared=True))
     assert not options_of(made(app)).shared
 
 
-def test_a_token_says_that_it_is_a_readers() -> None:
+def test_token_of_a_reader_is_marked_as_shared() -> None:
     owner = Owner("h", 1, "id|x", 2, "s", "t")
     reader, writer = owner.token("n~shared"), owner.token("n")
     assert (is_shared(reader), is_shared(writer)) == (True, False)
@@ -127,7 +127,7 @@ def test_readers_go_to_the_pool_together_and_a_writer_is_parked_behind_them() ->
     ("waiting", "called"),
     [(["r1", "r2", "w1", "r3"], ["r1", "r2", "", ""]), (["w1", "w2"], ["w1", ""])],
 )
-def test_a_call_is_for_a_writer_or_all_readers_up_to_the_next_writer(
+def test_notification_is_for_a_writer_or_all_readers_up_to_the_next_writer(
     waiting: list[str], called: list[str]
 ) -> None:
     row = Row()

@@ -13,7 +13,7 @@ SCOPES = ("until_executing", "until_executed", "until_and_while_executing", "unt
 
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("had_one", [False, True])
-def test_what_another_task_has_reserved_skips_none_of_ours(
+def test_reservation_of_another_task_with_the_same_key_skips_no_message(
     ran: Ran, scope: str, had_one: bool
 ) -> None:
     """Whether our message came without a reservation, or its own has expired since."""
@@ -26,7 +26,7 @@ def test_what_another_task_has_reserved_skips_none_of_ours(
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_another_message_of_the_same_task_is_a_duplicate(ran: Ran, scope: str) -> None:
+def test_message_of_the_same_task_with_a_reserved_key_is_a_duplicate(ran: Ran, scope: str) -> None:
     task = ran.task(scope)
     take(ran.redlock, "another-id", task=task.name)
     assert deliver(task, 1, redlock_reservation=header(scope))[0] != "done"

@@ -53,7 +53,7 @@ def notes(table: SharedLeaseTable) -> list[LeaseRecord]:
     return [note for block, _pid in table.blocks() for note in table.records(block)]
 
 
-def test_a_note_stands_from_before_the_first_request_until_it_is_struck_off(
+def test_lease_record_lasts_from_before_the_first_request_until_unregistered(
     table: SharedLeaseTable,
 ) -> None:
     assert notes(table) == []
@@ -66,7 +66,9 @@ def test_a_note_stands_from_before_the_first_request_until_it_is_struck_off(
     assert notes(table)[0].resource == "order:2"  # as its holder says, whatever slot that has
 
 
-def test_a_granted_note_says_until_when_each_node_holds_it(table: SharedLeaseTable) -> None:
+def test_lease_record_of_a_granted_claim_has_the_expiry_on_each_node(
+    table: SharedLeaseTable,
+) -> None:
     claim = granted(table, until=500.0)
     (note,) = notes(table)
     assert (note.held, note.until) == (True, 500.0)
@@ -76,7 +78,7 @@ def test_a_granted_note_says_until_when_each_node_holds_it(table: SharedLeaseTab
     assert list(notes(table)[0].expiries) == [110.0, 115.0, 110.0]
 
 
-def test_nothing_is_noted_where_nobody_reads(table: SharedLeaseTable) -> None:
+def test_lease_table_records_nothing_if_no_supervisor_reads(table: SharedLeaseTable) -> None:
     table.read = False
     claim = posted(table)
     assert notes(table) == [] and claim.kept is None
@@ -84,7 +86,9 @@ def test_nothing_is_noted_where_nobody_reads(table: SharedLeaseTable) -> None:
     table.unregister(claim)
 
 
-def test_only_a_note_that_says_so_lets_its_process_be_killed(table: SharedLeaseTable) -> None:
+def test_process_may_be_killed_only_if_its_lease_record_sets_a_patience(
+    table: SharedLeaseTable,
+) -> None:
     claim = granted(table)
     assert notes(table)[0].patience == math.inf
     table.patience(claim, 700.0)
@@ -98,7 +102,7 @@ def test_only_a_note_that_says_so_lets_its_process_be_killed(table: SharedLeaseT
     table.unregister(again)
 
 
-def test_many_are_noted_and_slots_are_used_again(table: SharedLeaseTable) -> None:
+def test_lease_table_holds_many_records_and_reuses_slots(table: SharedLeaseTable) -> None:
     claims = [posted(table, f"r{i}", f"t{i}") for i in range(3 * SLOTS + 1)]
     assert {note.resource for note in notes(table)} == {f"r{i}" for i in range(3 * SLOTS + 1)}
     assert {pid for _block, pid in table.blocks()} == {os.getpid()}
@@ -110,7 +114,9 @@ def test_many_are_noted_and_slots_are_used_again(table: SharedLeaseTable) -> Non
     assert len(list(table.blocks())) == blocks
 
 
-def test_a_slot_is_nobody_elses_while_its_claim_is_being_released(table: SharedLeaseTable) -> None:
+def test_slot_of_a_lease_record_is_not_reused_while_its_claim_is_released(
+    table: SharedLeaseTable,
+) -> None:
     """Another thread may post meanwhile. Its note must outlive the end of this release."""
     first = granted(table, resource="first")
     table.releasing(first)
@@ -121,7 +127,7 @@ def test_a_slot_is_nobody_elses_while_its_claim_is_being_released(table: SharedL
     assert [(note.resource, note.held) for note in notes(table)] == [("second", True)]
 
 
-def test_whoever_is_late_writes_into_nobody_elses_note(table: SharedLeaseTable) -> None:
+def test_late_writer_changes_no_lease_record_of_another_claim(table: SharedLeaseTable) -> None:
     """A watchdog that was about to write when the claim was released, and its place taken."""
     first = granted(table, resource="first")
     kept = first.kept
@@ -139,7 +145,7 @@ def test_whoever_is_late_writes_into_nobody_elses_note(table: SharedLeaseTable) 
     assert notes(table) == []
 
 
-def test_a_process_stopped_while_it_takes_a_block_stops_nobody(table: SharedLeaseTable) -> None:
+def test_process_stopped_while_it_takes_a_block_stops_no_other(table: SharedLeaseTable) -> None:
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -161,7 +167,7 @@ def test_a_process_stopped_while_it_takes_a_block_stops_nobody(table: SharedLeas
         os.waitpid(child, 0)
 
 
-def test_a_record_that_is_being_written_is_not_read(table: SharedLeaseTable) -> None:
+def test_lease_record_that_is_being_written_is_not_read(table: SharedLeaseTable) -> None:
     """Nor is one whose writer was killed meanwhile; the next holder of the slot begins again."""
     claim = granted(table)
     (note,) = notes(table)
@@ -174,7 +180,7 @@ def test_a_record_that_is_being_written_is_not_read(table: SharedLeaseTable) -> 
     assert after.generation > note.generation
 
 
-def test_a_slot_that_changes_hands_while_it_is_read_is_not_read(
+def test_slot_of_a_lease_record_that_changes_hands_while_read_is_skipped(
     table: SharedLeaseTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = granted(table, resource="first")
@@ -190,7 +196,7 @@ def test_a_slot_that_changes_hands_while_it_is_read_is_not_read(
     assert [note.resource for note in notes(table)] == ["second"]
 
 
-def test_a_holder_that_is_killed_while_it_writes_leaves_no_wrong_record(
+def test_holder_killed_while_it_writes_leaves_no_wrong_lease_record(
     table: SharedLeaseTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.unregister(granted(table, resource="before"))
@@ -206,7 +212,7 @@ def test_a_holder_that_is_killed_while_it_writes_leaves_no_wrong_record(
     assert notes(table) == []
 
 
-def test_what_a_keeper_was_acknowledged_reaches_the_holder(table: SharedLeaseTable) -> None:
+def test_expiry_confirmed_to_the_supervisor_reaches_the_holder(table: SharedLeaseTable) -> None:
     claim = granted(table)
     (note,) = notes(table)
     assert list(note.kept) == []
@@ -217,7 +223,7 @@ def test_what_a_keeper_was_acknowledged_reaches_the_holder(table: SharedLeaseTab
     assert claim.lost == "expired"
 
 
-def test_what_was_kept_for_one_is_never_taken_for_its_successor(table: SharedLeaseTable) -> None:
+def test_expiry_kept_for_a_claim_is_not_taken_for_its_successor(table: SharedLeaseTable) -> None:
     """The keeper may be stopped between reading a note and writing to it."""
     first = granted(table)
     (note,) = notes(table)
@@ -230,7 +236,7 @@ def test_what_was_kept_for_one_is_never_taken_for_its_successor(table: SharedLea
     assert not second.held(111.0)
 
 
-def test_what_a_keeper_has_written_of_some_nodes_counts_beside_what_it_wrote_before(
+def test_expiry_partly_rewritten_by_the_supervisor_is_read_for_each_node(
     table: SharedLeaseTable,
 ) -> None:
     """It may be stopped in between: its word of before is no reason to call a lease lost."""
@@ -242,7 +248,7 @@ def test_what_a_keeper_has_written_of_some_nodes_counts_beside_what_it_wrote_bef
     assert claim.held(129.0)
 
 
-def test_half_of_what_a_keeper_writes_for_the_first_time_is_not_read(
+def test_half_written_first_expiry_of_the_supervisor_is_not_read(
     table: SharedLeaseTable,
 ) -> None:
     """The other half is of the record that was in this slot before."""
@@ -263,7 +269,7 @@ def test_half_of_what_a_keeper_writes_for_the_first_time_is_not_read(
     assert not second.held(111.0)
 
 
-def test_a_dead_ones_block_is_for_whoever_comes_next(table: SharedLeaseTable) -> None:
+def test_block_of_a_dead_process_is_reused_by_the_next(table: SharedLeaseTable) -> None:
     granted(table)
     ((block, _pid),) = table.blocks()
     table.clear(block)
@@ -273,7 +279,7 @@ def test_a_dead_ones_block_is_for_whoever_comes_next(table: SharedLeaseTable) ->
     assert [b for b, _pid in table.blocks()] == [block]
 
 
-def test_a_child_notes_in_a_block_of_its_own(table: SharedLeaseTable) -> None:
+def test_child_process_records_leases_in_a_block_of_its_own(table: SharedLeaseTable) -> None:
     granted(table, resource="parent")
     child = os.fork()
     if child == 0:
@@ -287,7 +293,7 @@ def test_a_child_notes_in_a_block_of_its_own(table: SharedLeaseTable) -> None:
     assert by_pid == {os.getpid(): ["parent"], child: ["child"]}
 
 
-def test_a_board_for_more_nodes_than_it_has_room_for_is_refused() -> None:
+def test_lease_table_for_too_many_nodes_is_refused() -> None:
     with pytest.raises(ValueError, match=f"room for {MAX_NODES} nodes, not 17"):
         SharedLeaseTable(17)
 
@@ -297,7 +303,9 @@ def test_a_board_for_more_nodes_than_it_has_room_for_is_refused() -> None:
     [["ключ:\ud800|☂", "t\x00|"], [f"{number:03}" + "n" * 290 for number in range(100)]],
     ids=["any letters", "the largest claim that is allowed"],
 )
-def test_names_are_registered_whole(table: SharedLeaseTable, names: list[str]) -> None:
+def test_names_in_a_lease_record_are_stored_whole(
+    table: SharedLeaseTable, names: list[str]
+) -> None:
     """What the supervisor cannot read it does not extend."""
     claim = Claim(checked_names(names) if len(names) > 2 else names, "t" * 500, 10.0, NODES)
     table.register(claim)
@@ -305,7 +313,7 @@ def test_names_are_registered_whole(table: SharedLeaseTable, names: list[str]) -
     assert (note.resources, note.token) == (claim.resources, claim.token)
 
 
-def test_a_claim_that_is_too_long_is_not_registered_and_no_such_name_is_allowed(
+def test_claim_too_long_for_a_lease_record_is_not_registered_and_refused_as_name(
     table: SharedLeaseTable,
 ) -> None:
     assert posted(table, "r" * 40_000).kept is None

@@ -95,7 +95,7 @@ def charge(app: Any) -> Any:
 # -- nobody listens --------------------------------------------------------------------------------
 
 
-def test_the_first_receiver_has_the_core_tell_and_the_last_stops_it() -> None:
+def test_first_signal_receiver_subscribes_the_core_and_the_last_unsubscribes_it() -> None:
     """One of skipped tasks costs locks nothing."""
 
     def receive(**_more: Any) -> None: ...
@@ -114,7 +114,7 @@ def test_the_first_receiver_has_the_core_tell_and_the_last_stops_it() -> None:
     assert not events.heard()
 
 
-def test_the_package_has_them_and_imports_them_when_asked() -> None:
+def test_package_exports_the_signals_and_imports_celery_only_for_them() -> None:
     for name in signals.__all__:
         assert getattr(celery_redlock, name) is getattr(signals, name)
         assert name in celery_redlock.__all__
@@ -123,7 +123,7 @@ def test_the_package_has_them_and_imports_them_when_asked() -> None:
     assert done.stdout.strip() == "False", done.stderr
 
 
-def test_the_page_and_the_module_say_what_each_carries() -> None:
+def test_signals_page_and_module_name_the_arguments_of_each_signal() -> None:
     page = (ROOT / "docs/signals.md").read_text()
     table = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|", page, re.M)
     documented = {name: {"resource", *re.findall(r"\w+", names)} for name, names in table}
@@ -136,7 +136,7 @@ def test_the_page_and_the_module_say_what_each_carries() -> None:
 # -- a block ---------------------------------------------------------------------------------------
 
 
-def test_a_block_tells_with_no_sender(redlock: FakeRedlock, ears: Ears) -> None:
+def test_signals_of_a_block_have_no_sender(redlock: FakeRedlock, ears: Ears) -> None:
     with redlock.lock("r"):
         redlock.clock.advance(4.0)
         redlock.watchdog.tend()
@@ -156,7 +156,9 @@ def test_a_block_tells_with_no_sender(redlock: FakeRedlock, ears: Ears) -> None:
     assert more["held_for"] == pytest.approx(4.0)
 
 
-def test_who_is_refused_tells_once_however_often_it_tried(redlock: FakeRedlock, ears: Ears) -> None:
+def test_refused_acquire_sends_one_signal_however_often_it_tried(
+    redlock: FakeRedlock, ears: Ears
+) -> None:
     redlock.acquire("r", owner=OTHER)
     ears.heard.clear()
     before = len(redlock.driver.rounds)
@@ -169,7 +171,7 @@ def test_who_is_refused_tells_once_however_often_it_tried(redlock: FakeRedlock, 
     assert more["holder"].owner == OTHER
 
 
-def test_attempts_are_counted_until_it_is_granted(
+def test_lock_acquired_signal_counts_the_attempts(
     redlock: FakeRedlock, ears: Ears, monkeypatch: Patch
 ) -> None:
     lease = redlock.acquire("r", owner=OTHER)
@@ -190,7 +192,9 @@ def test_attempts_are_counted_until_it_is_granted(
     assert more["waited"] == pytest.approx(0.5)
 
 
-def test_no_quorum_is_told_with_every_nodes_answer(redlock: FakeRedlock, ears: Ears) -> None:
+def test_lock_unavailable_signal_has_the_vote_of_every_node(
+    redlock: FakeRedlock, ears: Ears
+) -> None:
     redlock.driver.dead = {0, 1, 2}
     with pytest.raises(QuorumUnavailable):
         redlock.acquire("r")
@@ -199,7 +203,7 @@ def test_no_quorum_is_told_with_every_nodes_answer(redlock: FakeRedlock, ears: E
     assert ["dead" in str(vote) for vote in more["votes"]] == [True] * 3 + [False] * 2
 
 
-def test_a_loss_is_told_and_the_release_that_comes_too_late(
+def test_loss_sends_lock_lost_and_then_a_late_lock_released(
     redlock: FakeRedlock, ears: Ears
 ) -> None:
     with redlock.lock("r"):
@@ -214,7 +218,7 @@ def test_a_loss_is_told_and_the_release_that_comes_too_late(
     assert more["held"] is False
 
 
-def test_a_receiver_that_raises_stops_nothing(redlock: FakeRedlock, caplog: Log) -> None:
+def test_signal_receiver_that_raises_stops_nothing(redlock: FakeRedlock, caplog: Log) -> None:
     def broken(**_more: Any) -> None:
         raise RuntimeError("receiver is broken")
 
@@ -237,7 +241,7 @@ def test_a_receiver_that_raises_stops_nothing(redlock: FakeRedlock, caplog: Log)
 
 
 @pytest.mark.parametrize("scope", ["while_executing", "until_executed"])
-def test_a_delivery_is_told_with_its_task(
+def test_signals_of_a_delivery_have_its_task_as_sender(
     redlock: FakeRedlock, app: Any, ears: Ears, scope: str
 ) -> None:
     """And its reservation is no lock, though the same watchdog extends it."""
@@ -255,7 +259,7 @@ def test_a_delivery_is_told_with_its_task(
     assert (more["owner"].task_id, more["owner"].task) == ("the-id", "charge")
 
 
-def test_a_thread_beside_the_task_tells_with_it_as_well(
+def test_signals_from_another_thread_have_the_task_as_sender(
     redlock: FakeRedlock, charge: Any, ears: Ears, monkeypatch: Patch
 ) -> None:
     """Of a block inside a body too, whose owner names no task."""
@@ -277,7 +281,7 @@ def test_a_thread_beside_the_task_tells_with_it_as_well(
     assert lost == {"r": work, "of none": None}
 
 
-def test_a_receiver_can_be_of_one_task(redlock: FakeRedlock, app: Any) -> None:
+def test_signal_receiver_can_be_connected_to_one_task(redlock: FakeRedlock, app: Any) -> None:
     heard = []
 
     def receive(sender: Any = None, **_more: Any) -> None:
@@ -299,7 +303,7 @@ def test_a_receiver_can_be_of_one_task(redlock: FakeRedlock, app: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["class", "over", "under"])
-def test_a_plain_call_is_told_with_its_task(
+def test_signals_of_a_plain_call_have_its_task_as_sender(
     redlock: FakeRedlock, app: Any, ears: Ears, way: str
 ) -> None:
     def body() -> str:
@@ -317,7 +321,7 @@ def test_a_plain_call_is_told_with_its_task(
     assert [sender.name for _name, sender, _more in ears.heard] == ["charge"] * 2
 
 
-def test_waited_is_counted_over_all_deliveries_of_a_task(
+def test_waited_in_a_signal_counts_over_all_deliveries_of_a_task(
     redlock: FakeRedlock, charge: Any, ears: Ears
 ) -> None:
     since = time.time() - 100.0
@@ -327,7 +331,9 @@ def test_waited_is_counted_over_all_deliveries_of_a_task(
     assert more["attempts"] == 5
 
 
-def test_a_block_in_a_body_waits_for_itself(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
+def test_waited_in_a_signal_of_a_block_in_a_body_counts_the_block_alone(
+    redlock: FakeRedlock, app: Any, ears: Ears
+) -> None:
     @app.task(name="work")
     def work() -> None:
         with redlock.lock("r"):
@@ -346,7 +352,7 @@ DUPLICATE = {"base": SingletonTask, "name": "charge", "lock_key": "order:1"}
 
 @pytest.mark.parametrize("where", ["publish", "run"])
 @pytest.mark.parametrize("policy", ["existing", "raise", "skip", "replace"])
-def test_a_duplicate_is_told(
+def test_duplicate_sends_task_skipped(
     redlock: FakeRedlock, app: Any, box: Box, ears: Ears, policy: str, where: str
 ) -> None:
     @app.task(**DUPLICATE, lock_scope="until_executed", lock_on_duplicate=policy)
@@ -367,7 +373,7 @@ def test_a_duplicate_is_told(
     assert (more["task_id"] == "the-id") is (where == "run")
 
 
-def test_a_task_that_skips_is_told(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
+def test_skipped_task_sends_task_skipped(redlock: FakeRedlock, app: Any, ears: Ears) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k", lock_on_conflict="skip")
     def charge() -> None: ...
 
@@ -382,7 +388,7 @@ def test_a_task_that_skips_is_told(redlock: FakeRedlock, app: Any, ears: Ears) -
     assert (more["holder"], more["where"], more["policy"]) == (OTHER, "run", "skip")
 
 
-def test_one_that_is_sent_again_is_not_skipped(
+def test_task_sent_again_sends_no_task_skipped(
     redlock: FakeRedlock, charge: Any, ears: Ears, sent: list[Any]
 ) -> None:
     redlock.acquire("k", owner=OTHER)
@@ -392,7 +398,7 @@ def test_one_that_is_sent_again_is_not_skipped(
     assert ears.names == ["lock_contended"]
 
 
-def test_a_second_delivery_of_what_is_done_is_told(
+def test_second_delivery_of_a_done_task_sends_task_skipped(
     redlock: FakeRedlock, app: Any, ears: Ears
 ) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k", acks_late=True)
@@ -409,7 +415,9 @@ def test_a_second_delivery_of_what_is_done_is_told(
 # -- a beat ----------------------------------------------------------------------------------------
 
 
-def test_a_beat_tells_what_another_has_sent(monkeypatch: Patch, ears: Ears) -> None:
+def test_suppressed_tick_sends_beat_deduplicated_and_no_lock_signals(
+    monkeypatch: Patch, ears: Ears
+) -> None:
     """And of its claims nothing else: they are no locks."""
     world = World(monkeypatch, lambda: entries(crontab()), beats=[])
     one, other = world.start(), world.start()

@@ -62,7 +62,9 @@ from tests.support.names import Log, Patch
         ({"lock_key": "order:<nobody>"}, "nobody"),
     ],
 )
-def test_bad_options_fail_at_declaration(app: Any, options: dict[str, Any], words: str) -> None:
+def test_invalid_task_options_fail_at_declaration(
+    app: Any, options: dict[str, Any], words: str
+) -> None:
     def charge(order_id: int) -> None: ...
 
     with pytest.raises(ConfigurationError) as raised:
@@ -78,12 +80,12 @@ def test_bad_options_fail_at_declaration(app: Any, options: dict[str, Any], word
 
 
 @pytest.mark.parametrize("name", ["ttl", "key", "on_conflict", "redlock_ttl"])
-def test_an_option_without_its_prefix_is_not_silently_ignored(name: str) -> None:
+def test_option_without_its_lock_prefix_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"some.task: .* lock_.*, not {name}"):
         type("some", (SingletonTask,), {"name": "some.task", name: 5, "run": lambda self: None})
 
 
-def test_what_looks_odd_but_works(app: Any) -> None:
+def test_singleton_task_has_no_defaults_that_hide_settings_of_an_app(app: Any) -> None:
     @locked("o:<x>", wait=100, ttl=1, retry_deadline=None, max_lifetime=None, on_lost=print)
     def function(x: int) -> None: ...
 
@@ -91,7 +93,7 @@ def test_what_looks_odd_but_works(app: Any) -> None:
         assert f"lock_{name}" not in vars(SingletonTask)  # no default hides an app's setting
 
 
-def test_async_functions_are_refused(app: Any) -> None:
+def test_async_functions_are_refused_as_locked_tasks(app: Any) -> None:
     async def body() -> None: ...
 
     async def generator() -> Any:
@@ -108,7 +110,7 @@ def test_async_functions_are_refused(app: Any) -> None:
             type("Async", (SingletonTask,), {"run": function})
 
 
-def test_generator_functions_are_refused(app: Any) -> None:
+def test_generator_functions_are_refused_as_locked_tasks(app: Any) -> None:
     """Their bodies would run when the lock is free again."""
 
     def body() -> Any:
@@ -140,7 +142,7 @@ def test_options_of_other_libraries_are_refused_where_nothing_reads_them(
         app.task(base=base, lazy=False, **given)(body)
 
 
-def test_what_cannot_be_locked_is_refused() -> None:
+def test_locked_refuses_classes_other_objects_and_missing_parentheses() -> None:
     with pytest.raises(ConfigurationError, match=r"write @locked\(\)"):
         locked(lambda: None)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="use SingletonTask"):
@@ -151,7 +153,7 @@ def test_what_cannot_be_locked_is_refused() -> None:
         locked()(5)  # type: ignore[type-var]
 
 
-def test_a_users_own_methods_are_no_options(app: Any) -> None:
+def test_own_methods_of_a_task_class_are_no_options(app: Any) -> None:
     class Mine(SingletonTask):
         name = "mine"
 
@@ -164,7 +166,7 @@ def test_a_users_own_methods_are_no_options(app: Any) -> None:
     assert (Mine().lock_smith(), Mine().wait()) == ("mine", "theirs")
 
 
-def test_options_are_inherited_and_overridden(app: Any) -> None:
+def test_task_options_are_inherited_and_overridden(app: Any) -> None:
     class Base(SingletonTask):
         abstract = True
         lock_ttl = 5
@@ -219,7 +221,7 @@ def task(request: pytest.FixtureRequest, app: Any) -> Any:
     return app.tasks["t"]
 
 
-def test_a_plain_call_and_a_delivery_are_locked(task: Any, redlock: FakeRedlock) -> None:
+def test_plain_call_and_delivery_are_locked(task: Any, redlock: FakeRedlock) -> None:
     assert task(1) == "k:1"
     assert task(1, y=3) == "k:1"
     assert deliver(task, 1) == ("k:1", None)
@@ -245,7 +247,7 @@ def test_eager_calls_are_locked(task: Any, redlock: FakeRedlock) -> None:
     assert redlock.tokens("k:1") == {lease.token}
 
 
-def test_it_stays_a_task_whose_arguments_are_checked_when_sent(task: Any) -> None:
+def test_locked_task_stays_a_task_whose_arguments_are_checked_when_sent(task: Any) -> None:
     assert task.name == "t"
     assert lock_of(task) is not None
     assert resource_of(task, (1,), {}) == "k:1"
@@ -257,7 +259,7 @@ def test_it_stays_a_task_whose_arguments_are_checked_when_sent(task: Any) -> Non
             task.apply_async(args, kwargs)
 
 
-def test_disabled(task: Any, redlock: FakeRedlock) -> None:
+def test_redlock_enabled_false_runs_tasks_without_locks(task: Any, redlock: FakeRedlock) -> None:
     task.app.conf.redlock_enabled = False
     redlock.acquire("k:1")
     assert task(1) == "k:1"
@@ -268,14 +270,16 @@ def test_disabled(task: Any, redlock: FakeRedlock) -> None:
         current_lease()
 
 
-def test_a_function_outside_celery(redlock: FakeRedlock, app: Any) -> None:
+def test_locked_function_outside_celery_has_its_own_name_as_key(
+    redlock: FakeRedlock, app: Any
+) -> None:
     """`@locked` on a function that is no task's: locked when it is called, under its own name."""
     app.set_current()
     assert locked("k:<x>")(body)(1) == "k:1"
     assert locked()(body)(1) == locked()(body)(x=1, y=2)
 
 
-def test_a_helper_of_a_task_has_its_own_lock(redlock: FakeRedlock, app: Any) -> None:
+def test_locked_helper_of_a_task_has_its_own_lock(redlock: FakeRedlock, app: Any) -> None:
     app.set_current()
 
     @locked("helper")
@@ -289,7 +293,7 @@ def test_a_helper_of_a_task_has_its_own_lock(redlock: FakeRedlock, app: Any) -> 
     assert deliver(outer)[0] == ["helper", "helper", "task"]
 
 
-def test_pydantic_sees_models(redlock: FakeRedlock, app: Any) -> None:
+def test_locked_task_with_pydantic_receives_models(redlock: FakeRedlock, app: Any) -> None:
     pydantic = pytest.importorskip("pydantic")
     if celery.VERSION < (5, 5):
         pytest.skip("Celery has pydantic=True since 5.5")
@@ -314,9 +318,7 @@ def test_pydantic_sees_models(redlock: FakeRedlock, app: Any) -> None:
     assert str(keys.pop()).startswith("o:")
 
 
-def test_a_body_has_the_tracers_request_of_a_delivery_and_of_an_eager_call(
-    redlock: FakeRedlock, app: Any
-) -> None:
+def test_body_has_the_request_of_its_delivery_or_eager_call(redlock: FakeRedlock, app: Any) -> None:
     """What it writes there counts when it has ended."""
     written: list[object] = []
 
@@ -336,7 +338,7 @@ def test_a_body_has_the_tracers_request_of_a_delivery_and_of_an_eager_call(
     assert written == [True, True]
 
 
-def test_recursion_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
+def test_recursive_call_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
     @app.task(base=SingletonTask, bind=True, lock_key="r")
     def down(self: Task, n: int) -> int:
         return self(n - 1) + 1 if n else 0
@@ -351,7 +353,9 @@ def test_recursion_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt()], ids=repr)
-def test_the_lock_is_free_after_an_error(redlock: FakeRedlock, app: Any, error: Any) -> None:
+def test_lock_is_free_after_an_error_of_the_body(
+    redlock: FakeRedlock, app: Any, error: Any
+) -> None:
     @app.task(base=SingletonTask, lock_key="e")
     def fails() -> None:
         assert not redlock.free("e")
@@ -367,7 +371,7 @@ def test_the_lock_is_free_after_an_error(redlock: FakeRedlock, app: Any, error: 
     assert redlock.free("e")
 
 
-def test_a_body_that_releases_its_lost_lease_fails_with_lease_lost(
+def test_body_that_releases_its_lost_lease_fails_with_lease_lost(
     redlock: FakeRedlock, app: Any
 ) -> None:
     @app.task(base=SingletonTask, lock_key="k")
@@ -382,7 +386,7 @@ def test_a_body_that_releases_its_lost_lease_fails_with_lease_lost(
 
 
 @pytest.mark.parametrize("ending", ["success", "failure", "retry"])
-def test_it_is_held_while_a_users_hook_runs(
+def test_lock_is_held_while_on_success_on_failure_and_on_retry_run(
     redlock: FakeRedlock, app: Any, sent: list[Any], ending: str
 ) -> None:
     held = []
@@ -407,7 +411,9 @@ def test_it_is_held_while_a_users_hook_runs(
     assert redlock.free("h")
 
 
-def test_the_token_says_who_holds(redlock: FakeRedlock, app: Any) -> None:
+def test_token_of_a_delivery_names_task_and_retries_and_is_unique(
+    redlock: FakeRedlock, app: Any
+) -> None:
     @app.task(base=SingletonTask, lock_key="w")
     def who() -> str:
         return current_lease().token
@@ -423,7 +429,7 @@ def test_the_token_says_who_holds(redlock: FakeRedlock, app: Any) -> None:
 # -- the conflict policy -------------------------------------------------------------------------
 
 
-def test_retry_sends_the_message_again(busy: Any, sent: list[Any]) -> None:
+def test_policy_retry_sends_the_message_again(busy: Any, sent: list[Any]) -> None:
     task = busy()
     result, _info = deliver(task, 1, "two", retries=0, headers={"trace": "abc"}, root_id="root")
     assert isinstance(result, Retry)
@@ -437,7 +443,7 @@ def test_retry_sends_the_message_again(busy: Any, sent: list[Any]) -> None:
     assert headers[ATTEMPTS]["unavailable"] == 0
 
 
-def test_retries_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent: list[Any]) -> None:
+def test_retry_pauses_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent: list[Any]) -> None:
     task = busy(lock_retry_backoff=1.0, lock_retry_backoff_max=4.0, lock_retry_deadline=None)
     ceilings = {0: 1.0, 1: 2.0, 2: 4.0, 3: 4.0, 2000: 4.0}
     for count, ceiling in ceilings.items():
@@ -458,7 +464,7 @@ def test_retries_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent: list
      {"stuck": 1e99, "pause": float("nan"), "holder": 7}, {"holder": "x" * 10**6}],
     ids=repr,
 )  # fmt: skip
-def test_forged_attempts_do_no_harm(busy: Any, sent: list[Any], forged: Any) -> None:
+def test_forged_attempts_header_does_no_harm(busy: Any, sent: list[Any], forged: Any) -> None:
     result, _info = deliver(busy(), headers={}, **{ATTEMPTS: forged})
     assert isinstance(result, Retry)
     (again,) = sent
@@ -475,7 +481,7 @@ def sends_again(task: Any, sent: list[Any], attempts: Any = None, **more: Any) -
     return sent.pop().options["headers"][ATTEMPTS]
 
 
-def test_a_task_fails_when_one_holder_is_in_its_way_for_too_long(
+def test_task_fails_when_one_holder_is_in_its_way_for_too_long(
     busy: Any, sent: list[Any], caplog: Log
 ) -> None:
     task = busy(lock_retry_deadline=10.0)
@@ -490,7 +496,9 @@ def test_a_task_fails_when_one_holder_is_in_its_way_for_too_long(
     assert "gives up after 10.0 s" in caplog.text
 
 
-def test_time_in_which_the_key_changes_hands_does_not_count(busy: Any, sent: list[Any]) -> None:
+def test_retry_deadline_does_not_count_time_in_which_the_key_changes_hands(
+    busy: Any, sent: list[Any]
+) -> None:
     task = busy(lock_retry_deadline=10.0)
     attempts = sends_again(task, sent)
     for turn in range(20):
@@ -501,7 +509,9 @@ def test_time_in_which_the_key_changes_hands_does_not_count(busy: Any, sent: lis
 
 
 @pytest.mark.parametrize("ahead", [-3600.0, 3600.0])
-def test_the_clock_of_another_host_fails_no_task(busy: Any, sent: list[Any], ahead: float) -> None:
+def test_clock_of_another_host_fails_no_retried_task(
+    busy: Any, sent: list[Any], ahead: float
+) -> None:
     task = busy(lock_retry_deadline=10.0)
     attempts = sends_again(task, sent)
     attempts["since"] += ahead
@@ -510,13 +520,13 @@ def test_the_clock_of_another_host_fails_no_task(busy: Any, sent: list[Any], ahe
     assert attempts["stuck"] == pytest.approx(0.5)
 
 
-def test_no_deadline_is_for_ever(busy: Any, sent: list[Any]) -> None:
+def test_task_without_a_retry_deadline_is_retried_for_ever(busy: Any, sent: list[Any]) -> None:
     deliver(busy(lock_retry_deadline=None), **{ATTEMPTS: {"since": 0, "held": 10**6}})
     assert len(sent) == 1
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise"])
-def test_skip_and_raise(
+def test_policies_skip_and_raise_end_a_refused_task(
     redlock: FakeRedlock, busy: Any, sent: list[Any], caplog: Log, policy: str
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -533,7 +543,7 @@ def test_skip_and_raise(
     assert "is skipped: k is held by pid" in caplog.text
 
 
-def test_a_skipped_marker_travels() -> None:
+def test_skipped_marker_survives_json_and_pickle() -> None:
     marker = Skipped("k", "somebody")
     assert Skipped.of(json.loads(json.dumps(marker))) == marker
     assert type(pickle.loads(pickle.dumps(marker))) is Skipped
@@ -541,7 +551,7 @@ def test_a_skipped_marker_travels() -> None:
         assert Skipped.of(other) is None
 
 
-def test_unavailable_has_a_count_of_its_own(
+def test_attempts_without_a_quorum_are_counted_apart(
     busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log
 ) -> None:
     redlock.driver.dead = {0, 1, 2}
@@ -556,7 +566,7 @@ def test_unavailable_has_a_count_of_its_own(
     assert task.ran == []
 
 
-def test_without_a_quorum_each_task_says_so_once_and_a_process_once_a_minute(
+def test_missing_quorum_is_logged_once_a_task_and_once_a_minute(
     busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log, monkeypatch: Patch
 ) -> None:
     """Celery says of each attempt that it was received, and that it is retried."""
@@ -588,7 +598,7 @@ def test_without_a_quorum_each_task_says_so_once_and_a_process_once_a_minute(
     assert caplog.text.count("waits (held") == 3, "of a held lock there is a line each"
 
 
-def test_unavailable_raise_and_run(
+def test_on_unavailable_raise_and_run_end_or_run_the_task(
     busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log
 ) -> None:
     redlock.driver.dead = {0, 1, 2}
@@ -617,7 +627,7 @@ def test_unavailable_raise_and_run(
         ({"task_id": ""}, {"parent_id": ""}, False),
     ],
 )
-def test_only_a_predecessor_is_waited_for(
+def test_retry_waits_only_for_the_lock_of_its_predecessor(
     app: Any,
     redlock: FakeRedlock,
     sent: Any,
@@ -641,7 +651,7 @@ def test_only_a_predecessor_is_waited_for(
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "retry"])
-def test_a_split_vote_is_no_conflict(
+def test_split_vote_is_no_conflict(
     app: Any, redlock: FakeRedlock, sent: list[Any], waits: Waits, policy: str
 ) -> None:
     """Two others tried at the same moment: were all three to go away, nobody would do the work."""

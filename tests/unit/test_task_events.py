@@ -54,7 +54,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     return clock
 
 
-def test_one_that_waits_is_told_once_a_second_at_most(
+def test_task_lock_waiting_event_is_sent_once_a_second_at_most(
     redlock: FakeRedlock, app: Any, box: Box, clock: Any
 ) -> None:
     lease = redlock.acquire("k", owner=OTHER)
@@ -79,7 +79,7 @@ def test_one_that_waits_is_told_once_a_second_at_most(
     }
 
 
-def test_one_that_was_parked_is_told_to_have_its_lock(
+def test_task_lock_acquired_event_is_sent_for_a_task_that_was_parked(
     redlock: FakeRedlock, app: Any, box: Box
 ) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k")
@@ -93,7 +93,7 @@ def test_one_that_was_parked_is_told_to_have_its_lock(
     assert 50.0 <= fields["waited"] < 90.0
 
 
-def test_what_no_task_does_is_not_told(redlock: FakeRedlock, box: Box) -> None:
+def test_lock_outside_a_task_sends_no_task_event(redlock: FakeRedlock, box: Box) -> None:
     with redlock.lock("r"):
         assert redlock.try_acquire("r") is None
         rob(redlock, "r")
@@ -102,7 +102,7 @@ def test_what_no_task_does_is_not_told(redlock: FakeRedlock, box: Box) -> None:
     assert box.sent == []
 
 
-def test_a_loss_is_told_of_its_task(redlock: FakeRedlock, app: Any, box: Box) -> None:
+def test_loss_of_a_lock_sends_task_lock_lost(redlock: FakeRedlock, app: Any, box: Box) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k", lock_on_lost="log")
     def charge() -> None:
         rob(redlock, "k")
@@ -117,7 +117,9 @@ def test_a_loss_is_told_of_its_task(redlock: FakeRedlock, app: Any, box: Box) ->
     assert fields["holder"]["task_id"] == "the-id"
 
 
-def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_broker_that_is_away_delays_no_sender_of_task_events(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """What cannot be kept is dropped, and the log says so once."""
     asked, away = threading.Event(), threading.Event()
 
@@ -140,7 +142,7 @@ def test_a_broker_that_is_away_stops_nobody(caplog: pytest.LogCaptureFixture) ->
     ]
 
 
-def test_a_monitor_takes_them_for_states_that_outrank_started() -> None:
+def test_monitor_reads_task_lock_events_as_states_that_outrank_started() -> None:
     """As docs/signals.md says; so there is an event when the waiting ends."""
     state = Celery("monitor", set_as_current=False).events.State()
     seen = []

@@ -69,7 +69,9 @@ def traces() -> Iterator[Traces]:
     traces.provider.shutdown()
 
 
-def test_a_span_says_what_a_call_came_to(redlock: FakeRedlock, traces: Traces) -> None:
+def test_span_has_outcome_wait_attempts_and_nodes_of_an_acquire(
+    redlock: FakeRedlock, traces: Traces
+) -> None:
     with redlock.lock("order:1234"):
         pass
     assert traces.told() == {
@@ -79,7 +81,7 @@ def test_a_span_says_what_a_call_came_to(redlock: FakeRedlock, traces: Traces) -
     assert traces.one().status.status_code is trace.StatusCode.UNSET
 
 
-def test_the_resource_is_named_where_that_is_asked_for(
+def test_span_names_the_resource_only_with_resource_true(
     redlock: FakeRedlock, traces: Traces
 ) -> None:
     instrument(traces.provider, with_resource=True)
@@ -88,7 +90,7 @@ def test_the_resource_is_named_where_that_is_asked_for(
     assert traces.told()["resource"] == "order:1234"
 
 
-def test_it_lasts_as_long_as_was_waited(
+def test_span_lasts_as_long_as_the_acquire_waited(
     redlock: FakeRedlock, traces: Traces, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt = Acquisition._attempt
@@ -107,7 +109,9 @@ def test_it_lasts_as_long_as_was_waited(
     assert traces.told()["waited"] == 2.5
 
 
-def test_held_by_another_is_no_error_and_says_by_whom(redlock: FakeRedlock, traces: Traces) -> None:
+def test_span_of_a_held_lock_is_no_error_and_names_the_holder(
+    redlock: FakeRedlock, traces: Traces
+) -> None:
     redlock.acquire("r", owner=OTHER)
     traces.clear()
     with pytest.raises(ResourceHeld):
@@ -118,7 +122,7 @@ def test_held_by_another_is_no_error_and_says_by_whom(redlock: FakeRedlock, trac
     assert traces.one().status.status_code is trace.StatusCode.UNSET
 
 
-def test_no_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:
+def test_span_without_a_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:
     redlock.driver.dead = {0, 1, 2}
     with pytest.raises(QuorumUnavailable):
         redlock.acquire("order:1234")
@@ -127,7 +131,7 @@ def test_no_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:
     assert "1234" not in traces.one().to_json()
 
 
-def test_in_a_task_it_is_a_child_of_the_tasks_span(
+def test_span_in_a_task_is_a_child_of_the_span_of_the_task(
     redlock: FakeRedlock, app: Any, traces: Traces
 ) -> None:
     """That of opentelemetry-instrumentation-celery, which begins and ends it in these signals."""
@@ -169,7 +173,7 @@ def test_in_a_task_it_is_a_child_of_the_tasks_span(
     }
 
 
-def test_a_loss_after_the_span_has_ended_is_no_trouble(
+def test_loss_after_the_span_has_ended_raises_nothing(
     redlock: FakeRedlock, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
     with traces.tracer.start_as_current_span("work") as span:
@@ -183,14 +187,14 @@ def test_a_loss_after_the_span_has_ended_is_no_trouble(
     assert {record.name for record in caplog.records} == {"celery_redlock"}  # the loss alone
 
 
-def test_a_beats_claims_are_not_traced(monkeypatch: pytest.MonkeyPatch, traces: Traces) -> None:
+def test_claims_of_a_beat_are_not_traced(monkeypatch: pytest.MonkeyPatch, traces: Traces) -> None:
     world = World(monkeypatch, lambda: entries(10.0), beats=[])
     one = world.start()
     assert one.guard._claims.decide(due(one), 0.25).send
     assert traces.spans == []
 
 
-def test_uninstrumented_it_traces_nothing(redlock: FakeRedlock, traces: Traces) -> None:
+def test_uninstrument_ends_tracing(redlock: FakeRedlock, traces: Traces) -> None:
     instrument(traces.provider)  # again: not twice
     with redlock.lock("r"):
         pass
@@ -215,7 +219,7 @@ def samples(families: Iterable[Metric]) -> dict[tuple[str, tuple[str, ...]], flo
     }
 
 
-def test_its_metrics_are_to_prometheus_what_ours_are(redlock: FakeRedlock) -> None:
+def test_opentelemetry_metrics_equal_the_prometheus_metrics(redlock: FakeRedlock) -> None:
     """The same names, labels, bounds and values: one dashboard shows either."""
     ours, reader = install(CollectorRegistry()), PrometheusMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
@@ -239,7 +243,7 @@ def test_its_metrics_are_to_prometheus_what_ours_are(redlock: FakeRedlock) -> No
         ours.close()
 
 
-def test_without_opentelemetry_it_says_what_to_install() -> None:
+def test_tracing_without_opentelemetry_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['opentelemetry'] = None\n"
         "try:\n    import celery_redlock.tracing\n"

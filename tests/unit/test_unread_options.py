@@ -108,7 +108,7 @@ def nothing_is_parked(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
     ids=str,
 )
-def test_what_nothing_would_read_is_refused(
+def test_option_that_nothing_would_read_is_refused(
     declare: Callable[..., Any], options: dict[str, Any], words: tuple[str, ...]
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -142,7 +142,7 @@ def test_what_nothing_would_read_is_refused(
     ],
     ids=str,
 )
-def test_what_something_reads_is_kept(
+def test_option_that_something_reads_is_accepted(
     app: Any, declare: Callable[..., Any], options: dict[str, Any]
 ) -> None:
     declare(**options)
@@ -158,7 +158,7 @@ def test_what_something_reads_is_kept(
     ],
     ids=["on_lost-0", "on_lost-2", "on_conflict-1"],
 )
-def test_a_function_that_cannot_be_called_so_is_refused(
+def test_callable_option_with_wrong_parameters_is_refused(
     declare: Callable[..., Any], option: str, function: Any, takes: str
 ) -> None:
     with pytest.raises(
@@ -167,7 +167,7 @@ def test_a_function_that_cannot_be_called_so_is_refused(
         declare(**{option: function})
 
 
-def test_a_function_that_takes_more_is_kept(declare: Callable[..., Any]) -> None:
+def test_callable_option_that_takes_more_arguments_is_accepted(declare: Callable[..., Any]) -> None:
     declare(on_lost=print, on_conflict=lambda *_: "skip")
     declare(on_lost=lambda _lease, _more=1: None, on_conflict=iter)  # nobody knows what iter takes
 
@@ -176,7 +176,7 @@ def test_a_function_that_takes_more_is_kept(declare: Callable[..., Any]) -> None
 
 
 @pytest.mark.parametrize("policy", ["retry", "skip", "raise"])
-def test_what_is_to_be_done_at_a_deadline_needs_one(
+def test_on_deadline_without_a_deadline_stops_the_worker(
     app: Any, declare: Callable[..., Any], policy: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     declare(**DEADLINE, on_conflict=policy)
@@ -187,7 +187,7 @@ def test_what_is_to_be_done_at_a_deadline_needs_one(
     assert starts(app)
 
 
-def test_what_is_set_for_all_need_not_be_read_by_each(
+def test_setting_for_all_tasks_need_not_be_read_by_each(
     app: Any, redlock: FakeRedlock, declare: Callable[..., Any]
 ) -> None:
     app.conf.redlock_fencing = True
@@ -202,7 +202,7 @@ def test_what_is_set_for_all_need_not_be_read_by_each(
     "for_all", [{"lock_on_deadline": "skip"}, {"lock_on_conflict": "skip"}, {"lock_fencing": True}]
 )
 @pytest.mark.parametrize("scope", [UNLOCKED, "while_executing"])
-def test_so_it_is_with_annotations_of_all_tasks(
+def test_annotation_of_all_tasks_need_not_be_read_by_each(
     app: Any, for_all: dict[str, Any], scope: str
 ) -> None:
     app.conf.task_annotations = {"*": for_all}
@@ -210,13 +210,13 @@ def test_so_it_is_with_annotations_of_all_tasks(
     assert starts(app)
 
 
-def test_an_annotation_of_one_task_is_its_own(app: Any) -> None:
+def test_annotation_of_one_task_that_nothing_reads_is_refused(app: Any) -> None:
     app.conf.task_annotations = {"*": {}, "shop.task": {"lock_on_conflict": "skip"}}
     with pytest.raises(ConfigurationError, match=r"shop\.task: lock_on_conflict is 'skip'"):
         bool(singleton(app, scope=UNLOCKED))
 
 
-def test_a_function_cannot_ask_for_it_either(
+def test_policy_function_may_not_answer_replace_with_a_limit(
     app: Any, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two who hold it, it may be that both are revoked: each look shows one of them."""
@@ -268,7 +268,7 @@ def test_setting_of_another_library_is_accepted(app: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["REDLOCK_TTL", "CELERY_REDLOCK_TTL", "redlock_ttl"])
-def test_celery_reads_capitals_after_its_namespace(app: Any, name: str) -> None:
+def test_celery_reads_settings_in_capitals_only_after_its_namespace(app: Any, name: str) -> None:
     namespace = "CELERY" if name.startswith("CELERY") else None
     app.config_from_object({name: 5.0}, namespace=namespace)
     if name == "REDLOCK_TTL":

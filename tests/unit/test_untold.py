@@ -30,7 +30,7 @@ def found(monkeypatch: Patch) -> list[Reservation]:
 
 
 @pytest.mark.parametrize(("again", "failed", "freed"), [(True, 0, 1), (True, 1, 0), (False, 0, 0)])
-def test_a_message_that_is_known_to_be_done_keeps_no_reservation(
+def test_redelivered_message_known_to_be_done_keeps_no_reservation(
     ran: Ran, found: list[Reservation], again: bool, failed: int, freed: int
 ) -> None:
     """Its first body's process died before it was to free it; what has failed may come back."""
@@ -50,7 +50,7 @@ def test_a_message_that_is_known_to_be_done_keeps_no_reservation(
         (False, "until_executed", True, 0),  # the body's process has
     ],
 )
-def test_what_celery_fails_to_tell_of_a_body_keeps_no_reservation(
+def test_acknowledged_message_whose_failure_celery_cannot_store_keeps_no_reservation(
     ran: Ran, found: list[Reservation], late: bool, scope: str, acknowledged: bool, freed: int
 ) -> None:
     def on_failure(*_outcome: Any) -> None:
@@ -70,7 +70,7 @@ def test_what_celery_fails_to_tell_of_a_body_keeps_no_reservation(
     ("scope", "enabled", "freed"),
     [("until_executed", True, 1), ("until_executed", False, 0), ("until_expired", True, 0)],
 )
-def test_a_message_that_is_over_before_its_body_keeps_no_reservation(
+def test_message_that_ends_before_its_body_keeps_no_reservation(
     ran: Ran, found: list[Reservation], scope: str, enabled: bool, freed: int
 ) -> None:
     """Where locks are off no node is asked: none need be there."""

@@ -16,7 +16,7 @@ def parking(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "_parking", [True])
 
 
-def test_what_waits_for_a_lock_is_parked(parking: None) -> None:
+def test_delivery_with_a_waiting_policy_can_be_parked(parking: None) -> None:
     assert parks(OPTIONS)
     assert parks(OPTIONS.replace(limit=2))
 
@@ -29,15 +29,17 @@ def test_what_waits_for_a_lock_is_parked(parking: None) -> None:
         OPTIONS.replace(scope="until_executing"),
     ],
 )
-def test_all_else_is_not(parking: None, options: TaskOptions) -> None:
+def test_delivery_with_another_policy_or_scope_is_not_parked(
+    parking: None, options: TaskOptions
+) -> None:
     assert not parks(options)
 
 
-def test_nor_where_no_worker_has_begun_to() -> None:
+def test_delivery_is_not_parked_before_a_worker_has_enabled_parking() -> None:
     assert not parks(OPTIONS)
 
 
-def test_it_begins_and_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parking_can_be_switched_on_and_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(policy, "_parking", [False])
     set_parking(True)
     assert parks(OPTIONS)

@@ -39,14 +39,14 @@ def schedule(claim: Claim) -> Schedule:
     return schedule
 
 
-def test_a_lease_falls_due_after_a_third_of_its_ttl(schedule: Schedule) -> None:
+def test_lease_is_due_for_extension_after_a_third_of_its_ttl(schedule: Schedule) -> None:
     assert schedule.wakes == NOW + TTL / 3
     assert schedule.take(NOW + 2.0) == []
     assert len(schedule.take(NOW + 3.0)) == 1
     assert schedule.wakes == float("inf")
 
 
-def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tenth(
+def test_confirmed_lease_is_due_again_after_a_third_and_an_unconfirmed_after_a_tenth(
     schedule: Schedule, claim: Claim
 ) -> None:
     due = schedule.take(NOW + 3.0)
@@ -57,7 +57,7 @@ def test_a_confirmed_lease_comes_again_after_a_third_an_unconfirmed_after_a_tent
     assert schedule.wakes == pytest.approx(NOW + 6.9)
 
 
-def test_a_lease_falls_due_at_its_deadline_at_the_latest(schedule: Schedule, claim: Claim) -> None:
+def test_lease_is_due_at_its_deadline_at_the_latest(schedule: Schedule, claim: Claim) -> None:
     due = schedule.take(NOW + 8.7)
     schedule.settle(due, [], NOW + 8.7)
     assert schedule.wakes == claim.deadline
@@ -70,13 +70,13 @@ def test_leases_that_are_nearly_due_are_extended_together() -> None:
     assert [w.claim.token for w in schedule.take(NOW + 3.0)] == ["0", "1"]
 
 
-def test_a_dropped_lease_is_extended_no_more(schedule: Schedule, claim: Claim) -> None:
+def test_dropped_lease_is_extended_no_more(schedule: Schedule, claim: Claim) -> None:
     schedule.drop(claim)
     assert schedule.wakes == float("inf")
     assert schedule.take(NOW + 100.0) == []
 
 
-def test_a_lease_is_lost_once_it_is_older_than_its_lifetime() -> None:
+def test_lease_is_lost_once_it_is_older_than_its_max_lifetime() -> None:
     schedule, claim = Schedule(), held()
     schedule.add(watched(claim, until=NOW + 2.0), NOW)
     assert schedule.wakes == NOW + 2.0
@@ -85,7 +85,7 @@ def test_a_lease_is_lost_once_it_is_older_than_its_lifetime() -> None:
     assert claim.lost == "max_lifetime"
 
 
-def test_what_was_given_back_is_not_lost(schedule: Schedule, claim: Claim) -> None:
+def test_released_lease_is_not_reported_as_lost(schedule: Schedule, claim: Claim) -> None:
     due = schedule.take(NOW + 3.0)
     claim.ended = True
     assert schedule.settle(due, [], NOW + 100.0) == []
@@ -118,7 +118,7 @@ class Thread:
         self.dog.extend_due(self.dog.schedule.take(at))
 
 
-def test_a_loss_that_nobody_could_notice_is_told_when_the_lease_is_given_back() -> None:
+def test_unnoticed_loss_is_reported_once_when_the_lease_is_released() -> None:
     """Such as beside a greenlet that never waits: the watchdog could not run. And told once."""
     thread, claim, other = Thread(), held(), held("other")
     thread.watch(claim)
@@ -131,7 +131,7 @@ def test_a_loss_that_nobody_could_notice_is_told_when_the_lease_is_given_back() 
     assert thread.events == ["lost t"]
 
 
-def test_a_round_that_fails_with_an_error_is_tried_again(caplog: Log) -> None:
+def test_extension_round_that_fails_with_an_error_is_tried_again(caplog: Log) -> None:
     thread, claim = Thread(), held()
     thread.watch(claim)
     thread.error = RuntimeError("a bug")
@@ -143,7 +143,7 @@ def test_a_round_that_fails_with_an_error_is_tried_again(caplog: Log) -> None:
     assert thread.events == ["extends t", "extends t"]
 
 
-def test_a_loss_is_told_before_a_round_of_others_is_waited_for() -> None:
+def test_loss_is_reported_before_a_round_of_other_leases_is_waited_for() -> None:
     thread = Thread()
     old, young = held("old"), held("young", NOW + 4.0)
     thread.watch(old)
@@ -154,7 +154,7 @@ def test_a_loss_is_told_before_a_round_of_others_is_waited_for() -> None:
     assert thread.events == ["lost old", "extends young"]
 
 
-def test_one_holders_trouble_does_not_keep_another_from_hearing(caplog: Log) -> None:
+def test_failing_loss_callback_of_one_holder_does_not_silence_another(caplog: Log) -> None:
     thread = Thread()
 
     def fail(claim: Claim) -> None:
@@ -167,7 +167,7 @@ def test_one_holders_trouble_does_not_keep_another_from_hearing(caplog: Log) -> 
     assert "a bug in a callback" in caplog.text
 
 
-def test_work_is_looked_at_when_it_asks_for_that_and_while_its_lease_is_held(caplog: Log) -> None:
+def test_body_is_looked_at_when_it_asks_and_while_its_lease_is_held(caplog: Log) -> None:
     thread, claim, other = Thread(), held(ttl=90.0), held("other", ttl=90.0)
     answers = [4.0, 2.0]
 
@@ -193,7 +193,7 @@ def test_work_is_looked_at_when_it_asks_for_that_and_while_its_lease_is_held(cap
     assert thread.events == looks
 
 
-def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
+def test_extender_thread_extends_due_leases_and_ends_when_closed() -> None:
     extended = threading.Event()
 
     def extend(claims: Sequence[Claim]) -> Sequence[Claim]:
@@ -212,7 +212,7 @@ def test_the_thread_extends_what_is_due_and_ends_when_it_is_closed() -> None:
     assert not dog._thread.is_alive()
 
 
-def test_a_time_limit_that_strikes_while_the_thread_starts_is_raised_as_itself(
+def test_time_limit_that_strikes_while_the_extender_starts_is_raised_as_itself(
     claim: Claim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Struck(BaseException): ...
