@@ -1,1 +1,1 @@
-"""What happens to the message of one task: published, received, run, sent again, ended."""
+"""The life of one task's message: it is published, received, run, sent again, ended."""

@@ -1,4 +1,4 @@
-"""Publishes from a coroutine, without blocking its event loop."""
+"""Publish from a coroutine without blocking its event loop."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ async def redlock_publish(
 ) -> AsyncResult[Any]:
     """Publish a task as `apply_async` does, in a thread: kombu blocks, and so does a reservation.
 
-    A coroutine that is cancelled meanwhile does not stop the thread, so there is never a
-    reservation without its message. Should publishing fail then, the log says so.
+    If the coroutine is cancelled meanwhile, the thread still goes on, so there is never a
+    reservation without its message. If publishing fails after the cancellation, it is logged.
 
     Args:
         task: Any task, with a lock or without.
-        args, kwargs, options: As of `apply_async`.
+        args, kwargs, options: As for `apply_async`.
 
     Raises:
-        DuplicateTask: As of `apply_async`; so is whatever else it raises.
-        TypeError: What is given is no task.
+        DuplicateTask: As from `apply_async`, like every other error of it.
+        TypeError: `task` is not a task.
     """
     if not hasattr(task, "apply_async"):
         raise TypeError(f"redlock_publish takes a task, and not {task!r}: its name is not enough")

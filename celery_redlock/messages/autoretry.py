@@ -1,10 +1,11 @@
 """Keep Celery's `autoretry_for` between the lock of a task and its body.
 
-Celery puts it around the function that `app.task` is given, so around a lock that `@locked` has put
-there, and inside of the lock of a `SingletonTask`. A refused lock would be retried as a failure of
-the body in one case (and a rejection never made), and end the task in the other. Here it is inside
-for all: `on_conflict` and `on_unavailable` decide on refusals, `autoretry_for` on what the body
-raises. The body's `LeaseLost` is one of these.
+Celery wraps autoretry around the function that is passed to `app.task`. So it is outside of a lock
+that `@locked` has put there, and inside of the lock of a `SingletonTask`. In the first case a
+refused lock would be retried like a failure of the body (and a message never rejected); in the
+second case it would end the task. This module puts it inside for all tasks: `on_conflict` and
+`on_unavailable` decide on refusals, and `autoretry_for` on the errors of the body. The body's
+`LeaseLost` is one of these errors.
 """
 
 from __future__ import annotations
@@ -28,12 +29,13 @@ _inside: ContextVar[TaskLock | None] = ContextVar("redlock_inside_autoretry", de
 
 
 def wrap(put_lock_around: Callable[[TaskLock, Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Keep autoretry inside the lock of every task that Celery gives it to. Idempotent.
+    """Keep autoretry inside the lock of every task that has both. Idempotent.
 
     Args:
-        put_lock_around: Returns a function under a lock.
+        put_lock_around: Function that takes a lock and a function, and returns the function under
+            that lock.
     """
-    for module in (base, registry):  # before Celery 5.7 both
+    for module in (base, registry):  # before Celery 5.7 both modules use it
         original: Any = getattr(module, "add_autoretry_behaviour", None)
         if original is not None and not hasattr(original, "__redlock__"):
             setattr(module, original.__name__, _with_lock_outside(original, put_lock_around))
@@ -48,7 +50,7 @@ def _with_lock_outside(
         lock = lock_of(task)
         if lock is not None and keep_inside(task, lock):
             around = getattr(task.run, "__redlock__", None)
-            if around is not None:  # otherwise `SingletonTask.__call__` takes it
+            if around is not None:  # otherwise `SingletonTask.__call__` takes the lock
                 task.run = put_lock_around(around, task.run)
 
     add_autoretry_behaviour.__redlock__ = True  # type: ignore[attr-defined]
@@ -56,9 +58,9 @@ def _with_lock_outside(
 
 
 def keep_inside(task: Any, lock: TaskLock) -> bool:
-    """Have a task's autoretry call the body as `run_around` says; return False if it has none.
+    """Make a task's autoretry call the body in the way that `run_around` prepares.
 
-    Also if this was done before.
+    Return False if the task has no autoretry, or this was done before.
     """
     run: Any = vars(task).get("_orig_run")
     if run is None or getattr(run, "redlock_guarded", False):
@@ -80,7 +82,7 @@ def keep_inside(task: Any, lock: TaskLock) -> bool:
             _taken.reset(outside)
 
     guarded.redlock_guarded = True  # type: ignore[attr-defined]
-    # Celery copies that of the function; `self` is no argument of a bound one.
+    # Celery copies the signature of the function; this is that of a bound method, without `self`.
     task.run.__signature__ = inspect.signature(run)
     task._orig_run = guarded
     return True
@@ -90,10 +92,11 @@ def run_around(task: Any, lock: TaskLock, guards: Guards, body: Callable[[], Any
     """Call a body, which may begin with autoretry, and return its result.
 
     Args:
-        task: The task; None outside of one.
+        task: The task; None outside of tasks.
         lock: The lock that it runs under.
-        guards: Each calls what it is given; they are called inside of autoretry, the last first.
-        body: Calls the task's function, or its autoretry.
+        guards: Functions that each call the function they are given. They are called inside of
+            autoretry, the last one first.
+        body: Function that calls the task's function, or its autoretry.
     """
     if "_orig_run" not in getattr(task, "__dict__", ()):
         for guard in guards:
@@ -107,7 +110,7 @@ def run_around(task: Any, lock: TaskLock, guards: Guards, body: Callable[[], Any
 
 
 def is_inside(lock: TaskLock) -> bool:
-    """Return True, once, where autoretry calls a `@locked` function whose lock is around it."""
+    """Return True, once, if autoretry is calling a `@locked` function that already has its lock."""
     if _inside.get() is not lock:
         return False
     _inside.set(None)

@@ -1,9 +1,9 @@
-"""What a broker does with a message that waits, where brokers differ.
+"""Differences between brokers in the treatment of a message that waits.
 
 Three things matter to a task that is sent again because its lock is held:
 
 - How it is delayed. Most brokers deliver at once, and a worker holds the message until its ETA.
-  Celery 5.5 and newer let RabbitMQ delay it where queues are quorum queues and the exchange is not
+  Celery 5.5 and newer let RabbitMQ delay it if the queues are quorum queues and the exchange is not
   a direct one: for whole seconds only, and a shorter delay is an error.
 - How long a worker may keep a message that it has not acknowledged.
 - How often a message may be returned before the broker drops it: quorum queues count.
@@ -38,37 +38,38 @@ __all__ = [
 ]
 
 UNACKNOWLEDGED_S = 1800.0
-"""Seconds for which a worker may keep a message, where nothing is set: the default of SQS, and of
-RabbitMQ's `consumer_timeout`. Redis grants an hour."""
+"""The seconds for which a worker may keep a message if nothing is set: the default of SQS, and of
+RabbitMQ's `consumer_timeout`. Redis allows an hour."""
 DELIVERY_LIMIT = 20
-"""Returns after which RabbitMQ 4 drops a message of a quorum queue that sets no limit. (3.x drops
-none: to act as if it did costs one message.)"""
+"""The number of returns after which RabbitMQ 4 drops a message of a quorum queue without a limit of
+its own. (3.x drops none, but to act as if it did costs only one message.)"""
 MAX_PRIORITY = 255
-"""The largest priority in AMQP 0-9-1; what is beyond it is no priority."""
+"""The largest priority in AMQP 0-9-1; a larger number is not a priority."""
 DELAYS = "celery_delayed_"
-"""What the names of the queues have in common in which RabbitMQ delays a message."""
+"""The common part of the names of the queues in which RabbitMQ delays a message."""
 _PREFIX = re.compile(r"^(?:[01]\.){28}")
-"""What Celery puts before the routing key of a message that RabbitMQ delays."""
+"""The prefix that Celery puts before the routing key of a message that RabbitMQ delays."""
 
 
 def unacknowledged_for(app: Any) -> float:
-    """Return for how many seconds a worker may keep a message that it has not acknowledged.
+    """Return the seconds for which a worker may keep a message that it has not acknowledged.
 
-    Then the broker delivers it to another worker; RabbitMQ closes the worker's channel as well,
-    which ends a worker. A `consumer_timeout` in RabbitMQ's configuration or in a policy cannot be
-    seen by its clients: whoever sets one says so in `broker_transport_options`, as with Redis, by
-    `visibility_timeout`; or in the arguments of the queue (`x-consumer-timeout`, milliseconds).
+    After that the broker delivers it to another worker; RabbitMQ closes the worker's channel as
+    well, which ends the worker. Clients cannot see a `consumer_timeout` in RabbitMQ's configuration
+    or in a policy. A user who sets one must repeat it in `broker_transport_options` as
+    `visibility_timeout` (as for Redis), or in the arguments of the queue (`x-consumer-timeout`,
+    milliseconds).
     """
     visibility = _seconds((app.conf.broker_transport_options or {}).get("visibility_timeout"))
     given = (visibility, _consumer_timeout(app, len(app.amqp.queues)))
     return min((one for one in given if one is not None), default=UNACKNOWLEDGED_S)
 
 
-# Asked with every delivery, so an app's queues are looked through once, and again when it knows
-# another one: queues only come in, none is changed. A process has one app, tests have many.
+# Cached, because it is needed with every delivery. The number of queues is part of the cache key:
+# queues are only added to an app, and none is changed. A process has one app, but tests have many.
 @functools.lru_cache(maxsize=8)
 def _consumer_timeout(app: Any, _queues: int) -> float | None:
-    """The shortest that the arguments of an app's queues name; seconds."""
+    """Return the shortest timeout in the arguments of an app's queues; seconds."""
     arguments = (queue.queue_arguments or {} for queue in app.amqp.queues.values())
     given = [_seconds(one.get("x-consumer-timeout")) for one in arguments]
     shortest = min((one for one in given if one is not None), default=None)
@@ -76,9 +77,10 @@ def _consumer_timeout(app: Any, _queues: int) -> float | None:
 
 
 def delayed_by_broker(app: Any, request: Any) -> bool:
-    """Whether RabbitMQ would delay a message that is sent again to where this one came from.
+    """Return True if RabbitMQ delays a message that is sent again to the queue it came from.
 
-    Asks as `Celery.send_task` does; but of this message's exchange, not of the default queue's.
+    It makes the check of `Celery.send_task`, but for this message's exchange, and not for that of
+    the default queue.
     """
     if not has_quorum_queues(app):
         return False
@@ -93,7 +95,10 @@ def delayed_by_broker(app: Any, request: Any) -> bool:
 
 
 def seconds_until(app: Any, when: Any) -> float | None:
-    """Return the seconds to a time, or of a span, as Celery reads it; None if it takes none."""
+    """Return the seconds until a time, or of a timespan, in the way that Celery reads `when`.
+
+    Return None if Celery would not accept it.
+    """
     try:
         if when is None:
             return None
@@ -110,15 +115,16 @@ def seconds_until(app: Any, when: Any) -> float | None:
 
 
 def later_at(app: Any, request: Any, countdown: float) -> dict[str, Any]:
-    """Return what sends a message again, after `countdown` seconds, to where it came from.
+    """Return the options that send a message again, after `countdown` seconds, to its old queue.
 
-    For `delayed_by_broker` without an ETA: Celery would derive the route from the default queue,
-    and the worker that gets the message would hold it for what is missing of a whole second.
+    If the broker delays it (`delayed_by_broker`), there is no ETA among them. With an ETA Celery
+    would derive the route from the default queue, and the worker that gets the message would hold
+    it for the missing part of a whole second.
     """
     exchange, routing_key = _came_by(request)
     queue = queue_of(app, request)
     if not delayed_by_broker(app, request):
-        # Celery looks at the default queue's exchange unless it is told whose message this is.
+        # Without a queue Celery would look at the exchange of the default queue.
         if queue is not None and has_quorum_queues(app):
             return {"countdown": countdown, "queue": queue.name}
         return {"countdown": countdown}
@@ -133,18 +139,19 @@ def later_at(app: Any, request: Any, countdown: float) -> dict[str, Any]:
         routing_key = queue.routing_key
     seconds = max(1, math.ceil(countdown))
     return {
-        **({"queue": queue.name} if queue is not None else {}),  # else the default one is declared
+        # Without a queue Celery would declare the default one.
+        **({"queue": queue.name} if queue is not None else {}),
         "exchange": Exchange(level_name(MAX_LEVEL), type="topic"),
         "routing_key": calculate_routing_key(seconds, _PREFIX.sub("", routing_key, count=1)),
     }
 
 
 def without_delays(headers: Any) -> dict[str, Any]:
-    """Return a message's headers without the traces of RabbitMQ's delays, and without its copies.
+    """Return a message's headers without the traces of RabbitMQ's delays, and without CC and BCC.
 
-    RabbitMQ sends a copy to each queue that CC and BCC name: that was done when it came. Traces of
-    delays look like a circle of dead letters: RabbitMQ 3 silently drops a message that has been in
-    one of these queues, comes with that in its `x-death`, and is to pass through it again.
+    RabbitMQ sends a copy to each queue in CC and BCC, and did so when the message first came.
+    Traces of delays look like a circle of dead letters: RabbitMQ 3 silently drops a message that
+    must pass through a delay queue again and has that queue in its `x-death`.
     """
     kept: dict[str, Any] = dict(headers) if isinstance(headers, Mapping) else {}
     for copies in ("CC", "BCC"):
@@ -159,9 +166,10 @@ def without_delays(headers: Any) -> dict[str, Any]:
 
 
 def on_last_delivery(app: Any, request: Any) -> bool:
-    """Whether the broker may drop this message if it is returned once more.
+    """Return True if the broker may drop this message when it is returned once more.
 
-    One return early: what counts is whether it is sent again before this worker ends.
+    The result is True one return early, because the message must be sent again before this worker
+    ends.
     """
     count = said(request, "x-delivery-count")
     if type(count) is not int or count < 1:
@@ -169,13 +177,13 @@ def on_last_delivery(app: Any, request: Any) -> bool:
     queue = queue_of(app, request)
     arguments = (queue.queue_arguments if queue is not None else None) or {}
     limit = arguments.get("x-delivery-limit", DELIVERY_LIMIT)
-    if type(limit) is not int or limit < 0:  # -1: as often as need be
+    if type(limit) is not int or limit < 0:  # -1: without a limit
         return False
     return count >= max(1, limit - 1)
 
 
 def has_quorum_queues(app: Any) -> bool:
-    """Whether an app's broker is a RabbitMQ, with a quorum queue among those it knows."""
+    """Return True if an app's broker is RabbitMQ and one of the app's queues is a quorum queue."""
     return _has_quorum_queues(app, len(app.amqp.queues))
 
 
@@ -183,7 +191,7 @@ def has_quorum_queues(app: Any) -> bool:
 def _has_quorum_queues(app: Any, _queues: int) -> bool:
     try:
         from celery.utils.quorum_queues import detect_quorum_queues
-    except ImportError:  # Celery 5.4 delays nothing by the broker
+    except ImportError:  # Celery 5.4 never lets the broker delay a message
         return False
     driver_type = app.producer_pool.connections.connection.transport.driver_type
     return bool(detect_quorum_queues(app, driver_type)[0])
@@ -195,9 +203,9 @@ def _is_delay(death: Any) -> bool:
 
 
 def _address(request: Any) -> tuple[Any, Any]:
-    """The exchange and the routing key that a message says it came by.
+    """Return the exchange and the routing key that are given in a message.
 
-    A message on Redis says so itself, as whoever wrote it pleased.
+    On Redis they are part of the message itself, so anybody may have written them.
     """
     info = said(request, "delivery_info")
     info = info if isinstance(info, Mapping) else {}
@@ -205,14 +213,15 @@ def _address(request: Any) -> tuple[Any, Any]:
 
 
 def misaddressed(request: Any) -> bool:
-    """Whether a message says that it came by what no exchange or routing key can be."""
+    """Return True if the exchange or routing key given in a message cannot be one."""
     return any(by and not isinstance(by, str) for by in _address(request))
 
 
 def has_way_back(request: Any) -> bool:
-    """Whether a message can be given back: on Redis kombu returns it to where it says it came from.
+    """Return True if a message can be returned to the broker.
 
-    Where that is no queue's name, kombu raises in the worker's main process, which ends it.
+    On Redis kombu returns it to the queue that is given in the message. If that is not the name of
+    a queue, kombu raises in the worker's main process, which ends the worker.
     """
     exchange, routing_key = _address(request)
     named = isinstance(routing_key, str) and bool(exchange or routing_key)
@@ -220,13 +229,13 @@ def has_way_back(request: Any) -> bool:
 
 
 def _came_by(request: Any) -> tuple[str, str]:
-    """The exchange and the routing key of a message; empty where they are no text."""
+    """Return the exchange and the routing key of a message; empty if they are not text."""
     exchange, routing_key = (by if isinstance(by, str) else "" for by in _address(request))
     return exchange, routing_key
 
 
 def queue_of(app: Any, request: Any) -> Any:
-    """The queue of the app that a message came from; None if that is not known."""
+    """Return the app's queue that a message came from; None if it is not known."""
     exchange, routing_key = _came_by(request)
     queues = app.amqp.queues
     if exchange == "":
@@ -240,16 +249,16 @@ def queue_of(app: Any, request: Any) -> Any:
 
 
 def _seconds(value: Any) -> float | None:
-    """A duration that was given, if it is one."""
+    """Return a setting as seconds; None if it is not a positive number."""
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         return None
     return float(value)
 
 
 def urgency_of(delivery_info: Mapping[str, Any] | None, *, amqp: bool) -> float:
-    """Return a message's priority as a number whose smaller ones go first; 0 for none.
+    """Return a message's priority as a number, where smaller numbers go first; 0 without one.
 
-    Of AMQP's priorities the larger ones go first, of other transports' the smaller ones.
+    In AMQP larger priorities go first, in other transports smaller ones.
     """
     priority = (delivery_info or {}).get("priority")
     if not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:

@@ -1,4 +1,4 @@
-"""Carry out what `policy.py` has decided for a delivery that was refused its lock."""
+"""Carry out the decision of `policy.py` for a delivery that was refused its lock."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ from .skipped import Skipped
 
 __all__ = ["Message", "ask", "end", "replace_holder", "send_again", "send_patiently"]
 
-# One name for all that happens to a task's lock, whichever module tells of it.
+# All modules that log events of a task's lock use this one name.
 logger = logging.getLogger("celery_redlock.task")
 
 unavailable = Once()
-"""Tells whether to say again that there is no quorum: Celery has two lines for each attempt."""
+"""Decides if a missing quorum is logged again: Celery already logs two lines for each attempt."""
 SEND_PATIENCE_S = 10.0
-"""Seconds for which the sending of a message is tried again, in its pool slot. Given back to the
-broker at once, it would come back at once: a loop, which a quorum queue ends by dropping it."""
+"""The seconds for which the sending of a message is tried again, in its pool slot. If the message
+were returned to the broker at once, it would come back at once: a loop, which a quorum queue ends
+by dropping the message."""
 POLL_INTERVAL_S = 0.5
-"""Seconds between two looks at who holds the lock that a task is to take over."""
+"""The seconds of one attempt to take over a lock, before its holder is looked up again."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """A message that a worker delivers: its task and request; what it locks, where and how."""
+    """A message that a worker delivers: its task and request, its lock, and its options."""
 
     task: Any
     request: Any
@@ -59,11 +60,11 @@ class Message:
 
     @property
     def resource(self) -> str:
-        """What it locks, for people."""
+        """Its resources as one text, for people."""
         return shown(self.resources)
 
     def skip(self, holder: Owner | None, policy: str, because: object) -> Skipped:
-        """Tell listeners that it is skipped, and return its result."""
+        """Send `task_skipped`, and return the result of the task."""
         tell_skipped(self.task, self.request.id, self.resource, holder, policy)
         return Skipped(self.resource, str(because))
 
@@ -72,7 +73,7 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
     """Return the name of the policy that the user's function chooses for a conflict.
 
     Raises:
-        RedlockError: It failed, or returned something else.
+        RedlockError: The function failed, or returned something else.
     """
     function = message.options.on_conflict
     name = getattr(function, "__qualname__", None) or repr(function)
@@ -104,18 +105,18 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
 def replace_holder(
     message: Message, refusal: ResourceHeld, until: float, acquire: Callable[[float], object]
 ) -> None:
-    """Have the holder revoked, and take the lock when that has ended.
+    """Revoke the holder, and acquire the lock when the holder has ended.
 
     Args:
-        message: What replaces it.
-        refusal: Tells who holds it.
+        message: The message that replaces the holder.
+        refusal: The refusal with the holder.
         until: When to give up, by `time.monotonic`; seconds.
-        acquire: Tries to take the lock, for the seconds that it is given.
+        acquire: Function that tries to acquire the lock for a number of seconds.
 
     Raises:
-        ResourceHeld: It is not free in time, or its holder cannot be revoked.
+        ResourceHeld: The lock is not free in time, or its holder cannot be revoked.
     """
-    asked: set[str] = set()  # each time is a signal to the holder
+    asked: set[str] = set()  # ask once per holder, because each request sends it a signal
     while True:
         refusal.holder = blocking(leases.agreed(message.redlock.client, refusal))
         if not is_split(refusal) and (other := _revocable(message, refusal)).digest not in asked:
@@ -128,11 +129,11 @@ def replace_holder(
             acquire(min(POLL_INTERVAL_S, left))
             return
         except ResourceHeld as still:
-            refusal = still  # perhaps by another by now
+            refusal = still  # the holder may be another one by now
 
 
 def _revocable(message: Message, refusal: ResourceHeld) -> Holder:
-    """Return the task that holds the lock; raise the refusal if it cannot be revoked."""
+    """Return the holder if it is a task that can be revoked; else raise the refusal."""
     holder = refusal.holder
     owner = holder.owner if holder else None
     held_by = owner.task_id if owner is not None else ""
@@ -157,7 +158,7 @@ def _revoke(message: Message, holder: Holder) -> None:
     logger.info("%s replaces task %s", message.called, name)
     try:
         revokes.end(message.task.app, holder.owner.task_id, holder.digest, terminate=True)
-    except Exception as error:  # the broker is away; the holder may end all the same
+    except Exception as error:  # the broker is down, but the holder may end anyway
         logger.warning("%s: cannot revoke task %s: %r", message.called, name, error)
 
 
@@ -166,25 +167,25 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
 
     Args:
         message: The message.
-        refusal: Why.
-        attempts: What `headers.count_refusal` returned, which goes with it.
+        refusal: The reason.
+        attempts: The result of `headers.count_refusal`, which becomes a header of the message.
 
     Raises:
         Retry, Ignore: It is sent.
-        Exception: It is not: see `_send`.
+        Exception: It is not sent: see `_send`.
     """
     app, request, copy = message.task.app, message.request, attempts.get("copy", False)
     why = "held" if isinstance(refusal, ResourceHeld) else "unavailable"
-    # The worker that receives it will park it. If it could not stay parked, or has been refused
-    # before and was not parked, too many are, and it will not.
+    # The worker that receives the message will park it. There is one exception: if it could not
+    # stay parked, or was refused before without being parked, too many messages are parked.
     parked = attempts.pop("parked", attempts[why] == 1) and parks(message.options)
     holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
     if message.options.shared and holder and holder.owner:
-        # Not if another delivery of this message reads: the key is free for all others, so that a
-        # worker would not keep it parked.
+        # It will not be parked if another delivery of this message is a reader: for everybody else
+        # the key is free, so a worker would not keep it parked.
         parked = parked and holder.owner.task_id != short_id(request.id)
     by_broker = broker.delayed_by_broker(app, request)
-    # Where the broker cannot delay it, a worker keeps it meanwhile, and not for too long.
+    # If the broker cannot delay it, a worker keeps it meanwhile, which must not take too long.
     most = math.inf if by_broker else broker.unacknowledged_for(app) / 4
     pause = backoff(message.options, refusal, attempts, parked, most)
     pause = attempts["pause"] = float(math.ceil(pause)) if by_broker else pause
@@ -192,8 +193,8 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     line = "%s waits (%s, attempt %d, next in %.1f s): %s"
     logger.log(level, line, message.called, why, attempts[why], pause, refusal)
     kept = broker.without_delays(request.headers)
-    kept.pop(RECEIPT, None)  # of this delivery
-    # Not self.retry(): that would spend the retries of the user.
+    kept.pop(RECEIPT, None)  # the receipt belongs to this delivery only
+    # Do not use self.retry(): it would spend the user's retries.
     again = message.task.signature_from_request(
         request,
         retries=request.retries,
@@ -202,36 +203,36 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
         **broker.later_at(app, request, pause),
     )
     again.options.update(written_as(request))
-    again.options.pop("redelivered", None)  # Celery takes it over with the exchange
+    again.options.pop("redelivered", None)  # Celery copies it together with the exchange
     if not copy:
         store_retry(message.task, request, refusal)
     _send(message, again)
     if copy:
-        # State RETRY would be that of the first delivery, and might outlive it.
+        # The first delivery has the same id: state RETRY would be its state, too, and might stay.
         raise Ignore(str(refusal))
     raise Retry(f"in {pause:.1f} s: {refusal}", exc=refusal, when=pause, sig=again)  # type: ignore[arg-type]
 
 
 def _level(refusal: NotAcquired, count: int, copy: bool) -> int:
-    """Return the log level for a message that is sent again, for the n-th time."""
+    """Return the log level for a message that is sent again for the `count`-th time."""
     if copy and count & (count - 1):  # not a power of two
-        return logging.DEBUG  # a copy tries for as long as its first delivery is at work
+        return logging.DEBUG  # a copy tries for as long as its first delivery is running
     if isinstance(refusal, QuorumUnavailable):
         away = frozenset(vote.node for vote in refusal.votes if vote.vote is Vote.SILENT)
         if not unavailable(away, time.monotonic()) and count > 1:
-            return logging.DEBUG  # one line is enough for all tasks that find no quorum
+            return logging.DEBUG  # one line is enough for all tasks without a quorum
     ordinary = isinstance(refusal, ResourceHeld) and not refusal.permanent
     return logging.INFO if ordinary else logging.WARNING
 
 
 def _send(message: Message, again: Any) -> None:
-    """Send it, and try again for a while if that fails.
+    """Send a message, and try again for a while if that fails.
 
     Raises:
-        Reject: It cannot be sent, but it can be given back: it is not acknowledged yet.
+        Reject: It cannot be sent, but it is not acknowledged yet and can be returned to the broker.
         RedlockError: It can never be sent.
-        Exception: It can be neither sent nor given back. When a connection breaks, kombu may raise
-            anything.
+        Exception: It can be neither sent nor returned. When a connection breaks, kombu may raise
+            any exception.
     """
     if broker.misaddressed(message.request):
         raise RedlockError(
@@ -245,8 +246,8 @@ def _send(message: Message, again: Any) -> None:
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:
-        # With late acknowledgement the message can go back to the broker. Otherwise, and if the
-        # broker would drop it, the task must fail: better an error than a message that is lost.
+        # With late acknowledgement the message can be returned to the broker. Otherwise, or if the
+        # broker would drop it, the task must fail: an error is better than a lost message.
         dropped = broker.on_last_delivery(message.task.app, message.request)
         if message.task.acks_late and broker.has_way_back(message.request) and not dropped:
             raise Reject(error, requeue=True) from error
@@ -257,11 +258,11 @@ def send_patiently(called: str, send: Callable[[], Any]) -> Any:
     """Return what `send` returns; call it again for `SEND_PATIENCE_S` seconds if it fails.
 
     Args:
-        called: What is sent, for people.
-        send: Sends it, or raises.
+        called: The name of the message, for people.
+        send: Function that sends it, or raises.
 
     Raises:
-        Exception: What `send` raised last. What cannot be encoded is not tried again.
+        Exception: The last error of `send`. A message that cannot be encoded is not tried again.
     """
 
     def warn(attempt: tenacity.RetryCallState) -> None:
@@ -279,10 +280,11 @@ def send_patiently(called: str, send: Callable[[], Any]) -> Any:
 
 
 def end(message: Message, how: str, refusal: NotAcquired) -> Skipped:
-    """End a delivery without its lock: "skip", "reject" or "raise".
+    """End a delivery without its lock; `how` is "skip", "reject" or "raise".
 
     Raises:
-        Reject, NotAcquired: As `how` says.
+        Reject: `how` is "reject".
+        NotAcquired: `how` is "raise".
     """
     if how == "skip":
         logger.info("%s is skipped: %s", message.called, refusal)
@@ -297,9 +299,9 @@ def end(message: Message, how: str, refusal: NotAcquired) -> Skipped:
 
 
 class _OfDelivery(type):
-    """Make `isinstance` true for the refusals of deliveries alone.
+    """A metaclass that makes `isinstance` true only for refusals that end a delivery.
 
-    A refusal of another lock, which a body asked for and did not catch, is not expected.
+    If a body asks for another lock and does not catch its refusal, that is not an expected error.
     """
 
     def __instancecheck__(cls, error: object) -> bool:
@@ -307,11 +309,11 @@ class _OfDelivery(type):
 
 
 class _Refusal(metaclass=_OfDelivery):
-    """Stands in `Task.throws`."""
+    """The entry in `Task.throws` for refusals that end a delivery."""
 
 
 def _expect(task: Any, refusal: NotAcquired) -> None:
-    """Have Celery log a refusal in one line at level INFO, without a traceback."""
+    """Make Celery log a refusal in one line at level INFO, without a traceback."""
     refusal.ends_delivery = True
     given = task.throws if isinstance(task.throws, tuple) else (task.throws,)
     if _Refusal not in given:

@@ -1,11 +1,11 @@
 """Take care of a message's reservation, in the process that runs the body.
 
-Before the body a reservation is confirmed, or freed, as its scope says. A message without one
-(`send_task`, beats, other languages, a duplicate inside a canvas) tries to take it. If another
-message has it, this one is a duplicate, and does not run. After the body it is freed, unless the
-message comes back, or has been sent again.
+Before the body a reservation is confirmed, or released, depending on its scope. A message without a
+reservation (`send_task`, beats, other languages, a duplicate inside a canvas) tries to take one. If
+another message has it, this one is a duplicate and does not run. After the body the reservation is
+released, unless the message comes back, or has been sent again.
 
-While the body runs, a reservation is extended like a lock, and registered like one; but with late
+While the body runs, a reservation is extended and registered like a lock. But with late
 acknowledgement it must outlive its worker, because the message does.
 """
 
@@ -44,19 +44,19 @@ __all__ = ["ReservedDelivery", "arrival_of", "comes_back", "note_of"]
 logger = logging.getLogger("celery_redlock.task")
 
 ARRIVAL = "redlock_arrival"
-"""Attribute of a request: its `ReservedDelivery`, which is called its arrival."""
+"""Attribute of a request for its `ReservedDelivery`, which is called its arrival."""
 
 
 class _Replaced(Exception):
-    """A later call has taken the place of a message."""
+    """A later call has taken the place of this message."""
 
 
 class ReservedDelivery:
-    """A delivery, as far as its reservation is concerned.
+    """A delivery and its reservation.
 
     Attributes:
-        note: What is known of its reservation: from the message, or what its task would reserve.
-        passed_on: Whether its reservation belongs to another message by now.
+        note: The description of its reservation: from the message, or else from its task's options.
+        passed_on: True if its reservation belongs to another message by now.
         einfo: Celery's report of its failure or retry, once there is one.
     """
 
@@ -65,7 +65,7 @@ class ReservedDelivery:
         self._task, self._request = message.task, message.request
         self._redlock, self._options = message.redlock, message.options
         self._header = said(message.request, RESERVATION)
-        # It has been parked or refused, so others are likely to wait behind it in this worker.
+        # It was parked or refused before, so other deliveries probably wait behind it here.
         self._contended = bool(mapping_of(message.request, ATTEMPTS))
         self.note = self._said() or Reservation(
             message.resources,
@@ -80,18 +80,18 @@ class ReservedDelivery:
 
     @property
     def task_id(self) -> Any:
-        """The id of the message's task."""
+        """The id of the task."""
         return self._request.id
 
     def _said(self, confirmed: bool = False) -> Reservation | None:
-        """Return the reservation in its header, if that is for the resources of this call."""
+        """Return the reservation in the header, if it is for the resources of this call."""
         if self._header is None:
             return None
         note = Reservation.of(self._header, self.task_id, self._options, confirmed=confirmed)
         return note if note is not None and note.resources == self._message.resources else None
 
     def run(self, held: HeldLease, body: Callable[[], Any]) -> Any:
-        """Run the body, as its reservation and then its lock allow, unless its key is paused."""
+        """Run the body if its reservation and then its lock allow it, and its key is not paused."""
         pause = paused(self._redlock, self._message.resources)
         if pause is not None:
             Delivery(self._message, held).put_off(pause)
@@ -104,7 +104,8 @@ class ReservedDelivery:
             except _Replaced:
                 return self._duplicate(None)
             except QuorumUnavailable as refusal:
-                # Its lock decides, and says what is to be done if too few nodes answer that, too.
+                # Go on: its lock decides. If too few nodes answer for the lock as well, its own
+                # policy applies.
                 level = logging.WARNING if scope == "until_executing" else logging.DEBUG
                 line = "%s does not know if it is a duplicate, and goes on: %s"
                 logger.log(level, line, self._message.called, refusal)
@@ -117,7 +118,10 @@ class ReservedDelivery:
         return Delivery(self._message, held).run(body)
 
     def _ask_of_its_call(self) -> None:
-        """If its header says that more was reserved than its task does, ask the nodes."""
+        """Ask the nodes for the token if the header has a wider scope than the task.
+
+        Only if they hold it, the scope of the header counts (see `Reservation.of`).
+        """
         asked = self._said(confirmed=True)
         if asked is not None and asked.token and asked.scope != self.note.scope:
             claim = claim_for(self._redlock, asked.resources, asked.ttl, token=asked.token)
@@ -127,12 +131,12 @@ class ReservedDelivery:
     # -- Before the body -------------------------------------------------------------------------
 
     def _confirm(self) -> Owner | None:
-        """Make sure of the reservation; return who has it, if that is another."""
+        """Confirm the reservation, or take it; return the owner if another message has it."""
         if not self.note.token:
             return self._take()
         self._claim = claim = self._named()
         if self.note.scope in ("until_executing", "until_and_while_executing"):
-            return None  # by freeing it
+            return None  # its release in `_begin` will show if it was ours
         if self.note.scope == "until_expired":
             return self._successor(claim)
         self._register(claim)
@@ -142,14 +146,15 @@ class ReservedDelivery:
             return None
         self._drop(claim)
         other = self._successor(claim) if ours is False else None
-        # The place of one that has ended is free, or will be.
+        # If the other task has ended, its reservation is free, or will be soon.
         return self._take() if other is not None and self._ended(other) else other
 
     def _successor(self, claim: Claim) -> Owner | None:
-        """Return who has the reservation that was ours, if the message of that one is in a queue.
+        """Return the owner of the reservation that was ours, if the owner's message is in a queue.
 
-        If it lasts for no longer than while a message is being sent, that message may fail to be
-        sent. Then ours runs, and leaves word that it has, so that its reservation is not restored.
+        If the reservation has only the short ttl that it gets before its message is sent, that
+        message may never be sent. Then ours runs, and sets a mark (`note_begun`), so that our
+        reservation is not restored.
 
         Raises:
             _Replaced: A later call has taken our place.
@@ -167,7 +172,7 @@ class ReservedDelivery:
 
     def _named(self) -> Claim:
         """Return a claim with the message's token, or with a new one if it has none."""
-        # For how long it is asked for while the body runs.
+        # The ttl of the reservation while the body runs.
         ttl = self._options.ttl if self._dies_with_us else max(self.note.ttl, self._options.ttl)
         return claim_for(
             self._redlock,
@@ -179,13 +184,13 @@ class ReservedDelivery:
         )
 
     def _other(self, owner: Owner | None) -> Owner | None:
-        """Return who has it, if that is another message of this task."""
+        """Return `owner` if it is another message of this task; else None."""
         if owner is None or owner.task_id in ("", short_id(self.task_id)):
             return None
         return None if reservation.is_anothers(owner, self._task) else owner
 
     def _take(self) -> Owner | None:
-        """Take a reservation for a message that has none; return who has it, if that is another."""
+        """Take a reservation for a message without one; return the owner if another has it."""
         until = time.monotonic() + PREDECESSOR_PATIENCE_S
         freed = False
         while True:
@@ -201,16 +206,16 @@ class ReservedDelivery:
             seen = reservation.look(self._redlock, claim)
             owner = seen.owner
             if seen.token is None or owner is None or not owner.task_id:
-                return None  # nobody has it, or another program
+                return None  # nobody has it, or another program does
             if owner.task_id == short_id(self.task_id):
                 return self._own(seen.token)
             if self.note.unreserved or reservation.is_anothers(owner, self._task):
-                return None  # both run, and the lock decides which is first
+                return None  # both messages run, and the lock decides which is first
             step = meets_reservation(
                 self._ended(owner),
                 late=time.monotonic() > until,
                 freed=freed,
-                # Such as another member of the group whose chord's body this is.
+                # For example, the owner is in the group whose chord has this task as its body.
                 successor=owner.task_id == short_id(self._request.parent_id),
             )
             if step == "wait":
@@ -225,7 +230,7 @@ class ReservedDelivery:
         return None
 
     def _ended(self, owner: Owner) -> str | None:
-        """Return the state in which another has ended, if it should have freed its reservation."""
+        """Return the final state of another task, if it should have released its reservation."""
         return end_of(self._task, owner.task_id, self.note.scope)
 
     def _free_of(self, owner: Owner) -> bool:
@@ -233,11 +238,11 @@ class ReservedDelivery:
         return reservation.free_of(self._redlock, names, owner.task_id, limit) is not False
 
     def _own(self, token: str) -> Owner | None:
-        """Go on where a task with our id has it, though the message does not say so.
+        """Continue if the reservation belongs to our task id but is missing from the headers.
 
-        If the broker says that there was an earlier delivery of the message, that one took it.
-        Otherwise another task may have been given that id: leave its reservation alone, and have
-        none.
+        If the broker reports an earlier delivery of the message, that delivery took it, and it is
+        confirmed. Otherwise another task may have the same id: go on without a reservation, and
+        leave that one alone.
         """
         if not is_redelivered(self._request.delivery_info):
             return None
@@ -252,14 +257,14 @@ class ReservedDelivery:
         self._request.headers = {**own, RESERVATION: self.note.header()}
 
     def _begin(self, body: Callable[[], Any]) -> Any:
-        """Free the reservation, right before the body, and run the body if it was ours."""
+        """Release the reservation, right before the body, and run the body if it was ours."""
         claim, self._claim = self._claim, None
         if claim is not None and not reservation.start(self._redlock, claim):
             try:
                 other = self._successor(claim)
             except _Replaced:
                 return self._duplicate(None)
-            # A message that is acknowledged late may come back after its body has begun.
+            # A message with late acknowledgement may come back after its body has begun.
             again = is_redelivered(self._request.delivery_info) and _survives(self._task)
             if other is not None and not again and not self._ended(other):
                 return self._duplicate(other)
@@ -267,7 +272,10 @@ class ReservedDelivery:
         return body()
 
     def _duplicate(self, owner: Owner | None) -> Any:
-        """End as `on_duplicate` says: another has reserved its key; None: a call took its place."""
+        """End a duplicate according to `on_duplicate`.
+
+        `owner` has reserved its key; None if a later call has taken its place.
+        """
         message, note = self._message, self.note
         who = owner or "a later call, which has taken its place"
         what = f"{note.resource} is reserved by {owner}" if owner else f"it is replaced by {who}"
@@ -283,7 +291,7 @@ class ReservedDelivery:
 
     @property
     def _dies_with_us(self) -> bool:
-        """Whether it is to end with this process, because its message does not come back then."""
+        """True if it must end with this process, because its message does not come back then."""
         return self.note.scope in WHILE_RUNNING and not _survives(self._task)
 
     def _register(self, claim: Claim) -> None:
@@ -297,21 +305,25 @@ class ReservedDelivery:
             self._redlock.client.registry.granted(claim, longest)
 
     def _lost(self, claim: Claim) -> None:
-        """Log that the reservation is lost: the lock still keeps others out, but not the queue."""
+        """Log that the reservation is lost.
+
+        The lock still keeps others from running, but nothing keeps copies out of the queue.
+        """
         self._redlock.client.registry.unregister(claim)
         logger.warning("%s: its reservation is lost (%s)", self._message.called, claim.lost)
 
     def _drop(self, claim: Claim) -> None:
-        """Stop extending it; what is on the nodes stays there."""
+        """Stop extending a claim; its keys stay on the nodes."""
         self._redlock.client.watchdog.drop(claim)
         self._redlock.client.registry.unregister(claim)
 
     # -- After it --------------------------------------------------------------------------------
 
     def pass_on(self) -> None:
-        """Leave the reservation to the message, which is sent again (or to another with its id).
+        """Leave the reservation to the message that is sent again, or to another with its id.
 
-        Write nothing more for this delivery: it might arrive after the other has ended.
+        Nothing more is written for this delivery, because it might arrive after the end of the
+        other message.
         """
         self.passed_on = True
         if self._claim is not None and self.note.token:
@@ -319,9 +331,9 @@ class ReservedDelivery:
             self._claim.ended = True
 
     def unlock(self, held: HeldLease, again: bool) -> None:
-        """Give the lock back; or leave it locked for what is left of `hold_for`.
+        """Release the lock, or leave it locked for the rest of `hold_for`.
 
-        A message that will be delivered `again` must find its lock free.
+        If the message will be delivered `again`, it must find its lock free.
         """
         claim = None if isinstance(held, Unlocked) else held.claim
         if self._options.hold_for and not again and claim is not None:
@@ -331,18 +343,18 @@ class ReservedDelivery:
                 held.keep(left)
                 return
         # As soon as this body has ended, the worker gives the next delivery to another pool child.
-        # That one must not reach the nodes, over another connection, before our release.
+        # That child must not reach the nodes, over another connection, before our release.
         held.release(wait=self._contended)
 
     def end(self, state: str | None, retval: Any) -> None:
-        """Free or keep the reservation: this delivery is over."""
+        """Release or keep the reservation, because this delivery is over."""
         if not self.note.token and self._claim is None:
             return
         claim = self._claim or self._named()
         self._redlock.client.watchdog.drop(claim)
         stays = self.passed_on or self.note.scope == "until_expired"
         if not stays and self.note.scope == "until_succeeded" and _succeeded(state, retval):
-            claim.ended = True  # it may be for longer than it is to be kept now
+            claim.ended = True  # its ttl may be longer than the reservation must be kept now
             kept = claim_for(self._redlock, self.note.resources, self.note.ttl, token=claim.token)
             if not reservation.adopt(self._redlock, kept):
                 line = "%s has succeeded, and its key is not kept: another may be published"
@@ -354,32 +366,33 @@ class ReservedDelivery:
 
 
 def _survives(task: Any) -> bool:
-    """Whether a task's message comes back if its worker or its process dies."""
+    """Return True if a task's message comes back when its worker or its process dies."""
     return bool(task.acks_late or getattr(task, "retry_on_worker_lost", False))
 
 
 def _succeeded(state: str | None, retval: Any) -> bool:
-    """Whether the body of a message has come to its end, in this delivery or another."""
+    """Return True if the body of a message has succeeded, in this delivery or another."""
     return isinstance(retval, DoneBefore) or (
         state == states.SUCCESS and Skipped.of(retval) is None
     )
 
 
 def comes_back(task: Any, state: str | None, retval: Any) -> bool:
-    """Whether a message whose delivery ended so will be delivered again."""
+    """Return True if a message whose delivery ended in this state will be delivered again."""
     if state == states.REJECTED:
         requeue = isinstance(retval, Reject) and getattr(retval, "requeue", False)
         return bool(task.acks_late and requeue)
-    # An exception that ends processes: the main process knows, and frees if it is over.
+    # No state: an exception ends the process. The main process notices, and releases the
+    # reservation if the message is over.
     return state is None and _survives(task)
 
 
 def arrival_of(request: Any) -> ReservedDelivery | None:
-    """Return the `ReservedDelivery` of a request, if its body's process has made one."""
+    """Return the `ReservedDelivery` of a request, or None outside of the body's process."""
     arrival = getattr(request, ARRIVAL, None)
     return arrival if isinstance(arrival, ReservedDelivery) else None
 
 
 def note_of(request: Any) -> Reservation | None:
-    """Return what the message of a request has reserved, in order to free it."""
+    """Return the reservation in the message of a request, in order to release it; else None."""
     return Reservation.of(said(request, RESERVATION), request.id) if request is not None else None

@@ -1,7 +1,7 @@
-"""One delivery of a message by a worker: it gets its lock, or it is sent away.
+"""One delivery of a message by a worker: it runs under its lock, or is ended or sent again.
 
-This happens in the process that runs the body, right before the body: Celery honours `Retry`,
-`Ignore` and `Reject` there, but not what a receiver of `task_prerun` raises.
+This happens in the process that runs the body, right before the body. There Celery honours `Retry`,
+`Ignore` and `Reject`; it ignores the exceptions of `task_prerun` receivers.
 """
 
 from __future__ import annotations
@@ -31,24 +31,26 @@ from .results import state_of, stored_end, tell_skipped
 
 __all__ = ["Delivery", "DoneBefore", "first_call", "lease_of", "unlocked"]
 
-# One name for all that happens to a task's lock, whichever module tells of it.
+# All modules that log events of a task's lock use this one name.
 logger = logging.getLogger("celery_redlock.task")
 
 LEASE = "redlock_lease"
-"""Attribute of a request: the lock its delivery runs under."""
+"""Attribute of a request for the lock its delivery runs under."""
 
 SPLIT_PATIENCE_S = 0.3
-"""Seconds at least to go on trying after a split vote: one of those that tried at once will get the
-lock. Were all of them sent away, or skipped, nobody would do the work."""
+"""The least seconds to go on trying after a split vote: one of the deliveries that tried at the
+same time will get the lock. If all of them were sent again or skipped, nobody would do the work."""
 PREDECESSOR_PATIENCE_S = 2.0
-"""Seconds to wait for the task that has published us and is about to end."""
+"""The seconds to wait for the task that published this message and is about to end."""
 LEAST_KEPT_S = 1.0
-"""Seconds before which no broker gives a message to another worker: all count in whole seconds."""
+"""The seconds before which no broker delivers a message to another worker: all brokers count in
+whole seconds."""
 LONG_S = 0.5
-"""Seconds of waiting for a lock after which its key is looked at again: it may be paused by now."""
+"""The seconds of waiting for a lock after which pauses are read again: the key may be paused by
+now."""
 MIN_MARK_LIFE_S = 180.0
-"""Seconds at least for which the nodes remember that a delivery is done, so that a copy of its
-message learns it. A copy comes to the head of its queue, and tries every half minute at least."""
+"""The least seconds for which the nodes remember that a delivery is done, so that a copy of its
+message can see it. A copy comes to the head of its queue, and tries every half minute at least."""
 
 
 class _Done(Exception):
@@ -56,27 +58,27 @@ class _Done(Exception):
 
 
 class DoneBefore(Ignore):
-    """Tells Celery to drop a delivery for that reason: the other has stored state and result."""
+    """An `Ignore` for a delivery whose work is done: the other has stored state and result."""
 
 
 class Delivery:
-    """One delivery of a message by a worker: how it gets its lock, or does without."""
+    """One delivery of a message by a worker, and the acquisition of its lock."""
 
     def __init__(self, message: Message, held: HeldLease) -> None:
         request, task = message.request, message.task
         self._message = message
-        self._options = message.options  # with what its function says, where one is asked
+        self._options = message.options  # `_insist` puts in the policy that a function returns
         self._request = request
         self._held = held
         self._begun = time.monotonic()
         attempts, waited = headers.mapping_of(request, ATTEMPTS), headers.waited(request)
         self._copy = attempts.get("copy") is True
-        # Whether the broker says that this message was with a worker before. If that one holds the
+        # True if the broker reports that a worker had this message before. If that worker holds the
         # lock, it may be dead.
         self._redelivered = headers.is_redelivered(request.delivery_info)
-        # Whether there may be another delivery of this very message: one that is kept for too long
-        # is delivered to another worker as well, which may be faster. So is one that was sent again
-        # if the broker was not told: it has both.
+        # True if there may be another delivery of this very message. A message that is kept for too
+        # long is delivered to another worker as well, which may be faster. A message that was sent
+        # again exists twice if its acknowledgement did not reach the broker.
         self._again = bool(
             attempts.get("held")
             or attempts.get("unavailable")
@@ -84,16 +86,16 @@ class Delivery:
             or self._redelivered
             or (waited >= LEAST_KEPT_S and waited >= unacknowledged_for(task.app))
         )
-        assert held.request.owner is not None  # a delivery says who it is
+        assert held.request.owner is not None  # every delivery has an owner
         self._owner = held.request.owner
         if self._again or task.acks_late:
             life = max(MIN_MARK_LIFE_S, 2 * message.options.retry_backoff_max)
             held.mark = mark_of(self._owner, held.resources), life
         release_leftovers()
-        setattr(request, LEASE, held)  # from here on, the signal handlers release it
+        setattr(request, LEASE, held)  # from here on the signal handlers release it
 
     def run(self, body: Callable[[], Any]) -> Any:
-        """Run the body under the lock, or do what its options say of the refusal."""
+        """Run the body under the lock, or do what its options require after a refusal."""
         message, request = self._message, self._request
         try:
             self._acquire()
@@ -106,34 +108,34 @@ class Delivery:
             logger.info("%s is done: this was a second delivery of it", message.called)
             tell_skipped(message.task, request.id, message.resource, None, "done")
             raise DoneBefore from None  # acknowledged
-        # A retry of the user's copies these headers. It must not take along our count of refusals,
-        # nor the traces of a delay, with which RabbitMQ might drop it.
+        # A retry by the user copies these headers. It must not copy our count of refusals, nor the
+        # traces of a delay, because with these RabbitMQ might drop it.
         if isinstance(request.headers, dict):
             request.headers = without_delays(request.headers)
             request.headers.pop(ATTEMPTS, None)
         return body()
 
     def paused(self) -> Pause | None:
-        """The pause that keeps its body from beginning; None if none does."""
+        """Return the pause that keeps its body from beginning; None without one."""
         return paused(self._message.redlock, self._message.resources)
 
     def put_off(self, pause: Pause) -> NoReturn:
-        """Send the message again, whatever its policy: its key is paused.
+        """Send the message again, whatever its policy is, because its key is paused.
 
         Raises:
             Retry, Ignore: It is sent.
         """
         refusal = ResourceHeld(str(pause), resource=self._message.resource)
-        stuck = headers.attempts_of(self._request)["stuck"]  # no holder is in its way
+        stuck = headers.attempts_of(self._request)["stuck"]  # unchanged: no holder is in its way
         send_again(self._message, refusal, {**self._attempts(refusal), "stuck": stuck})
 
     def _attempts(self, refusal: NotAcquired) -> dict[str, Any]:
-        """What goes with the message if it is sent again."""
+        """Return the attempts header for the message if it is sent again."""
         attempts = headers.count_refusal(self._request, refusal)
         return {**attempts, "copy": True} if self._copy else attempts
 
     def _refused(self, refusal: NotAcquired, body: Callable[[], Any]) -> Any:
-        """Do what the policy says: it has no lock, and may not wait any longer in its process."""
+        """Do what the policy requires after a refusal, when it may not wait here any longer."""
         message = self._message
         attempts = self._attempts(refusal)
         action = decide(self._options, refusal, attempts)
@@ -155,13 +157,13 @@ class Delivery:
     # -- The lock ---------------------------------------------------------------------------------
 
     def _acquire(self) -> None:
-        """Acquire the lock, unless another delivery of the message is at work or done.
+        """Acquire the lock, unless another delivery of the message is running or done.
 
         Raises:
             _Done: Another delivery has done the work.
         """
         rated = self._options.rate is not None
-        if rated:  # looked up before: a start counts, and keeps no other delivery out
+        if rated:  # look it up first: a start counts, and keeps no other delivery out
             self._first_at_work()
         try:
             self._try()
@@ -177,15 +179,15 @@ class Delivery:
             )
 
     def _try(self) -> None:
-        """Try to take the lock, for as long as it may wait for its holder in this process."""
+        """Try to acquire the lock for as long as the delivery may wait in this process."""
         options = self._message.options
-        # One that replaces the holder does not wait for it first. Nor does one whose policy is a
-        # function to be asked: its `wait` is 0.
+        # A delivery that replaces the holder does not wait for it first. Neither does one whose
+        # policy is a function: its `wait` is 0.
         wait = 0.0 if options.on_conflict == "replace" else self._held.request.wait
-        patience = options.waits["retry"]  # a copy may wait for long, but not in a slot
+        patience = options.waits["retry"]  # a copy may wait for long, but not in a pool slot
         if self._copy:
             wait = min(wait, patience)
-        # Under a rate another that is at work is in nobody's way.
+        # Under a rate, another running delivery is in nobody's way.
         rated = options.rate is not None
         redelivered = self._redelivered and not self._copy and not rated
         try:
@@ -197,7 +199,7 @@ class Delivery:
             elif is_split(refusal):
                 self._held.acquire(wait=max(SPLIT_PATIENCE_S, wait))
             elif redelivered:
-                # The holder may be an earlier delivery of this message that is still at work: after
+                # The holder may be an earlier delivery of this message that is still running, after
                 # a lost connection to the broker, or a `visibility_timeout`.
                 self._copy = self._owner.is_copy_of(holder)
                 self._held.acquire(wait=min(wait, patience) if self._copy else wait)
@@ -205,7 +207,10 @@ class Delivery:
                 raise
 
     def _insist(self, refusal: ResourceHeld) -> None:
-        """Go on if the holder is to be replaced, or as the user's function says; else raise."""
+        """Go on trying, if the policy is to replace the holder or the user's function wants it.
+
+        Otherwise raise the refusal.
+        """
         message = self._message
         asks = callable(message.options.on_conflict) and not self._copy
         if asks:
@@ -221,10 +226,10 @@ class Delivery:
     # -- Another delivery of the message ----------------------------------------------------------
 
     def _first_at_work(self, refusal: ResourceHeld | None = None) -> bool:
-        """Return whether another delivery of this message is at work, and note that this is a copy.
+        """Return True if another delivery of this message is running; this one is then a copy.
 
         Raises:
-            _Done: It has done the work.
+            _Done: The other delivery has done the work.
         """
         if not self._again:
             return False
@@ -234,40 +239,40 @@ class Delivery:
             if self._message.options.on_unavailable == "retry":
                 raise
             logger.warning("%s: cannot tell whether it is done: %s", self._message.called, error)
-            done = at_work = False  # better twice than never
+            done = at_work = False  # to run twice is better than never
         if done or (self._copy and not self._held.lost and self._succeeded()):
             raise _Done
-        if refusal is not None:  # by one of many readers
+        if refusal is not None:  # its holder may be one of many readers
             at_work = at_work or self._owner.is_copy_of(_other_task(refusal))
         self._copy = self._copy or at_work
         return at_work
 
     def _succeeded(self) -> bool:
-        """Whether the result backend knows that the first delivery has come to its end."""
+        """Return True if the result backend has a success of the first delivery."""
         try:
             return state_of(self._message.task, self._request.id) == states.SUCCESS
-        except Exception as error:  # none, or it is away: better twice than never
+        except Exception as error:  # no backend, or it is down: to run twice is better than never
             logger.warning("%s: cannot tell whether it is done: %r", self._message.called, error)
             return False
 
     # -- Another task -----------------------------------------------------------------------------
 
     def _predecessor(self, owner: Owner) -> bool:
-        """Whether the holder is the one that published us: a chain link, or our last try.
+        """Return True if the holder has published this message: a chain link, or our last try.
 
-        Its message is sent before its lock is freed, so it is about to end.
+        It published the message before releasing its lock, so it is about to end.
         """
         if owner.task_id == short_id(self._request.id):
-            # `self.replace()` gives its own id to what takes its place.
+            # `self.replace()` gives the task's own id to the task that takes its place.
             replaced = bool(said(self._request, "replaced_task_nesting"))
             return replaced or owner.retries < headers.count(self._request.retries, MAX_RETRIES)
         return owner.task_id == short_id(self._request.parent_id)
 
     def _has_ended(self, owner: Owner) -> bool:
-        """Whether the holder's result is stored already: it is about to free its lock.
+        """Return True if the holder's result is stored already: it is about to release its lock.
 
-        For example, the holder is in the group whose chord has this task as its body. A task that
-        would be sent again need not know.
+        For example, the holder is in the group whose chord has this task as its body. For a task
+        that would only be sent again this is not checked.
         """
         options = self._message.options
         if options.on_conflict == "retry" or options.hold_for:
@@ -277,7 +282,7 @@ class Delivery:
 
 
 def unlocked(message: Message, body: Callable[[], Any]) -> Any:
-    """Run a body without its lock. If it calls its own task, that call sees that it is nested."""
+    """Run a body without its lock. A call of its own task inside of it counts as nested."""
     lease: HeldLease = Unlocked(message.resources, message.redlock)
     setattr(message.request, LEASE, lease)
     with lease:
@@ -285,7 +290,7 @@ def unlocked(message: Message, body: Callable[[], Any]) -> Any:
 
 
 def first_call(request: Any) -> bool:
-    """Whether a worker calls the body of this delivery: it is no plain, eager or nested call."""
+    """Return True if a worker calls the body: not a plain, an eager or a nested call."""
     return (
         request is not None
         and not request.called_directly
@@ -295,15 +300,15 @@ def first_call(request: Any) -> bool:
 
 
 def lease_of(request: Any) -> HeldLease | None:
-    """Return the lock that a delivery runs under, if it has one yet.
+    """Return the lock that a delivery runs under; None if it has none yet.
 
-    A message's headers become attributes of its request, so the attribute may be anything.
+    A message's headers become attributes of its request, so the attribute may be of any type.
     """
     held = getattr(request, LEASE, None)
     return held if isinstance(held, HeldLease) else None
 
 
 def _other_task(refusal: ResourceHeld) -> Owner | None:
-    """Return which delivery of a task holds the lock; None if something else does."""
+    """Return the owner of the lock if it is a task's delivery; else None."""
     owner = refusal.holder.owner if refusal.holder else None
     return owner if owner is not None and owner.task_id else None

@@ -1,9 +1,9 @@
-"""The signal handlers that give back what the message of a task had, at every ending.
+"""Signal handlers that release a task's lock and reservation at every ending.
 
 In the process that runs the body, `task_postrun` comes after every ending that Python survives, in
 every pool, after the result is stored and the user's hooks have run. `task_success`,
-`task_failure` and `task_retry` come earlier, and release as well; to release again does nothing. A
-worker's main process frees the reservation of a message that never comes to a body.
+`task_failure` and `task_retry` come earlier, and release as well; a second release does nothing. A
+worker's main process releases the reservation of a message whose body never begins.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["end", "over", "received", "refused", "release"]
 
 
 def _request_of(task: Any) -> Any:
-    """Return the request that a task is working on in this thread, or None."""
+    """Return the request that a task runs for in this thread, or None."""
     stack = getattr(task, "request_stack", None)
     return stack.top if stack is not None else None
 
@@ -42,7 +42,7 @@ def release(
     einfo: Any = None,
     **_signal: Any,
 ) -> None:
-    """Release the lock, in the body's process: this delivery is over."""
+    """Release the lock, in the body's process, because this delivery is over."""
     request = _request_of(sender)
     held = lease_of(request)
     arrival = arrival_of(request)
@@ -51,14 +51,15 @@ def release(
     if einfo is not None:
         arrival.einfo = einfo
     if signal is signals.task_postrun and arrival.einfo is not None:
-        # Everybody here has seen the traceback, and the main process reads its text alone. With
-        # its frames a failure or a retry has 40 to 100 kB, and billiard writes more than 16 kB in
-        # two pieces: a soft time limit, or the loss of the broker, between the two would stop this
-        # pool slot or the whole worker for good (see docs/operating.md).
+        # Drop the frames of the traceback: all handlers here have seen them, and the main process
+        # reads only the text. With the frames a failure or a retry has 40 to 100 kB, and billiard
+        # writes more than 16 kB in two pieces: a soft time limit, or the loss of the broker,
+        # between the two would stop this pool slot or the whole worker for good (see
+        # docs/operating.md).
         arrival.einfo.tb = None
     if held is None:
         return
-    if signal is signals.task_success:  # other endings may have left work undone
+    if signal is signals.task_success:  # after other endings work may be left to do
         mark_done(held)
     again = signal is signals.task_retry
     if signal is signals.task_postrun:
@@ -67,25 +68,25 @@ def release(
 
 
 def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:
-    """Free the reservation, in the body's process: this delivery is over."""
+    """Release the reservation, in the body's process, because this delivery is over."""
     request = _request_of(sender)
     arrival = arrival_of(request)
     if arrival is not None:
         arrival.end(state, retval)
-    else:  # it did not come to a body
+    else:  # its body did not begin
         note = note_of(request)
         if note is not None and not comes_back(sender, state, retval):
             _free(sender.app, note)
     if isinstance(retval, Retry) and isinstance(retval.exc, NotAcquired):
-        # The two and their frames refer to each other: half a megabyte, with Celery's copy of the
-        # frames, that would stay until a full garbage collection.
+        # The two exceptions and their frames refer to each other: with Celery's copy of the frames
+        # half a megabyte would stay until a full garbage collection.
         retval.__traceback__ = retval.exc.__traceback__ = None
 
 
 def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
-    """Free the reservation, in the main process: a message was revoked or has expired.
+    """Release the reservation, in the main process, of a message that was revoked or has expired.
 
-    Or its body has died, and no handler ran there.
+    This is also called if the body's process has died, so that no handler ran there.
     """
     if request is None:
         request = _request_of(sender)
@@ -95,7 +96,10 @@ def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
 
 
 def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
-    """Free the reservation, in the main process: a message is unreadable, or its task unknown."""
+    """Release the reservation, in the main process, of a message that no task can handle.
+
+    The message is unreadable, or its task is unknown.
+    """
     headers = getattr(message, "headers", None)
     if isinstance(headers, Mapping):
         note = Reservation.of(said(headers, RESERVATION), headers.get("id"))
@@ -104,7 +108,7 @@ def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
 
 
 def _free(app: Any, note: Reservation) -> None:
-    """Free the reservation of a message that is over."""
+    """Release the reservation of a message that is over."""
     if note.token and note.scope != "until_expired" and enabled(app.conf):
         free_soon(Redlock.from_app(app), note)
 
@@ -112,9 +116,9 @@ def _free(app: Any, note: Reservation) -> None:
 def received(request: Any = None, **_signal: Any) -> None:
     """Note, in the main process, when and how a message came; keep its reservation alive.
 
-    Mark it as a copy if it is at work here already. After a lost connection a worker may be given
-    its own message again, and begin with it only when the first has ended: too late to meet its
-    lock.
+    Mark it as a copy if it is running here already. After a lost connection a worker may receive
+    its own message again, and begin with it only when the first delivery has ended and released the
+    lock. Then nothing else would show that it is a copy.
     """
     lock = lock_of(request.task)
     if lock is None:
@@ -129,7 +133,7 @@ def received(request: Any = None, **_signal: Any) -> None:
             _free_unheard(request, note, again)
     if not again:
         return
-    from celery.worker import state  # of no use to producers
+    from celery.worker import state  # imported here, because producers do not need it
 
     at_work = (other for other in tuple(state.active_requests) if other is not request)
     if any(_same_message(other, request) for other in at_work):
@@ -137,18 +141,18 @@ def received(request: Any = None, **_signal: Any) -> None:
 
 
 def _same_message(one: Any, other: Any) -> bool:
-    """Whether two requests are deliveries of one message: an id can be given to several."""
+    """Return True if two requests are deliveries of one message: an id can be used by several."""
     return bool(one.id == other.id and one.name == other.name and one.body == other.body)
 
 
 def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
-    """Free a reservation where Celery acknowledges the message and no signal tells of its end.
+    """Release a reservation if Celery acknowledges the message without a usable signal.
 
-    Before 5.7 it does so when a body raises SystemExit, which it cannot store as a result, and at
-    the hard time limit, because its `task_failure` does not name the request. In any version it
-    does so when a message that comes `again` is known to be done
-    (`worker_deduplicate_successful_tasks`): if the process of its first body died just before it
-    freed the reservation, nobody else has.
+    Before Celery 5.7 that happens in two cases: a body raises SystemExit, which Celery cannot store
+    as a result; or it is killed at the hard time limit, where `task_failure` does not name the
+    request. In any version it happens when a message that comes `again` is known to be done
+    (`worker_deduplicate_successful_tasks`). If the process of its first body died just before it
+    released the reservation, nobody else has.
     """
     on_failure, on_success, app = request.on_failure, request.on_success, request.app
 
@@ -173,7 +177,7 @@ def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
 
 
 def _is_time_limit(info: Any) -> bool:
-    """Whether a body was killed at its hard time limit, and Celery does not name its request."""
+    """Return True if a body was killed at its hard time limit, and Celery gives no request."""
     cause = getattr(info, "exception", None)
     cause = getattr(cause, "exc", cause)  # billiard wraps it, with its traceback
     return isinstance(cause, TimeLimitExceeded) and not hasattr(Task, "retry_on_worker_lost")

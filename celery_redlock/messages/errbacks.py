@@ -1,9 +1,10 @@
 """Let an error callback that is a locked task wait for its turn, as any task does.
 
-Celery sends a callback that takes one argument, the id of the failed task, as a task. Any other one
-(`request, exc, traceback`, or `.si()` with two arguments of its own) it calls as a function, in the
-process of the task that failed: there is no message that could wait, and a refusal would end as a
-line in the log. Where the lock is free, it is called so. Where it is not, it is sent as a task.
+If a callback takes one argument, the id of the failed task, Celery sends it as a task. Any other
+callback (`request, exc, traceback`, or `.si()` with two arguments of its own) it calls as a
+function, in the process of the failed task. Then there is no message that could wait, and a refusal
+would end as a line in the log. So it is called only if its lock is free; otherwise it is sent as a
+task.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ logger = logging.getLogger("celery_redlock.task")
 
 @dataclass(frozen=True)
 class ErrorCallback:
-    """A call of an error callback: its signature, and what Celery calls it with."""
+    """A call of an error callback: its signature and its arguments."""
 
     signature: Any
     request: Any
@@ -37,16 +38,17 @@ class ErrorCallback:
 
     @property
     def task(self) -> Any:
-        """Return the task that it calls."""
+        """The task that it calls."""
         return self.signature.type
 
     def send(self, why: BaseException) -> None:
-        """Send it as a task of its own, because its lock is not free. Log an error if it is lost.
+        """Send it as a task of its own, because its lock is not free. Log an error if that fails.
 
         Args:
             why: The refusal.
         """
-        from celery.exceptions import SoftTimeLimitExceeded  # programs that publish need none
+        # Imported here, because programs that only publish do not need them.
+        from celery.exceptions import SoftTimeLimitExceeded
         from kombu import serialization
 
         from ..protocol.texts import printable
@@ -54,14 +56,14 @@ class ErrorCallback:
 
         task, signature, failed = self.task, self.signature, self.request
         name = printable(f"{task.name}, the error callback of {failed.task}[{failed.id}],")
-        # An id is one task's, and several tasks may have failed with this callback.
+        # An id belongs to one task, but several tasks may have failed with this callback.
         options = {key: value for key, value in signature.options.items() if key != "task_id"}
         serializer = options.get("serializer") or task.serializer
         args = tuple(signature.args)
         if not signature.immutable:
             encodes = functools.partial(serialization.dumps, serializer=serializer)
             args = (*pack(failed, self.exc, self.traceback, encodes), *args)
-            # The arguments of the failed task may be secret.
+            # Leave out the arguments of the failed task, because they may be secret.
             own = "".join(f", {value!r:.200}" for value in signature.args)
             about = printable(f"({failed.task}[{failed.id}], {type(self.exc).__name__}, ...{own})")
             options.setdefault("argsrepr", about)
@@ -85,20 +87,20 @@ _called: ContextVar[ErrorCallback | None] = ContextVar("redlock_errback", defaul
 
 
 def taken(lock: TaskLock) -> ErrorCallback | None:
-    """Return the error callback that takes this lock, once; None if none is called.
+    """Return the error callback that is called with this lock, once; else None.
 
-    Celery's stack of tasks does not show it: a task class whose `__call__` calls `run` alone leaves
-    the failed task on top.
+    Celery's stack of tasks is not enough: if a task class has a `__call__` that only calls `run`,
+    the failed task stays on top.
     """
     callback = _called.get()
     if callback is None or lock_of(callback.task) is not lock:
         return None
-    _called.set(None)  # what its body calls is none
+    _called.set(None)  # calls by its body are not error callbacks
     return callback
 
 
 def wrap(signature_class: Any = Signature) -> None:
-    """Note which calls of a locked task are error callbacks. Idempotent."""
+    """Wrap `Signature.__call__` to note calls of error callbacks that are locked. Idempotent."""
     original: Callable[..., Any] = signature_class.__call__
     if getattr(original, "__redlock__", False):
         return
@@ -118,11 +120,11 @@ def wrap(signature_class: Any = Signature) -> None:
 
 
 def _is_failure(args: tuple[Any, ...]) -> bool:
-    """Return True if these are the arguments that Celery calls an error callback with."""
+    """Return True if these are the arguments with which Celery calls an error callback."""
     return len(args) == 3 and isinstance(args[0], Context) and isinstance(args[1], BaseException)
 
 
 def _is_eager(app: Any, request: Any) -> bool:
-    """Return True if nothing is sent: the failed task was called eagerly."""
+    """Return True if the failed task was called eagerly, so that nothing is sent."""
     eager = (request.delivery_info or {}).get("is_eager") or request.is_eager
     return bool(eager or app.conf.task_always_eager)

@@ -1,4 +1,4 @@
-"""What a message's headers tell of its earlier deliveries: foreign input, not trusted far."""
+"""Read and write the headers of a message that describe its earlier deliveries: untrusted input."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ _serialization: Any = serialization  # its stubs lack the registry
 
 ATTEMPTS = "redlock_attempts"
 """Message header: how often a task was sent again because its lock was held or no quorum answered,
-since when, which holder was in its way and for how long, and whether it is a copy of a message that
-was at work."""
+since when, which holder was in its way and for how long, and if it is a copy of a message that was
+running."""
 RESERVATION = "redlock_reservation"
-"""Message header: what its reservation is. Foreign input: see `Reservation.of`."""
+"""Message header: its reservation. Untrusted input: see `Reservation.of`."""
 RECEIPT = "redlock_receipt"
-"""Put among a request's headers by its worker, for the process that runs it: when it was received,
-and in which words. It travels with a retry of the user's, and is replaced at each receipt."""
+"""Header that a worker adds to a request for the process that runs it: the time of its receipt, and
+its content type. It travels with a retry by the user, and is replaced at each receipt."""
 _HEADERS = frozenset(("argsrepr", "kwargsrepr", "compression", "ignore_result"))
 _KEPT: Mapping[type, tuple[str, ...]] = {
     str: (
@@ -51,19 +51,22 @@ _KEPT: Mapping[type, tuple[str, ...]] = {
     bool: ("ignore_result",),
     int: ("delivery_mode", "timestamp"),
 }
-"""What `written_as` takes over, by its type: from the headers, or else from the properties."""
+"""The names that `written_as` copies, by type: from the headers, or else from the properties."""
 MAX_SECONDS = 1e12
-"""Since 1970, or of a span: no clock shows more, so whoever sends more forges."""
+"""The largest time since 1970, or timespan, in seconds: no clock shows more, so a larger number is
+forged."""
 MAX_RETRIES, MAX_ATTEMPTS = 10**9, 10**6
-"""What a header may count: no honest one comes near, and larger numbers would grow a token."""
+"""The largest counts of a header: honest ones are far smaller, and larger numbers would make a
+token longer."""
 MAX_ID_CHARS = 200
-"""Characters of a task's id in a token; Celery's own have 36."""
+"""The most characters of a task's id in a token; Celery's own ids have 36."""
 
 
 def said(request: Any, name: str) -> Any:
-    """Return a header of a message: of its headers, or of the request that Celery makes of them.
+    """Return a header of a message, from its headers or from the request that Celery makes of them.
 
-    There a header may be in the way of a method; and those of protocol 1 are in one of this name.
+    The request's `__dict__` is read, because a header may have the name of a method. The headers of
+    a message of protocol 1 are in a header named `headers`.
     """
     headers = request if isinstance(request, dict) else getattr(request, "__dict__", {})
     given = headers.get(name)
@@ -73,15 +76,15 @@ def said(request: Any, name: str) -> Any:
 
 
 def mapping_of(request: Any, name: str) -> Mapping[str, Any]:
-    """Return a header of a message that is a mapping; an empty one if there is none."""
+    """Return a header that is a mapping; an empty mapping if there is none."""
     given = said(request, name)
     return given if isinstance(given, dict) else {}
 
 
 def attempts_of(request: Any) -> dict[str, Any]:
-    """How often this message was sent again, and since when."""
+    """Return the checked contents of the `ATTEMPTS` header, with zeros if there is none."""
     given, now = mapping_of(request, ATTEMPTS), time.time()
-    if not given:  # nearly always
+    if not given:  # the short way, taken nearly always
         return {"since": now, "stuck": 0.0, "pause": 0.0, "held": 0, "unavailable": 0}
     since = _number(given.get("since"), -MAX_SECONDS)
     attempts: dict[str, Any] = {"since": now if since is None else min(since, now)}
@@ -100,11 +103,12 @@ def attempts_of(request: Any) -> dict[str, Any]:
 
 
 def count_refusal(request: Any, refusal: NotAcquired) -> dict[str, Any]:
-    """Return what `attempts_of` tells of a request, with the refusal that it has just met counted.
+    """Return the `attempts_of` a request, with the refusal that it has just met counted.
 
-    `stuck` is for how many seconds one and the same holder has been in its way. Another one means
-    that the key makes progress: counted from 0 again. Only durations are added up, each measured by
-    one host: clocks that differ decide nothing. Time that it spends in its queue does not count.
+    `stuck` is the number of seconds for which one and the same holder has been in its way. A new
+    holder means that the key makes progress, so it starts from 0 again. It is a sum of durations,
+    each measured on one host, so differences between clocks do not matter. Time in the queue does
+    not count.
     """
     attempts = attempts_of(request)
     attempts["held" if isinstance(refusal, ResourceHeld) else "unavailable"] += 1
@@ -115,7 +119,7 @@ def count_refusal(request: Any, refusal: NotAcquired) -> dict[str, Any]:
     if first or (holder is not None and holder != attempts.get("holder")):
         attempts["stuck"] = 0.0
     else:
-        # A worker may have held it for its pause.
+        # A worker may have held it during its pause, so the two are not added up.
         attempts["stuck"] += max(attempts["pause"], waited(request))
     if holder is not None:
         attempts["holder"] = holder
@@ -123,29 +127,29 @@ def count_refusal(request: Any, refusal: NotAcquired) -> dict[str, Any]:
 
 
 def is_redelivered(delivery_info: Any) -> bool:
-    """Whether the broker says that this message was with a worker before."""
+    """Return True if the broker reports that a worker had this message before."""
     return isinstance(delivery_info, dict) and bool(delivery_info.get("redelivered"))
 
 
 def mark_copy(request: dict[str, Any]) -> None:
-    """Note in a message's headers that its first delivery is at work."""
+    """Note in a message's headers that its first delivery is running."""
     given = request.get(ATTEMPTS)
     request[ATTEMPTS] = {**(given if isinstance(given, Mapping) else {}), "copy": True}
 
 
 def receive(request: dict[str, Any], content_type: Any) -> None:
-    """Note in a message's headers that a worker has just received it, and how it was written."""
+    """Note in a message's headers that a worker has just received it, and its content type."""
     request[RECEIPT] = {"at": time.monotonic(), "content_type": content_type}
 
 
 def waited(request: Any) -> float:
-    """Seconds since the worker received this message; 0 where nobody noted when."""
+    """Return the seconds since the worker received this message; 0 if that was not noted."""
     at = mapping_of(request, RECEIPT).get("at")
     return max(0.0, time.monotonic() - at) if isinstance(at, float) else 0.0
 
 
 def serializer_of(request: Any) -> str | None:
-    """The name of what this message was written with; None if that is not known."""
+    """Return the name of the serializer of this message; None if it is not known."""
     content_type = mapping_of(request, RECEIPT).get("content_type")
     names = _serialization.registry.type_to_name
     name = names.get(content_type) if isinstance(content_type, str) else None
@@ -153,11 +157,11 @@ def serializer_of(request: Any) -> str | None:
 
 
 def written_as(request: Any) -> dict[str, Any]:
-    """Return the options that write a message as this one was written.
+    """Return the options that send a message again in the form of this one.
 
-    These are the ones that Celery itself does not copy when it sends a message again: its
-    serializer and compression, what stands for its arguments in monitors (they may be secret), its
-    AMQP properties, and before Celery 5.7 whether its result is ignored.
+    These are the options that Celery itself does not copy when it sends a message again: its
+    serializer and compression, the text shown for its arguments in monitors (they may be secret),
+    its AMQP properties, and before Celery 5.7 `ignore_result`.
     """
     options: dict[str, Any] = {}
     if (serializer := serializer_of(request)) is not None:
@@ -174,21 +178,24 @@ def written_as(request: Any) -> dict[str, Any]:
 
 
 def _number(given: Any, least: float) -> float | None:
-    """Seconds that a header gives, if they can be; else None."""
+    """Return a number of seconds from a header; None if it is not a possible one."""
     number = isinstance(given, (int, float)) and not isinstance(given, bool)
     return given if number and least <= given < MAX_SECONDS else None
 
 
 def count(given: Any, most: int) -> int:
-    """A count that a header gives, if it is one; at most `most`."""
+    """Return a count from a header, at most `most`; 0 if it is not a count."""
     return min(max(0, given), most) if type(given) is int else 0
 
 
 def short_id(task_id: Any) -> str:
-    """A task's id as it stands in a token, which must fit into what a connection takes at once."""
+    """Return a task's id in the form that it has in tokens, with a limited length.
+
+    A connection takes a limited amount of bytes at once.
+    """
     try:
         text = "" if task_id is None else str(task_id)
-    except (ValueError, RecursionError):  # a number of thousands of digits, a list in a list in...
+    except (ValueError, RecursionError):  # a number with thousands of digits, or nested lists
         text = f"no id, but a {type(task_id).__name__}"
     if len(text) <= MAX_ID_CHARS:
         return text

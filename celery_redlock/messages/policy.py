@@ -1,8 +1,8 @@
 """Decide what becomes of a message that meets another's lock, or another's reservation.
 
-It is done by `delivery.py`, `conflict.py`, `consume.py` and `publication.py`. A decision depends on
-its arguments alone, and asks or writes nothing. So `celery redlock explain` can ask for the answers
-that a worker would get.
+`delivery.py`, `conflict.py`, `consume.py` and `publication.py` carry out the decisions. A decision
+depends only on its arguments, and no node is asked. So `celery redlock explain` can show the
+decision that a worker would get.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ __all__ = [
 ]
 
 MIN_PAUSE_S = 0.1
-"""Seconds before a task is delivered again, at least: who is refused at once is no busy loop."""
+"""The least seconds before a task is delivered again, so that refusals do not make a busy loop."""
 MAX_PARKED_PAUSE_S = 0.3
-"""Before a task is delivered again where workers park what meets a held lock: it only has to come
-back to a main process."""
+"""The most seconds before a task is delivered again if workers park it: it only has to return to a
+main process."""
 MAX_COPY_PAUSE_S = 30.0
-"""Before a copy is delivered again: when its first delivery dies, it is to run soon; but the first
-may be at work for hours, and each of its looks costs two rounds and a message."""
+"""The most seconds before a copy is delivered again. If its first delivery dies, the copy must run
+soon; but the first may run for hours, and each try of the copy costs two rounds and a message."""
 PUT_OFF_SPREAD_S = 1.0
-"""Over which tasks are spread that were put off until one moment; each worker reads the uptime of a
-server to a second."""
+"""The seconds over which tasks are spread that wait for the same moment; each worker reads the
+uptime of a server with a precision of one second."""
 
 _parking = [False]
-"""Whether this process is a worker that parks deliveries, or a pool child of one."""
+"""True if this process is a worker that parks deliveries, or a pool child of one."""
 
 
 @dataclass(frozen=True)
 class Action:
-    """What a delivery does that is refused its lock.
+    """The action of a delivery that was refused its lock.
 
     Attributes:
         do: "retry" sends it again, "run" runs it without its lock, "skip", "raise" and "reject" end
             it, "wait" and "replace" go on trying, and "ask" asks the user's function for a policy.
-        wait: For how long it tries in its process; seconds.
-        then: What ends it when it gives up: "skip", "raise" or "reject".
-        deadline: For how long one holder may be in its way before it gives up, in seconds; None if
-            it never does.
-        gives_up: Whether it ends because that time is over.
+        wait: How long it tries in its process; seconds.
+        then: How it ends when it gives up: "skip", "raise" or "reject".
+        deadline: How long one holder may be in its way before it gives up, in seconds; None if it
+            never does.
+        gives_up: True if it ends because that time is over.
     """
 
     do: str
@@ -69,21 +69,21 @@ class Action:
 def decide(
     options: TaskOptions, refusal: NotAcquired, attempts: Mapping[str, Any] | None = None
 ) -> Action:
-    """Return what a delivery does that is refused its lock.
+    """Return the action of a delivery that was refused its lock.
 
     Args:
-        options: How its task is locked. If its `on_conflict` was a function that has been asked,
-            its answer is there in its place.
-        refusal: Whether the lock is held, or too few nodes answer.
-        attempts: What the message says of its refusals, with this one; None if it is the first.
+        options: The options of its task. If its `on_conflict` is a function that was already
+            called, its answer is in its place.
+        refusal: The refusal: the lock is held, or too few nodes answer.
+        attempts: The message's count of refusals, with this one; None if it is the first.
     """
     attempts = attempts or {}
     copy = attempts.get("copy", False)
     held = not isinstance(refusal, QuorumUnavailable)
     policy = options.on_conflict if held else options.on_unavailable
     if held and copy:
-        # Were it skipped or failed, that would be the state of the first delivery, too, which has
-        # the same id; and if the first dies, this is the message that is left.
+        # A copy is neither skipped nor failed: that would become the state of the first delivery,
+        # too, which has the same id. And if the first dies, the copy is all that is left.
         policy = "retry"
     if not isinstance(policy, str):
         return Action("ask")
@@ -103,17 +103,17 @@ def backoff(
     parked: bool,
     most: float,
 ) -> float:
-    """Return in how many seconds a message is to be delivered again: full jitter.
+    """Return the seconds until a message must be delivered again, with full jitter.
 
     Args:
-        options: How its task is locked.
+        options: The options of its task.
         refusal: Why it is sent again.
-        attempts: What the message says of its refusals, with this one.
-        parked: Whether a worker will park it.
-        most: The longest pause that its broker lets a worker keep it for; seconds.
+        attempts: The message's count of refusals, with this one.
+        parked: True if a worker will park it.
+        most: The longest pause for which its broker lets a worker keep it; seconds.
     """
     known = refusal.retry_after if isinstance(refusal, QuorumUnavailable) else None
-    if known is not None:  # before that moment every try fails, on whichever worker
+    if known is not None:  # before that moment every try fails, on any worker
         return known + random.uniform(MIN_PAUSE_S, PUT_OFF_SPREAD_S)
     held = isinstance(refusal, ResourceHeld)
     count = attempts["held" if held else "unavailable"]
@@ -124,26 +124,26 @@ def backoff(
     if parked and held:
         ceiling = MAX_PARKED_PAUSE_S
     elif options.rate is not None and isinstance(refusal, ResourceHeld) and refusal.holder:
-        # When the next may start is known.
+        # Under a rate the time of the next start is known.
         next_in = refusal.holder.expires_in or 0.0
         return min(next_in + random.uniform(MIN_PAUSE_S, PUT_OFF_SPREAD_S), max(MIN_PAUSE_S, most))
     return max(MIN_PAUSE_S, random.uniform(0, min(ceiling, most)))
 
 
 def meets_reservation(end: str | None, *, late: bool, freed: bool, successor: bool = False) -> str:
-    """Return what a message does whose key another task has reserved.
+    """Return the next step of a message whose key another task has reserved.
 
-    A task's result is stored before its key is freed: a message that was sent because of that
-    result is no duplicate.
+    A task's result is stored before its key is released, so a message that was sent because of that
+    result is not a duplicate.
 
     Args:
-        end: The state in which the other has ended; None if it is not known to.
-        late: Whether it has had time enough to free its key.
-        freed: Whether freeing it was tried often enough.
-        successor: Whether the other has published this message, so that it is about to end.
+        end: The state in which the other task has ended; None if no end is known.
+        late: True if the other task has had enough time to release its key.
+        freed: True if the release of its key was tried often enough.
+        successor: True if the other task has published this message, so that it is about to end.
 
     Returns:
-        "wait" for it to be freed, "free" it, or be a "duplicate".
+        "wait" for the release of the key, "free" to release it, or "duplicate".
     """
     if end is None and not successor:
         return "duplicate"
@@ -153,16 +153,16 @@ def meets_reservation(end: str | None, *, late: bool, freed: bool, successor: bo
 
 
 def is_split(refusal: ResourceHeld) -> bool:
-    """Whether several that tried at once share the nodes, so that none of them has a quorum."""
+    """Return True if several attempts at once share the nodes, so that none has a quorum."""
     holder = refusal.holder
     return holder is not None and not refusal.permanent and holder.nodes < holder.quorum
 
 
 def check_rejecting(task: Any, options: TaskOptions) -> None:
-    """Refuse a task that is to reject its message when it has been acknowledged already.
+    """Check that a task does not reject a message that has been acknowledged already.
 
     Raises:
-        ConfigurationError: `reject` is its policy, and `acks_late` is not set.
+        ConfigurationError: A policy of it is `reject`, and `acks_late` is not set.
     """
     given = {"on_conflict": options.on_conflict, "on_deadline": options.on_deadline}
     for name, policy in given.items():
@@ -178,12 +178,12 @@ def check_rejecting(task: Any, options: TaskOptions) -> None:
 
 
 def set_parking(parking: bool) -> None:
-    """Note, in a worker's main process before it forks its pool, whether it parks deliveries."""
+    """Set if this worker parks deliveries; for its main process, before it forks its pool."""
     _parking[0] = parking
 
 
 def parks(options: TaskOptions) -> bool:
-    """Whether this worker parks a delivery that meets a held lock.
+    """Return True if this worker parks a delivery that meets a held lock.
 
     Such a delivery never waits in a pool slot: its body's process sends it again at once.
     """
@@ -191,5 +191,5 @@ def parks(options: TaskOptions) -> bool:
 
 
 def parkable(options: TaskOptions) -> bool:
-    """Whether deliveries of such a task can be parked: it waits its turn for a lock."""
+    """Return True if deliveries with these options can be parked, because they wait for a lock."""
     return options.on_conflict == "retry" and options.scope != "until_executing"

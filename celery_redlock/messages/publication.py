@@ -1,10 +1,12 @@
-"""Publishing under a reservation, and what a duplicate gets.
+"""Publish under a reservation, and give a duplicate its result.
 
-A reservation is taken before the message is sent, for seconds, and travels in a header of it. When
-the message is out it is made to last; if that cannot be sent, it is freed.
+A reservation is taken before the message is sent, for a few seconds, and travels in a header of the
+message. When the message is out, the reservation is prolonged; if the message cannot be sent, it is
+released.
 
-What Celery itself sends has an id already, that others wait for (members of groups, chords and
-chains, callbacks, what replaces a task): that is sent in any case, and `consume.py` decides.
+Messages that Celery itself sends (members of groups, chords and chains, callbacks, the task that
+replaces another) already have an id that others wait for. They are sent in any case, and
+`consume.py` decides.
 """
 
 from __future__ import annotations
@@ -50,15 +52,15 @@ logger = logging.getLogger("celery_redlock.task")
 _celery_state: Any = _state  # its stubs lack most of it
 
 PATIENCE_S = 0.5
-"""To try on, where several publish at once and none gets a quorum; or where the one that has it has
-ended, and is about to free it."""
+"""The seconds for which publishing tries again if several publish at once and none gets a quorum,
+or if the owner of the reservation has ended and is about to release it."""
 MAX_REPLACED = 3
-"""How often to take the place of others, where others do so as well."""
+"""How often one call takes the place of others, if other calls do the same."""
 _PART_OF_MORE = (
     *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
     "replaced_task_nesting",
 )
-"""Options of what is part of something larger."""
+"""Options of a message that is part of something larger."""
 
 
 def publish(
@@ -71,9 +73,9 @@ def publish(
     options: dict[str, Any],
     original: Callable[..., Any],
 ) -> Any:
-    """Call `apply_async` (`original`) of a task that reserves its key, if this call does.
+    """Call `apply_async` (`original`) of a task, with a reservation if this call needs one.
 
-    `given` is what the call was given as `lock`, or None.
+    `given` is the call's `lock` argument, or None.
     """
     app, headers = task.app, options.get("headers")
     wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
@@ -113,7 +115,7 @@ class _Publication:
             headers = given.get if isinstance(given, Mapping) else None
             names = self.lock.resources(self.task, self.task.run, args or (), kwargs or {}, headers)
         except TypeError:
-            # Arguments that do not fit. Celery says so, or, where it checks none, its worker.
+            # The arguments do not fit. Celery raises, or its worker does if Celery checks none.
             return self._send(self.task_id, None)
         kept = self._kept(names)
         if kept is not None:
@@ -123,7 +125,7 @@ class _Publication:
         unreserved = arrival is not None and arrival.note.unreserved
         policy = self.wish.on_duplicate
         note = Reservation(names, self.wish.scope, policy, ttl, unreserved=unreserved)
-        if note.scope not in RESERVING:  # for this call
+        if note.scope not in RESERVING:  # the call has another scope than its task
             return self._send(self.task_id, note)
         return self._reserve(note, lasts)
 
@@ -134,7 +136,7 @@ class _Publication:
         return self.original(self.task, *self.arguments, task_id, **self.options)
 
     def _reserve(self, note: Reservation, lasts: float) -> Any:
-        """Take a reservation for `lasts` seconds and send the message, or say who has it."""
+        """Take a reservation for `lasts` seconds and send the message, or treat it as duplicate."""
         redlock = Redlock.from_app(self.task.app)
         with Places(redlock, self.task, self.task_id, self.wish.ttl) as places:
             return self._seek(redlock, note, lasts, places)
@@ -149,14 +151,14 @@ class _Publication:
             try:
                 refusal = reservation.take(redlock, claim)
                 if refusal is None:
-                    sure = acknowledging(claim)  # before anybody can free it
+                    sure = acknowledging(claim)  # note it before anybody can release the key
                     sent = self._send(task_id, replace(note, token=claim.token))
                     places.taken = True
                     if lasts > short:
-                        # Unless its body has begun already, and extends it by another ttl.
+                        # With `below` it stays as it is if its body has already extended it.
                         redlock.client.prolonging.soon(claim, lasts, sure, below=short)
                     return sent
-            except BaseException:  # also one that strikes in between
+            except BaseException:  # also an interrupt between the two steps
                 reservation.give_up(redlock, claim)
                 raise
             if isinstance(refusal, QuorumUnavailable):
@@ -171,7 +173,7 @@ class _Publication:
             elif isinstance(refusal, ResourceHeld):
                 holder = blocking(leases.agreed(redlock.client, refusal))
             if not _names_a_task(holder):
-                # Several have asked at once; or another program has our key.
+                # Several calls have asked at once, or another program has our key.
                 if (holder is None or holder.owner is not None) and reservation.pause(until):
                     continue
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
@@ -181,7 +183,7 @@ class _Publication:
                 why = f"{holder} has it, which is another task: give each a template of its own"
                 return self._send_without(task_id, note, why, places)
             other = holder.owner.task_id
-            # An id that is used again may have ended before, and be queued now.
+            # If our id was used before, a stored end may be that of the earlier message.
             again = other == short_id(self.task_id)
             end = None if again else end_of(self.task, other, wish.scope)
             late, freed = time.monotonic() >= until, replaced >= MAX_REPLACED
@@ -204,9 +206,9 @@ class _Publication:
             return self._duplicate(task_id, note.resource, holder)
 
     def _send_without(self, task_id: Any, note: Reservation, why: object, places: Places) -> Any:
-        """Better twice in the queue than not at all: the lock decides which of them runs."""
+        """Send it without a reservation: a duplicate in the queue is better than no message."""
         called = printable(self.task.name)
-        # What is sent again for want of its lock says so itself, and less often.
+        # A message that is sent again because of its lock has log lines of its own, and fewer.
         again = ATTEMPTS in (self.options.get("headers") or ())
         level = logging.DEBUG if again else logging.WARNING
         logger.log(level, "%s is published without a reservation: %s", called, why)
@@ -218,12 +220,12 @@ class _Publication:
     # -- A message that has a reservation ---------------------------------------------------------
 
     def _kept(self, names: tuple[str, ...]) -> Reservation | None:
-        """What a message has reserved already: a retry, or what takes a task's place."""
+        """Return the reservation that a retry, or a `self.replace()`, already has; else None."""
         if self.task_id is None:
             return None
         headers = self.options.get("headers")
         given = headers.get(RESERVATION) if isinstance(headers, Mapping) else None
-        # Prolonged where the nodes hold its token, and nowhere else.
+        # Confirmed, because it is prolonged only on nodes that hold its token.
         note = Reservation.of(given, self.task_id, self._declared, confirmed=True)
         arrival = self._arrival
         if arrival is not None and (note is None or not note.token):
@@ -263,7 +265,7 @@ class _Publication:
         if policy == "raise":
             why = f"{called} is not published: {resource} is reserved by {owner}"
             raise DuplicateTask(why, owner.task_id, resource=resource)
-        # Of an id that was shortened there is no result of that name.
+        # An id that was shortened in the token cannot be used to look up a result.
         if policy == "skip" or len(owner.task_id) > MAX_ID_CHARS:
             marker = Skipped(resource, str(owner))
             return EagerResult(task_id, marker, states.SUCCESS, name=self.task.name)
@@ -272,14 +274,15 @@ class _Publication:
     def _frees_place_of(
         self, redlock: Redlock, note: Reservation, other: str, places: Places, *, revoke: bool
     ) -> bool:
-        """Free the place of one that is queued, if it is not running already; whether it may be.
+        """Release the reservation of a queued task, unless its body is running.
 
-        It is noted in `places` if it is to be revoked when this call is out.
+        Return False if the body is running, or that is not known. If the task must be revoked once
+        this call is out, its claim is added to `places`.
         """
         if len(other) > MAX_ID_CHARS:
             return False
-        # A body that frees its reservation as it begins may have its lock already. It began before
-        # this call then, or is skipped; this one is published in any case.
+        # A body that releases its reservation as it begins may have its lock already. Then it began
+        # before this call, or will be skipped; this call is published in any case.
         begins = revoke and self.wish.scope not in WHILE_RUNNING
         anyway = was_terminated(other) or begins
         freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, anyway)
@@ -298,10 +301,10 @@ class _Publication:
     # -- Times -----------------------------------------------------------------------------------
 
     def _times(self) -> tuple[float, float]:
-        """How long it is reserved from when it may start, and from now; seconds.
+        """Return how long the key is reserved, from the earliest start and from now; seconds.
 
         Raises:
-            ConfigurationError: The call asks for too long, or names a time that is none.
+            ConfigurationError: The call asks for too long, or a text that it gives is not a time.
         """
         self._check_times()
         reserve_ttl, longest = self.wish.reserve_ttl, self._longest
@@ -312,10 +315,10 @@ class _Publication:
             )
             if not self._frozen:
                 raise ConfigurationError(error)
-            logger.warning("%s; it is reserved for %g s", error, longest)  # others wait for it
-        # What comes again brings its `expires` along, which anybody may have written.
+            logger.warning("%s; it is reserved for %g s", error, longest)  # others await the task
+        # A message that comes again brings its own `expires`, which anybody may have written.
         expires = None
-        kept = self.wish.scope == "until_succeeded"  # after its message is over
+        kept = self.wish.scope == "until_succeeded"  # the key outlives the message
         if reserve_ttl is None and self._arrival is None and not kept:
             expires = seconds_until(self.task.app, self.options.get("expires", self.task.expires))
         ttl = expires if expires is not None else reserve_ttl or HOUR
@@ -323,7 +326,7 @@ class _Publication:
         return min(max(ttl, MIN_TTL), longest), min(max(lasts, MIN_TTL), longest)
 
     def _check_times(self) -> None:
-        """Refuse a text that is no time: Celery sends it, and the worker drops the message."""
+        """Check the texts of `eta` and `expires`: Celery sends any, and its worker drops them."""
         for name in ("eta", "expires"):
             when = self.options.get(name)
             try:
@@ -335,7 +338,7 @@ class _Publication:
                 ) from None
 
     def _delay(self) -> float:
-        """Seconds until it may start."""
+        """Return the seconds until the task may start."""
         later = self.options.get("countdown") or self.options.get("eta")
         return max(0.0, seconds_until(self.task.app, later) or 0.0)
 
@@ -347,12 +350,12 @@ class _Publication:
 
     @property
     def _longest(self) -> float:
-        """For how many seconds from now a call can reserve its key."""
+        """The most seconds from now for which a call can reserve its key."""
         return max(MONTH, self._declared.reserve_ttl or 0.0)
 
     @property
     def _frozen(self) -> bool:
-        """Whether others wait for this very message, or it has been sent before."""
+        """True if others wait for this very message, or it has been sent before."""
         given = {name for name, value in self.options.items() if value}
         if self._arrival is not None or given & {"link", "link_error", "root_id", "parent_id"}:
             return True
@@ -360,12 +363,12 @@ class _Publication:
 
     @property
     def _arrival(self) -> ReservedDelivery | None:
-        """The delivery of this very message that is at work here."""
+        """The delivery of this very message that is running here, or None."""
         return _arrival_of(self.task_id)
 
 
 def _given_before(header: Any, task_id: Any, declared: TaskOptions) -> dict[str, Any]:
-    """What was chosen for a message that is sent again; nothing if it is another's header."""
+    """Return the first call's options for a message sent again; {} for another's header."""
     arrival = _arrival_of(task_id)
     note = arrival.note if arrival is not None else Reservation.of(header, task_id, declared)
     if note is None or not (note.token or arrival):
@@ -374,14 +377,14 @@ def _given_before(header: Any, task_id: Any, declared: TaskOptions) -> dict[str,
 
 
 def _arrival_of(task_id: Any) -> ReservedDelivery | None:
-    """The delivery that is at work here, if it is of the message with this id."""
+    """Return the delivery that is running here, if its message has this id; else None."""
     task = _celery_state._task_stack.top
     arrival = arrival_of(task.request_stack.top) if task is not None else None
     return arrival if arrival is not None and arrival.task_id == task_id else None
 
 
 def _names_a_task(holder: Holder | None) -> bool:
-    """Whether a task certainly has it: enough nodes say so, or the rest could not make a quorum."""
+    """Return True if a task certainly holds the key: a quorum of nodes has its token."""
     owner = holder.owner if holder is not None else None
     return (
         holder is not None

@@ -1,6 +1,7 @@
-"""Wraps `Task.apply_async`: what a task that reserves its key does differently is `publication.py`.
+"""Wrap `Task.apply_async`, once for all tasks.
 
-Once, for all tasks; of one whose scope reserves nothing it remains what it was.
+For a task that reserves its key, `publication.py` does the rest. For a task whose scope reserves
+nothing, `apply_async` behaves as before.
 """
 
 from __future__ import annotations
@@ -20,27 +21,30 @@ from .revokes import note_revokes
 __all__ = ["wrap"]
 
 _BY_PLACE = ("producer", "link", "link_error", "shadow")
-"""What `apply_async` may also be given by position, after the task's id."""
+"""The parameters of `apply_async` that may also be given by position, after the task's id."""
 
 
 @functools.cache
 def _publish() -> Any:
-    """Import what makes reservations, when the first is to be made: a round to nodes is slower."""
+    """Import the code for reservations when the first one is needed, and return `publish`.
+
+    The round to the nodes takes longer than the import.
+    """
     from .publication import publish
 
     return publish
 
 
 def _before_purge(app: Any) -> tuple[int, bool]:
-    """Purge the queues of an app, and free what is reserved; see `purge_first`."""
-    from .purge import purge_first  # producers do not purge
+    """Purge the queues of an app, and release the reservations; see `purge_first`."""
+    from .purge import purge_first  # imported here, because producers do not purge
 
     purged = [purge_first(app, queue) for queue in app.amqp.queues.consume_from]
     return sum(gone for gone, _ in purged), any(more for _, more in purged)
 
 
 def wrap(task_class: Any = Task) -> None:
-    """Wrap `apply_async` of all tasks, and note what is revoked here. Again is nothing."""
+    """Wrap `apply_async` of all tasks, and note the revokes of this process. Idempotent."""
     note_revokes(_before_purge)
     if "celery.bin.purge" in sys.modules:
         from .purge import wrap_command
@@ -95,15 +99,15 @@ def wrap(task_class: Any = Task) -> None:
 
 
 def _is_reserved(headers: Any) -> bool:
-    """Whether a message says that it has a reservation: it is sent again."""
+    """Return True if a message's headers contain a reservation: it is sent again."""
     if not isinstance(headers, Mapping):
         return False
-    from .headers import RESERVATION  # most programs give no headers
+    from .headers import RESERVATION  # imported here, because most programs give no headers
 
     return RESERVATION in headers
 
 
 def _is_stamp(name: str, options: Mapping[str, Any]) -> bool:
-    """Whether an option is a stamp: Celery hands on those of a message, whatever they are called"""
+    """Return True if an option is a stamp: Celery copies them from a message, under any name."""
     stamped = options.get("stamped_headers")
     return isinstance(stamped, (list, tuple, set, frozenset, str, dict)) and name in stamped

@@ -1,9 +1,10 @@
-"""Purges a queue, and frees what its messages have reserved.
+"""Purge a queue, and release the reservations of its messages.
 
-For our own command, and ahead of `app.control.purge()` and `celery purge`. A message at a time: it
-is fetched, its reservation is freed by compare-and-delete, and only then it is acknowledged. What
-is interrupted in between is delivered again, without its reservation: there may be a duplicate in
-the queue, and never a key that is reserved for a message that is gone.
+This serves our own command, and runs ahead of `app.control.purge()` and `celery purge`. It handles
+one message at a time: the message is fetched, its reservation is released by compare-and-delete,
+and only then it is acknowledged. If that is interrupted, the message is delivered again, without
+its reservation. So there may be a duplicate in the queue, but never a key that stays reserved for a
+message that is gone.
 """
 
 from __future__ import annotations
@@ -36,18 +37,18 @@ logger = logging.getLogger("celery_redlock.task")
 
 
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
-"""What kombu raises for JSON that is no message: no mapping, or without what it looks for."""
+"""The errors of kombu for JSON that is not a message: not a mapping, or without required items."""
 
 
 class Purged(NamedTuple):
-    """A message that is gone.
+    """A message that was deleted.
 
     Attributes:
-        task: Its task's name, as the message says.
-        task_id: Its id, likewise.
-        resource: What it had reserved; empty if nothing.
-        freed: Whether that is free now: else it was another's by then, or its body is at work or
-            may have succeeded.
+        task: Its task's name, from the message.
+        task_id: Its id, from the message.
+        resource: The resource that it had reserved; empty if none.
+        freed: True if its reservation was released. If not, the reservation belonged to another by
+            then, or the body is running or may have succeeded.
     """
 
     task: str
@@ -57,37 +58,38 @@ class Purged(NamedTuple):
 
 
 def count(app: Any, queue: str) -> int:
-    """Return how many messages lie in a queue; none if there is no such queue.
+    """Return the number of messages in a queue; 0 if there is no such queue.
 
-    What workers have fetched is not among them, nor what waits for its time in a worker.
+    Messages that a worker has fetched do not count, also if they wait there for their ETA.
     """
     with app.connection_for_read() as connection:
         there = Queue(queue, channel=connection.default_channel)
         try:
             declared: Any = there.queue_declare(passive=True)
         except connection.channel_errors as error:
-            if str(getattr(error, "reply_code", "")) == "404":  # kombu's Redis has a text there
+            if str(getattr(error, "reply_code", "")) == "404":  # it is a text with kombu's Redis
                 return 0
             raise
         return int(declared.message_count)
 
 
 def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
-    """Purge a queue of so many messages at most; yield each when it is gone.
+    """Delete at most `most` messages of a queue; yield each when it is deleted.
 
     Raises:
-        QuorumUnavailable: Too few nodes answered to free a reservation; its message is back in the
-            queue.
+        QuorumUnavailable: Too few nodes answered to release a reservation; its message is back in
+            the queue.
     """
     with app.connection_for_write() as connection:
         channel = connection.default_channel
         for _ in range(most):
             try:
-                # Not by `Queue.get`: it raises what it cannot decompress, and so gives it back.
+                # Not `Queue.get`: for a message that it cannot decompress it raises, and so returns
+                # the message to the queue.
                 message = channel.basic_get(queue=queue, no_ack=False)
                 if message is not None:
                     message = channel.message_to_python(message)
-            except UNREADABLE as error:  # of kombu's Redis, which has popped it
+            except UNREADABLE as error:  # raised by kombu's Redis, which has popped the message
                 line = "%s: a message that is none of Celery's is gone: %s"
                 logger.warning(line, printable(queue), printable(repr(error)))
                 yield Purged("", "", "", False)
@@ -104,9 +106,9 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
 
 
 def left_on_nodes(redlock: Redlock) -> str:
-    """Return where keys stay that were freed on a quorum just now; empty if nowhere.
+    """Return a text on the nodes that may still have keys of just released reservations, or "".
 
-    A node answers in order: one that answers this has done all that was written to it before.
+    A node answers in order, so a node that answers now has executed all earlier releases.
     """
     asked = Query(("celery_redlock",), len(redlock.nodes))
     patience = redlock.node_timeout
@@ -130,11 +132,11 @@ def left_on_nodes(redlock: Redlock) -> str:
 def purge_first(app: Any, queue: str) -> tuple[int, bool]:
     """Purge a queue in place of Celery, so that nothing stays reserved.
 
-    Celery deletes all messages by one request, also those that came meanwhile. It does so only
-    where no task has a lock, or too few nodes answer.
+    Celery deletes all messages by one request, also those that came meanwhile. It is left to do so
+    only if no task has a lock, or too few nodes answer.
 
     Returns:
-        How many messages it had, and whether Celery must delete what is left.
+        The number of messages deleted, and True if Celery must delete the rest.
     """
     app.loader.import_default_modules()
     if not enabled(app.conf) or all(lock_of(task) is None for task in app.tasks.values()):
@@ -155,7 +157,7 @@ def purge_first(app: Any, queue: str) -> tuple[int, bool]:
 
 
 def wrap_command() -> None:
-    """Have `celery purge` free what the messages have reserved, if its command is loaded."""
+    """Make `celery purge` release the reservations of the messages, if its command is loaded."""
     command = getattr(sys.modules.get("celery.bin.purge"), "purge", None)
     original = getattr(command, "callback", None)
     if command is None or original is None or hasattr(original, "__redlock__"):
@@ -183,13 +185,17 @@ def wrap_command() -> None:
 
 
 def _purge_both(app: Any, rest: Callable[[str], int | None], queue: str) -> int:
-    """Purge a queue message by message, or what is left by `rest`; how many it had."""
+    """Purge a queue with `purge_first`, then with `rest` if needed; return the number deleted."""
     gone, more = purge_first(app, queue)
     return gone + ((rest(queue) or 0) if more else 0)
 
 
 def _freed(app: Any, message: Any) -> Purged:
-    """Free what a message has reserved."""
+    """Release the reservation of a message.
+
+    Raises:
+        QuorumUnavailable: Too few nodes answered.
+    """
     headers = message.headers if isinstance(message.headers, Mapping) else {}
     name, task_id = headers.get("task") or "", short_id(headers.get("id") or "")
     task = name if isinstance(name, str) else short_id(name)
@@ -199,10 +205,10 @@ def _freed(app: Any, message: Any) -> Purged:
     redlock, again = Redlock.from_app(app), is_redelivered(message.delivery_info)
     kept = note.scope == "until_succeeded"
     if kept and (again or stored_end(app.tasks.get(task), task_id) == SUCCESS):
-        # An earlier delivery may have succeeded, and keeps the key for that.
+        # An earlier delivery may have succeeded, and then keeps the key.
         return Purged(task, task_id, note.resource, False)
     if again:
-        # An earlier delivery of it may be at work, and have the reservation.
+        # An earlier delivery of it may be running, and have the reservation.
         lock = lock_of(app.tasks.get(task))
         limit = 1 if lock is None else lock.options(app).limit
         done = free_of(redlock, note.resources, task_id, limit)

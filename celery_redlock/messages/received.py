@@ -1,10 +1,10 @@
-"""What a worker's main process does for the reservations of messages whose bodies have not begun.
+"""Keep the reservations of received messages whose bodies have not begun, in the main process.
 
-It has received them, and holds them: with an ETA, parked, or because no slot is free. Meanwhile it
-prolongs their reservations; and it frees those of messages that are revoked, which Celery itself
-discards only when they are due. A thread looks at them twice a second, because no signal tells of a
-revoke before the message is due: a worker learns of one in several ways (by a command, by another
-worker, from its state file, by stamps), all of which end in the same two sets.
+A worker's main process holds such messages because they have an ETA, are parked, or find no free
+pool slot. Meanwhile it prolongs their reservations. It releases those of revoked messages, which
+Celery itself discards only when they are due. A thread looks at all of them twice a second, because
+no signal is sent for a revoke before the message is due: a revoke can come by a command, from
+another worker, from the state file or by stamps, and all of these end in the same two sets.
 """
 
 from __future__ import annotations
@@ -33,33 +33,37 @@ __all__ = ["discard", "hold", "is_discarded", "is_revoked", "may_be_a_duplicate"
 logger = logging.getLogger("celery_redlock.worker")
 
 POLL_INTERVAL_S = 0.5
-"""Between two looks: a revoked message's key is to be free within a second."""
+"""The seconds between two looks, so that a revoked message's key is free within a second."""
 
 MIN_PAUSE_S = 1.0
-"""Between two prolongings of one reservation: anybody may have written its ttl."""
+"""The least seconds between two extensions of one reservation, because anybody may have written its
+ttl."""
 
 
 class _Held:
-    """A message that is held here."""
+    """The reservation of a message that is held here, and the time of its next extension."""
 
     __slots__ = ("due", "note", "soon")
 
     def __init__(self, note: Reservation) -> None:
         self.note = note
-        # Its producer may have died before it made the reservation last.
+        # Its producer may have died before it prolonged the reservation.
         self.soon = min(note.ttl, UNSENT_TTL_S) / 3
         self.due = monotonic() + self.soon
 
 
 _lock = threading.Lock()
 _held: weakref.WeakKeyDictionary[Any, _Held] = weakref.WeakKeyDictionary()
-"""By request. Celery's own list of them has none with an ETA before 5.7."""
+"""The held messages, by request. Celery's own list lacks those with an ETA before 5.7."""
 _thread: threading.Thread | None = None
 _discarded: Any = LimitedSet(maxlen=10_000, expires=10_800)  # as Celery's own set of revoked ids
 
 
 def discard(digest: str) -> None:
-    """Have Celery discard the message whose reservation had this token, now or when it comes."""
+    """Make Celery discard the message whose reservation token has this digest.
+
+    If the message is not here yet, it is discarded when it comes.
+    """
     _discarded.add(digest)
     with _lock:
         held = list(_held.items())
@@ -69,7 +73,7 @@ def discard(digest: str) -> None:
 
 
 def _discard(request: Any) -> None:
-    """Discard a message, unless the pool has it; Celery meets it again when it is due."""
+    """Discard a message, unless the pool has it; Celery removes it when it is due."""
     if request._apply_result is not None or request.acknowledged:
         return
     name = printable(f"{request.name}[{request.id}]")
@@ -80,14 +84,14 @@ def _discard(request: Any) -> None:
 
 
 def _is_over(request: Any) -> bool:
-    from celery.worker.state import task_ready  # of no use to producers
+    from celery.worker.state import task_ready  # imported here: producers do not need it
 
-    task_ready(request)  # as Celery does once it has found a message revoked
+    task_ready(request)  # Celery does the same when it finds a message revoked
     return True
 
 
 def is_discarded(request: Any) -> bool:
-    """Return True if a later call has taken the place of a message, which is over."""
+    """Return True if a message is over because a later call has taken its place."""
     return "revoked" in vars(request)
 
 
@@ -148,7 +152,7 @@ def _look(held: Sequence[tuple[Any, _Held]]) -> None:
         for (request, one), claim in zip(several, claims, strict=True):
             pause = one.note.ttl / 3 if claim in sure else one.soon
             one.due = monotonic() + max(pause, MIN_PAUSE_S)
-            if claim in gone:  # another has it, or nobody, and a body takes it again as it begins
+            if claim in gone:  # another has it, or nobody; then the body takes it as it begins
                 _forget(request)
 
 
@@ -158,8 +162,8 @@ def _forget(request: Any) -> None:
 
 
 def is_revoked(request: Any) -> bool:
-    """Return whether a message is revoked, by its id or by one of its stamps."""
-    from celery.worker.state import revoked, revoked_stamps  # of no use to producers
+    """Return True if a message is revoked, by its id or by one of its stamps."""
+    from celery.worker.state import revoked, revoked_stamps  # imported here: not for producers
 
     try:
         return request.id in revoked or any(
@@ -167,7 +171,7 @@ def is_revoked(request: Any) -> bool:
             for name, its_own in (request.stamps.items() if revoked_stamps else ())
             for stamp in maybe_list(its_own) or []
         )
-    except (AttributeError, TypeError):  # forged ones: Celery will refuse it when it is due
+    except (AttributeError, TypeError):  # forged stamps: Celery refuses the message when it is due
         return False
 
 

@@ -1,9 +1,10 @@
-"""Takes the place of a queued call (`on_duplicate="replace"`), in an order that loses neither.
+"""Take the place of a queued call (`on_duplicate="replace"`), in an order that loses neither call.
 
-The reservation of the old call is freed before that of the new one is taken, and that is before the
-new message is sent: only so can a worker not free it too early. The old call is revoked when the
-new one is out. A worker that begins the old one before that runs it, and leaves word of it on the
-nodes. If the new one cannot be sent, the old one has its reservation again, unless it has begun.
+The reservation of the old call is released first. Then the reservation of the new call is taken,
+and then its message is sent: only in this order no worker can release it too early. The old call is
+revoked when the new one is out. If a worker begins the old call before that, it runs, and sets a
+mark on the nodes. If the new message cannot be sent, the reservation of the old call is restored,
+unless that mark shows that the old call has begun.
 """
 
 from __future__ import annotations
@@ -26,23 +27,25 @@ __all__ = ["Places", "note_begun"]
 logger = logging.getLogger("celery_redlock.task")
 
 BEGUN_LIFE_S = 600.0
-"""For how long the nodes remember that a message has begun whose place was just taken, in seconds:
-longer than the call that took it tries to send its own message."""
+"""The ttl of the mark that a message has begun whose place was just taken, in seconds: longer than
+the new call tries to send its own message."""
 
 
 class Places:
-    """The calls whose reservations were freed for a new one: it takes their places, or gives them
-    back. As a context it does so at its end.
+    """The queued calls whose reservations were released for a new call.
+
+    At the end of its `with` block the new call takes their places, or they are restored.
 
     Args:
-        redlock: Where they are reserved.
+        redlock: The nodes where they are reserved.
         task: The task that is called.
-        task_id: The id that the new call was given, if any.
-        ttl: For how long the lock of its body is asked for; seconds.
+        task_id: The id that was given to the new call, if any.
+        ttl: The ttl of the body's lock; seconds.
 
     Attributes:
-        freed: Claims on what was freed, whose ttl is what was left of it, in seconds.
-        taken: Whether the message of the new call is out.
+        freed: Claims on the released reservations; the ttl of each is the time it had left, in
+            seconds.
+        taken: True if the message of the new call is out.
     """
 
     def __init__(self, redlock: Redlock, task: Any, task_id: Any, ttl: float) -> None:
@@ -61,7 +64,7 @@ class Places:
             (self._revoke if self.taken else self._restore)(claim)
 
     def _revoke(self, freed: Claim) -> None:
-        """Revoke a call whose place is taken. Never raises: the new call is out."""
+        """Revoke a call whose place is taken. It never raises, because the new call is out."""
         owner = Owner.of(freed.token)
         assert owner is not None
         called = printable(self._task.name), printable(owner.task_id)
@@ -70,7 +73,7 @@ class Places:
             logger.warning(f"%s is queued twice under the id %s: {why}", *called)
             return
         try:
-            # Workers forget a revoke when they end, and those that start later are not asked.
+            # Workers forget a revoke when they end, and it does not reach workers that start later.
             _leave(self._redlock, freed, REPLACED, max(freed.ttl, HOUR))
             end(self._task.app, owner.task_id, token_digest(freed.token))
             logger.info("%s replaces task %s", *called)
@@ -81,9 +84,9 @@ class Places:
     def _restore(self, freed: Claim) -> None:
         """Reserve the key again for a message that stays, unless its body has begun meanwhile.
 
-        Then it has left word of that, before it could free what is set here; so the word is asked
-        for in between. At first it is set for seconds: this process may end before it has the
-        answer.
+        A body that begins sets its mark before it can release a reservation that is set here. So
+        the mark is read after the reservation is set. The reservation gets a short ttl at first,
+        because this process may end before it has the answer.
         """
         redlock = self._redlock
         claim = Claim(freed.resources, freed.token, min(freed.ttl, self._short), freed.nodes)
@@ -95,17 +98,17 @@ class Places:
         if outcome.tokens(ballot):  # one node is enough: a forged mark can only cost a duplicate
             free(redlock, claim)
         elif freed.ttl > self._short and ballot.yes >= ballot.quorum:
-            # It may be freed on any node by now.
+            # No node counts as sure here: it may have been released on any of them by now.
             redlock.client.prolonging.soon(claim, freed.ttl, (), below=math.inf)
 
 
 def note_begun(redlock: Redlock, claim: Claim) -> None:
-    """Leave word on the nodes that a message has begun without the reservation that it had."""
+    """Set a mark on the nodes: a message has begun without the reservation that it had."""
     _leave(redlock, claim, BEGUN, BEGUN_LIFE_S)
 
 
 def _leave(redlock: Redlock, claim: Claim, what: str, life: float) -> None:
-    """Leave a mark on the nodes, for `life` seconds."""
+    """Set the mark `what` for the message of a claim, for `life` seconds."""
     bearer = Claim(claim.resources, claim.token, claim.ttl, claim.nodes)
     bearer.mark = mark_of(claim, what), life
     free(redlock, bearer, redlock.node_timeout)

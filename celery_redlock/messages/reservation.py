@@ -1,14 +1,15 @@
-"""A reservation: a resource that is a message's from its publication on.
+"""Reservations: a resource belongs to a message from its publication on.
 
-It has its own key on the nodes, beside that of the lock, and its own token, which names the task.
-The token travels in a header of the message, so every process that sees the message's end can free
-it, by compare-and-delete. To lose one is no danger: the lock still decides which body runs.
+A reservation has its own key on the nodes, beside that of the lock, and its own token, which names
+the task. The token travels in a header of the message, so every process that sees the message's end
+can release it, by compare-and-delete. To lose one is not dangerous, because the lock still decides
+which body runs.
 
-A reservation is a claim like any other (`claim.py`), by the rounds of `quorum.py`. It may end
-before its message, never the other way round: in doubt there is a duplicate in the queue, and no
-key that is reserved for nothing. So it is taken for seconds, and made to last when its message is
-out; from then on whoever sees the message prolongs it, but only the process that runs the body sets
-it again: the message may have come to its end, and would leave it behind.
+A reservation is a claim like any other (`claim.py`), made by the rounds of `quorum.py`. It may end
+before its message, but never the other way round: in doubt a duplicate in the queue is better than
+a key that is reserved for nothing. So it is taken for seconds, and prolonged when its message is
+out. From then on every process that has the message prolongs it. But only the process that runs the
+body sets it again: anywhere else the message may already be over, and the reservation would stay.
 """
 
 from __future__ import annotations
@@ -76,38 +77,42 @@ _RESERVES = {
     "until_succeeded": 3,
     "until_expired": 4,
 }
-"""How long a scope keeps others from publishing: not at all, until the body begins, ends, ever."""
+"""Ranks of the scopes by how long they keep others from publishing: not at all; until the body
+begins; until it ends; after a success, for `reserve_ttl` more; in any case, until expiry."""
 WHILE_RUNNING = ("until_executed", "until_succeeded")
-"""Scopes under which it is extended while the body runs."""
+"""Scopes whose reservation is extended while the body runs."""
 HOUR = 3600.0
-"""Seconds that it is kept if neither `reserve_ttl` nor `expires` says otherwise."""
+"""The ttl of a reservation in seconds, if neither `reserve_ttl` nor `expires` is given."""
 UNSENT_TTL_S = 10.0
-"""For which it is taken at most while its message is not out: a producer that is killed in between
-blocks its key for so long."""
+"""The largest ttl of a reservation whose message is not out, in seconds: if the producer is killed
+in between, its key stays blocked for so long."""
 MONTH = 31 * DAY
-"""Seconds from now for which one call can reserve its key, by its ETA, `expires` or `reserve_ttl`:
-workers publish the callbacks that a message brings, as it says, and anybody may have written it. It
-would block the key for centuries. Who means it declares it. A worker that holds the message
-prolongs its reservation; elsewhere there may be a duplicate in the queue after this time."""
+"""The most seconds from now for which one call can reserve its key, by its ETA, `expires` or
+`reserve_ttl`. Workers publish the callbacks of a message with the times given there, and anybody
+may have written it: it could block the key for centuries. A longer time must be declared with the
+task. A worker that holds the message prolongs its reservation; elsewhere there may be a duplicate
+in the queue after this time."""
 MAX_TOKEN_CHARS = 1000
-"""Of a token in a header; ours have at most some 600, most of them the names of task and host."""
+"""The most characters of a token in a header; ours have at most about 600, mostly the names of task
+and host."""
 MAX_PAUSE_S = 0.02
-"""Between two looks at a reservation that is about to be freed: a round takes a tenth of it."""
+"""The most seconds between two looks at a reservation that is about to be released: a round takes a
+tenth of it."""
 REPLACED, BEGUN = "replaced", "begun"
-"""What a mark on the nodes says of the message that a token was made for."""
+"""The marks on the nodes for the message that a token was made for."""
 
 
 @dataclass(frozen=True)
 class Reservation:
-    """What a message says of its reservation.
+    """The description of a message's reservation, in its header.
 
     Attributes:
-        resources: What its task locks, by its names.
-        scope: From when to when it is taken.
-        on_duplicate: What a duplicate gets.
-        ttl: How long it lasts from when its message may start; seconds.
+        resources: The names that its task locks.
+        scope: From when to when the key is taken.
+        on_duplicate: The treatment of a duplicate.
+        ttl: How long it lasts after its message may start; seconds.
         token: Proof that it is this message's; empty if the message has none.
-        begun: Whether its body had begun before: then there is nothing left to reserve.
+        begun: True if its body had begun before: then there is nothing left to reserve.
         unreserved: True if its call replaces queued ones, and had to be sent without a reservation.
             It may be newer than the message that has one, so it runs in any case.
     """
@@ -122,11 +127,11 @@ class Reservation:
 
     @property
     def resource(self) -> str:
-        """What its task locks, for people."""
+        """The names that its task locks as one text, for people."""
         return shown(self.resources)
 
     def header(self) -> dict[str, Any]:
-        """As it stands in a message."""
+        """Return the header's value."""
         every = {**vars(self), "resources": list(self.resources)}
         return {name: value for name, value in every.items() if value}
 
@@ -139,18 +144,18 @@ class Reservation:
         *,
         confirmed: bool = False,
     ) -> Reservation | None:
-        """Return what counts of a message's header; None if that is nothing, or nonsense.
+        """Return the reservation of a header, with its claims limited; None if it is malformed.
 
-        Anybody may have written it. So it tells what its message has been through, and what its
-        call asked for, as far as that takes no lock from a body, and keeps no key for longer than
-        its task would. What reserves more than the task does counts where the nodes hold the token:
-        only a process that may ask them can have put it there.
+        Anybody may have written the header. So its scope and ttl count only as far as they take no
+        lock from a body, and keep no key for longer than its task would. A scope that reserves more
+        than the task's counts if the nodes hold the token: only a process with access to the nodes
+        can have set it there.
 
         Args:
             given: The header's value.
-            task_id: The message's: a token that names another is none of its.
-            options: Those of its task; None to free what it has, and for nothing else.
-            confirmed: Whether the nodes hold its token, or whoever acts on this will ask them.
+            task_id: The id of the message; a token with another id does not count.
+            options: The options of its task; None if it is only needed to release the reservation.
+            confirmed: True if the nodes hold its token, or the caller will ask them before acting.
         """
         if not isinstance(given, Mapping):
             return None
@@ -168,8 +173,8 @@ class Reservation:
             return None
         owner = Owner.of(token) if token else None
         if token and (owner is None or owner.task_id != short_id(task_id)):
-            token = ""  # such as of headers that were handed on to another message
-        # Only these scopes free it when the body begins: of another's body this tells nothing.
+            token = ""  # the headers may have been copied to another message
+        # Only these scopes release it when the body begins; with others `begun` means nothing.
         begun = given.get("begun") is True and _RESERVES[scope] == 1
         longest = HOUR
         if options is not None:
@@ -192,9 +197,9 @@ def claim_for(
     *,
     token: str = "",
 ) -> Claim:
-    """A claim on the reservation of what a task locks, for `ttl` seconds.
+    """Return a claim on the reservation of a resource, for `ttl` seconds.
 
-    Of the message with that token; or of one that is to be sent, of a task with that id and name.
+    It has the token of an existing message; or a new one, for a task with this id and name.
     """
     if not token:
         us = redlock.client.owner
@@ -205,20 +210,20 @@ def claim_for(
 
 
 def claim_of(redlock: Redlock, note: Reservation) -> Claim:
-    """A claim on what a message has reserved, by the token that it brings along."""
+    """Return a claim on the reservation of a message, with the message's token."""
     return claim_for(redlock, note.resources, note.ttl, token=note.token)
 
 
 def unsent_ttl(ttl: float) -> float:
-    """Return for how long a key is reserved while its message is not out; seconds.
+    """Return the ttl of a reservation while its message is not out; seconds.
 
-    It is shorter than the ttl that a body asks for, `ttl`, so that one can be told from the other.
+    It is shorter than the ttl of the body's lock, `ttl`, so that the two can be distinguished.
     """
     return max(MIN_TTL, min(UNSENT_TTL_S, ttl / 2))
 
 
 def take(redlock: Redlock, claim: Claim) -> NotAcquired | None:
-    """Take it, in one round; return the refusal, and None if it is taken."""
+    """Take a reservation, in one round; return the refusal, or None if it is taken."""
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.acquire(claim, now, patience))
     if claim.granted_at is None:
@@ -227,9 +232,9 @@ def take(redlock: Redlock, claim: Claim) -> NotAcquired | None:
 
 
 def pause(until: float) -> bool:
-    """Wait a moment, if there is one left until then (`time.monotonic`); return whether there was.
+    """Wait a short random time and return True, unless `until` (`time.monotonic`) is over.
 
-    At random, so that several who ask at once do not meet again.
+    The time is random, so that several processes that asked at once do not collide again.
     """
     if time.monotonic() >= until:
         return False
@@ -238,10 +243,10 @@ def pause(until: float) -> bool:
 
 
 def adopt(redlock: Redlock, claim: Claim) -> bool | None:
-    """Confirm it, for its ttl from now; where it has expired it is taken again.
+    """Extend a reservation to its ttl from now; where it has expired, it is taken again.
 
-    Return whether it is ours, and was not replaced by a call that has freed it since; None if too
-    few nodes answered to tell.
+    Return True if it is ours, and no later call has released it to replace it; None if too few
+    nodes answered.
     """
     patience = redlock.client.patience(claim.ttl)
     ballot = redlock.client.driver.run(lambda now: quorum.extend([claim], now, patience))
@@ -255,19 +260,19 @@ def adopt(redlock: Redlock, claim: Claim) -> bool | None:
 
 
 def start(redlock: Redlock, claim: Claim) -> bool:
-    """Free it as its body begins; return whether it was ours."""
+    """Release a reservation because its body begins; return True if it was ours."""
     ballot = redlock.client.driver.run(lambda now: quorum.free(claim, now, redlock.node_timeout))
     return not ballot.denied
 
 
 class Look(NamedTuple):
-    """What the nodes say of a reservation.
+    """The state of a reservation on the nodes.
 
     Attributes:
-        token: The token that a quorum of nodes holds; None if there is none, or none can be told.
-        left: Seconds for which a quorum of nodes will hold it; 0.0 if there is none.
+        token: The token that a quorum of nodes holds; None if no token is known to have a quorum.
+        left: Seconds for which a quorum of nodes will hold it; 0.0 without a token.
         replaced: True if a quorum of nodes has the mark that a later call took the place of the
-            message that was asked about.
+            message in question.
     """
 
     token: str | None
@@ -276,27 +281,27 @@ class Look(NamedTuple):
 
     @property
     def owner(self) -> Owner | None:
-        """Return who made the token; None if there is none, or another program did."""
+        """The owner that made the token; None without a token, or if another program did."""
         return Owner.of(self.token) if self.token else None
 
 
 def look(redlock: Redlock, claim: Claim) -> Look:
-    """Ask the nodes who has a reservation, and whether the message of `claim` was replaced."""
+    """Ask the nodes who has a reservation, and if the message of `claim` was replaced."""
     asked: list[Claim | Query] = [claim, Query((mark_of(claim, REPLACED),), claim.nodes)]
     ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, redlock.node_timeout))
     tokens = outcome.tokens(ballot)
     token = next((one for one in tokens if tokens.count(one) >= ballot.quorum), None)
     lasts = sorted(held[1] for held in outcome.seen(ballot, 0) if held and held[0] == token)
     left = lasts[-ballot.quorum] if token is not None else 0.0
-    # No single node may keep a message from being run.
+    # A quorum is required, because no single node may keep a message from being run.
     replaced = outcome.tokens(ballot, 1).count(DONE) >= ballot.quorum
     return Look(token, left, replaced)
 
 
 def mark_of(claim: Claim, what: str) -> str:
-    """Return the name of the mark that says this of a claim's message (`REPLACED`, `BEGUN`).
+    """Return the name of the mark `what` (`REPLACED`, `BEGUN`) for a claim's message.
 
-    It is the token's, as an id may be used again.
+    It contains a digest of the token, because an id may be used again.
     """
     owner = Owner.of(claim.token)
     task_id = owner.task_id if owner is not None else ""
@@ -304,29 +309,29 @@ def mark_of(claim: Claim, what: str) -> str:
 
 
 def free_in(redlock: Redlock, resource: str) -> float | None:
-    """Seconds until a reservation ends by itself; None if too few nodes answered to tell."""
-    redlock.client.prolonging.now()  # it may be one that this process took a moment ago
+    """Return the seconds until a reservation expires; None if too few nodes answered."""
+    redlock.client.prolonging.now()  # this process may have taken it a moment ago
     claim = claim_for(redlock, resource, MIN_TTL)
     ballot = redlock.client.driver.run(lambda now: quorum.peek([claim], now, redlock.node_timeout))
     return outcome.free_in(ballot) if ballot.yes >= ballot.quorum else None
 
 
 def is_anothers(owner: Owner, task: Any) -> bool:
-    """Whether a task of another name has reserved a key that both have: it is no duplicate."""
+    """Return True if a task of another name has the reservation: then `task` is no duplicate."""
     return owner.task not in ("", short_id(task.name))
 
 
 def prolong(redlock: Redlock, claims: Sequence[Claim], patience: float = 0.0) -> list[Round]:
-    """Let reservations last for their ttl from now at least, where they have not ended.
+    """Extend reservations to their ttl from now where they still exist; return the rounds.
 
-    Their messages are elsewhere: what is gone may have been freed at their end. The claims are
-    fresh ones, with the messages' tokens. `patience` is as in `free`. Return the rounds.
+    The messages are held by other processes; a missing key may have been released deliberately.
+    The claims are new ones, with the messages' tokens. `patience` is as in `free`.
     """
     return redlock.client.driver.extend(claims, patience, Verb.RENEW)
 
 
 def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> Round:
-    """Free it; return what the nodes said. Those that are away are told when they are back.
+    """Release a reservation; return the round. Nodes that are down get it when they are back.
 
     `patience` is how long to wait for the nodes, in seconds; 0 only writes to them.
     """
@@ -336,14 +341,14 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> Round:
 def free_of(
     redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any, running: bool = False
 ) -> Claim | bool | None:
-    """Free what another message has reserved, which will not be run.
+    """Release the reservation of another message that will not be run.
 
-    Its task's id is as in its token, and `limit` is its task's option. If a body of that task's id
-    is at work it is left alone, unless `running` is set.
+    `task_id` is the id in its token, and `limit` is the option of its task. If a body with that id
+    is running, nothing is released, unless `running` is set.
 
     Returns:
-        A claim on what is freed, whose ttl is what was left of it, in seconds; None if the other
-        has it no more; False if its body is at work, or nobody can tell.
+        A claim on the released key, whose ttl is the time it had left, in seconds; None if the
+        other message no longer has it; False if its body is running, or that is not known.
     """
     try:
         if not running and _is_at_work(redlock, names, task_id, limit):
@@ -353,16 +358,16 @@ def free_of(
     seen = look(redlock, claim_for(redlock, names, MIN_TTL))
     if seen.token and seen.owner is not None and seen.owner.task_id == task_id:
         freed = claim_for(redlock, names, max(MIN_TTL, seen.left), token=seen.token)
-        # Else its body has begun meanwhile.
+        # If that is denied, its body has begun meanwhile.
         return None if free(redlock, freed, redlock.node_timeout).denied else freed
     return None
 
 
 def _is_at_work(redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any) -> bool:
-    """Return True if a body of a task may hold one of some names. No node alone can say so.
+    """Return True if a body of a task may hold one of some names. One node alone is not enough.
 
     Raises:
-        QuorumUnavailable: Too few nodes answered to tell.
+        QuorumUnavailable: Too few nodes answered.
     """
     slots = MAX_SLOTS if lets_several(limit) else 1
     ballot = blocking(redlock.client.peek(names, slots))
@@ -371,16 +376,16 @@ def _is_at_work(redlock: Redlock, names: tuple[str, ...], task_id: str, limit: A
 
 
 def give_up(redlock: Redlock, claim: Claim) -> None:
-    """Its message was not sent: free what has been written of it."""
+    """Release whatever was written of a claim, because its message was not sent."""
     if claim.written:
         free(redlock, claim)
 
 
 def free_soon(redlock: Redlock, note: Reservation) -> None:
-    """Free what a message had that is over. For a worker's main process: never waits.
+    """Release the reservation of a message that is over, without waiting (for the main process).
 
-    A thread waits for the answers: that process may not have asked the nodes for hours, and that a
-    node or a firewall has hung up meanwhile is only found out by reading.
+    A thread waits for the answers. That is needed because the process may not have asked the nodes
+    for hours, and only a read shows that a node or a firewall has closed the connection meanwhile.
     """
     free_it = partial(free, redlock, claim_of(redlock, note), redlock.node_timeout)
     name = f"celery_redlock free {printable(note.resource)}"

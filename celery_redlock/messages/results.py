@@ -1,4 +1,4 @@
-"""What is told of a task that was skipped or sent again; what is known of the end of another."""
+"""Report skipped and re-sent tasks; look up how another task ended."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["end_of", "state_of", "store_retry", "stored_end", "tell_skipped"]
 logger = logging.getLogger("celery_redlock.task")
 
 RETRY_STORED = "redlock_retry_stored"
-"""Attribute of a request: Celery is not to store state RETRY for it any more."""
+"""Attribute of a request for which Celery must not store state RETRY any more."""
 
 
 def tell_skipped(
@@ -32,14 +32,14 @@ def tell_skipped(
 
 
 def store_retry(task: Any, request: Any, refusal: NotAcquired) -> None:
-    """Store state RETRY, before a message is sent again.
+    """Store state RETRY before a message is sent again, and prevent that Celery stores it later.
 
-    Celery stores it afterwards. By then the task may have ended elsewhere, and RETRY would hide its
-    end for ever: that is left out.
+    Celery would store it after the message was sent. By then the task may have ended elsewhere, and
+    RETRY would hide its end forever.
     """
-    from celery.app import trace  # of no use to producers
+    from celery.app import trace  # imported here, because producers do not need it
 
-    # Before Celery 5.7 a message cannot say that its result is ignored.
+    # Before Celery 5.7 a message has no `ignore_result` of its own.
     told = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
     if told(task, request) and not task.store_errors_even_if_ignored:
         return
@@ -50,7 +50,7 @@ def store_retry(task: Any, request: Any, refusal: NotAcquired) -> None:
         backend.mark_as_retry(request.id, refusal, request=request)
     except SoftTimeLimitExceeded:
         raise
-    except Exception as error:  # what it becomes in the end will be stored, or not, by then
+    except Exception as error:  # go on: RETRY is only a state in between
         logger.warning("%s[%s]: cannot store RETRY: %r", task.name, request.id, error)
     setattr(request, RETRY_STORED, True)
 
@@ -60,22 +60,23 @@ def _store_once(store: Any, *args: Any, request: Any = None, **given: Any) -> An
 
 
 def state_of(task: Any, task_id: str) -> str | None:
-    """The state that is stored for a task; None where none can be looked at.
+    """Return the stored state of a task; None if the backend has no states to look up.
 
     Raises:
-        Exception: There is no backend, or it is away: whatever it raises.
+        Exception: There is no backend, or it is down; any error of the backend.
     """
     backend = task.backend
     if backend.as_uri() == "rpc://":
-        return None  # its results are messages to the caller: not ours to look at
+        return None  # its results are messages to the caller, which we must not read
     state: str = backend.get_state(task_id)
     return state
 
 
 def end_of(task: Any, task_id: str, scope: str) -> str | None:
-    """The state in which a task has ended, or will without a body, that reserved a key by a scope.
+    """Return the final state of a task that reserved a key under `scope`.
 
-    None if it is not known to, or is to keep the key all the same.
+    A revoked task counts as ended. Return None if no end is known, or the task must keep the key
+    after its end.
     """
     if scope == "until_expired":
         return None
@@ -85,14 +86,15 @@ def end_of(task: Any, task_id: str, scope: str) -> str | None:
 
 
 def stored_end(task: Any, task_id: str) -> str | None:
-    """The state in which a task has ended, as the result backend knows; None if it does not.
+    """Return the final state of a task from the result backend; None if it has none.
 
-    One that stores no results is not asked: a server that hangs would keep its caller for minutes.
+    For a task without results the backend is not asked, because a server that hangs would block the
+    caller for minutes.
     """
     try:
         if task.ignore_result and not task.store_errors_even_if_ignored:
             return None
         state = state_of(task, task_id)
     except Exception:
-        return None  # there is none, or it is away; or no such task is known here
+        return None  # there is no backend, or it is down; or the task is unknown here
     return state if isinstance(state, str) and state in states.READY_STATES else None

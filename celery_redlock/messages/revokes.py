@@ -1,4 +1,4 @@
-"""Remembers which tasks this process has revoked: the workers may be yet to hear of it."""
+"""Remember the tasks that this process has revoked, because workers may not have noticed yet."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ END = "redlock_end"
 """Remote command of our workers; see `end`."""
 
 MAX_REVOKED = 10_000
-"""Tasks revoked by this process that it remembers: about two megabytes."""
+"""The most revoked tasks that are remembered: about two megabytes."""
 
-_base: Any = base  # its stubs take what is set below for an error
+_base: Any = base  # its stubs would make the assignments below an error
 
 _revoked: OrderedDict[str, bool] = OrderedDict()
-"""By id, the tasks that this process has revoked, and whether it asked for their bodies' end. The
-workers are yet to hear of it, and none may be there to."""
+"""The tasks that this process has revoked, by id; True if it also asked to terminate the body. The
+workers may not have received the revoke yet, or there may be no worker."""
 
 
 def was_revoked(task_id: str) -> bool:
-    """Whether this process has revoked a task."""
+    """Return True if this process has revoked a task."""
     return task_id in _revoked
 
 
 def was_terminated(task_id: str) -> bool:
-    """Whether this process has asked for the end of a task's body."""
+    """Return True if this process has asked to terminate a task's body."""
     return _revoked.get(task_id, False)
 
 
 def end(app: Any, task_id: str, digest: str, terminate: bool = False) -> None:
     """Ask all workers to discard a message, or to `terminate` a body.
 
-    Anybody who may publish can give a task the id of another. So it is told by the digest of a
-    token that the nodes have: of its reservation, or of its lock.
+    Anybody who may publish can give a task the id of another. So the message is identified by the
+    digest of a token that the nodes have: that of its reservation, or of its lock.
     """
     arguments = {"task_id": task_id, "digest": digest, "terminate": terminate}
     app.control.broadcast(END, arguments=arguments)
@@ -47,13 +47,14 @@ def end(app: Any, task_id: str, digest: str, terminate: bool = False) -> None:
 
 @functools.cache
 def note_revokes(before_purge: Callable[[Any], tuple[int, bool]]) -> None:
-    """Remember what `app.control.revoke` of this process revokes. Idempotent.
+    """Wrap `app.control.revoke` of this process to remember its tasks. Idempotent.
 
-    `before_purge` is called with the app before `app.control.purge` deletes all messages, and
-    returns how many it has deleted itself, and whether any may be left.
+    `before_purge` is called with the app before `app.control.purge` deletes all messages. It
+    returns the number of messages that it has deleted itself, and True if any may be left.
 
-    Celery loads its remote control when an app is first asked for it, which takes as long as half
-    of what a producer loads of us. So what is not loaded yet is wrapped then.
+    Celery loads its remote control when `app.control` is first used. That takes half as long as
+    everything that a producer loads of this library, so we do not load it: if it is not loaded yet,
+    it is wrapped then.
     """
     if "celery.app.control" in sys.modules:
         _wrap_control(before_purge)
@@ -66,7 +67,7 @@ def note_revokes(before_purge: Callable[[Any], tuple[int, bool]]) -> None:
         _base.Celery.control = control
         return found
 
-    # As Celery's own, it can be set on an app, and deleted.
+    # Like Celery's own property, it can be set on an app, and deleted.
     _base.Celery.control = property(first, control.__set__, control.__delete__)
 
 

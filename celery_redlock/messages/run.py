@@ -44,11 +44,11 @@ def run(
 ) -> Any:
     """Run a body, which calls a task's function, under the lock of that call; return its result.
 
-    `task` and `request` are None where a function was called. A delivery that is not to run returns
-    a `Skipped`, or leaves by one of Celery's exceptions.
+    `task` and `request` are None if a plain function was called. A delivery that must not run
+    returns a `Skipped`, or raises one of Celery's exceptions.
 
     Raises:
-        NotAcquired: It was not delivered by a worker, and its lock is held or no quorum answers.
+        NotAcquired: The call is not a worker's delivery, and its lock is held or no quorum answers.
     """
     callback = taken(lock)
     if callback is not None:
@@ -62,13 +62,12 @@ def run(
         with Unlocked(resources):
             return body()
     options = lock.options(app)
-    # Where this worker parks what must wait, no delivery waits in its pool slot, unless its task
-    # declares a wait.
+    # If this worker parks deliveries, none waits in its pool slot, unless its task declares a wait.
     parked = delivered and parks(options) and not lock.has_wait
     if delivered:
         body = functools.partial(body.func, *unpack(task, body.args), **body.keywords)
     redlock = Redlock.from_app(app)
-    if len(resources) > 1:  # one alone was checked when its key was made and its task declared
+    if len(resources) > 1:  # a single one was checked with its key and its task's declaration
         checked_names(resources, fencing=options.fencing)
         if options.shared:
             raise ConfigurationError(
@@ -81,7 +80,8 @@ def run(
     asked = LockRequest(
         names=resources,
         ttl=options.ttl,
-        # Nor does an error callback, which is called where its task failed: it is sent as a task.
+        # An error callback does not wait either, in the process of the failed task: it is sent as a
+        # task instead.
         wait=0.0 if parked or callback else options.wait,
         owner=_owner(redlock.client.owner, task, request if delivered else None),
         fencing=options.fencing,
@@ -103,7 +103,7 @@ def run(
     elif callable(options.on_lost):
         held.on_lost = options.on_lost
     if delivered and options.progress_timeout is not None:
-        from ..locking.progress import Progress  # most programs do not need it
+        from ..locking.progress import Progress  # imported here: most programs do not need it
 
         guards.append(Progress(held, options.progress_timeout, options.on_lost).run)
     body = functools.partial(run_around, task, lock, guards, body)
@@ -113,22 +113,22 @@ def run(
             return ReservedDelivery(message).run(held, body)
         except Retry as again:
             if isinstance(again.exc, NotAcquired):
-                # Celery makes a copy of each frame, at half a millisecond.
+                # Drop the frames, because Celery copies them, which takes half a millisecond.
                 raise again.with_traceback(None) from again.exc
             raise
     if callback is not None and (pause := paused(redlock, resources)) is not None:
         callback.send(ResourceHeld(str(pause), resource=held.resource))
         return None
-    if options.scope == "until_executing":  # it keeps out no other body
+    if options.scope == "until_executing":  # under this scope a body has no lock
         with Unlocked(resources, redlock):
             return body()
-    # Not `with`: a time limit may strike when the lock is taken, and the block has yet to begin.
+    # No `with` statement: a time limit may strike between the acquisition and the block.
     try:
         try:
             held.__enter__()
         except RedlockError as refusal:
-            # Also if it would share the lock of the task that failed, and that one is lost or does
-            # less than its own asks for.
+            # Any RedlockError: it may also share the lock of the failed task, and that lock may be
+            # lost, or may not do what its own options require.
             if callback is None:
                 raise
             callback.send(refusal)
@@ -139,12 +139,12 @@ def run(
 
 
 def _start_of(redlock: Redlock, request: LockRequest, pace: Rate) -> HeldLease:
-    """Return what stands for a lock where a rate says when a body may start.
+    """Return the rate-limit holder that is used instead of a lock.
 
     Raises:
         ConfigurationError: A function has made several keys.
     """
-    from ..locking.start import Start  # most programs do not need it
+    from ..locking.start import Start  # imported here: most programs do not need it
 
     if len(request.names) > 1:
         raise ConfigurationError(
@@ -154,7 +154,10 @@ def _start_of(redlock: Redlock, request: LockRequest, pace: Rate) -> HeldLease:
 
 
 def _owner(here: Owner, task: Any, delivered: Any) -> Owner | None:
-    """Return who asks: a task that is called here, or the delivery that a request belongs to."""
+    """Return the owner of the lock: a task that is called here, or a delivery (its request).
+
+    For a plain function there is none.
+    """
     if task is None:
         return None
     if delivered is None:

@@ -1,4 +1,4 @@
-"""Makes Celery signals of what the core tells: see `celery_redlock.signals`."""
+"""Send Celery signals for the events of the core; `celery_redlock.signals` documents them."""
 
 from __future__ import annotations
 
@@ -29,22 +29,23 @@ __all__ = [
 ]
 
 _celery_state: Any = _state  # its stubs lack most of it
-_dispatch: Any = dispatch  # it has none
+_dispatch: Any = dispatch  # it has no stubs
 
 MAX_LEASES = 10_000
-"""Whose task is remembered. Those left to expire never say so: the oldest are forgotten."""
+"""The most leases whose task is remembered. A lease that is left to expire causes no event, so the
+oldest entries are removed."""
 
 
 class _LockSignal(_dispatch.Signal):  # type: ignore[misc]
-    """A signal that is made of what listeners are told, from its first receiver on."""
+    """A signal for an event of the core, which is listened to from the first receiver on."""
 
     def connect(self, *args: Any, **kwargs: Any) -> Any:
-        """Celery's."""
+        """Connect a receiver, as in Celery, and start to listen."""
         _bridge.listen(True)
         return super().connect(*args, **kwargs)
 
     def disconnect(self, *args: Any, **kwargs: Any) -> Any:
-        """Celery's."""
+        """Disconnect a receiver, as in Celery, and stop listening if it was the last one."""
         gone = super().disconnect(*args, **kwargs)
         if not any(signal.receivers for signal in _OF_LOCKS):
             _bridge.listen(False)
@@ -77,7 +78,7 @@ _OF_LOCKS = (
 
 
 class _Bridge(Listener):
-    """Makes signals of what the core tells, which knows nothing of Celery."""
+    """The listener that sends a Celery signal for each event of the core."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ class _Bridge(Listener):
         self._tasks: OrderedDict[str, Any] = OrderedDict()
 
     def listen(self, wanted: bool) -> None:
-        """Be told, or no longer."""
+        """Subscribe to the events, or unsubscribe."""
         with self._lock:
             if wanted is not self._listens:
                 (subscribe if wanted else unsubscribe)(self)
@@ -145,7 +146,7 @@ class _Bridge(Listener):
         )
 
     def _remember(self, token: str, task: Any) -> None:
-        """Whose lease it is: threads that extend it are at work for no task."""
+        """Remember the task of a lease, because the threads that extend it run for no task."""
         if task is not None:
             self._tasks[token] = task
         if len(self._tasks) > MAX_LEASES:
@@ -160,7 +161,7 @@ _bridge = _Bridge()
 
 
 def task_of(owner: Owner | None) -> Any:
-    """Whose lock it is: that of the task at work here, or of the one its owner names."""
+    """Return the task of a lock: the one that runs here, or the one named by its owner."""
     here = _celery_state._task_stack.top
     name = owner.task if owner is not None else ""
     if here is not None and name in ("", short_id(here.name)):
@@ -169,10 +170,10 @@ def task_of(owner: Owner | None) -> Any:
 
 
 def named(name: str, *apps: Any) -> Any:
-    """The task of that name, of one of `apps`, the current app or any other; None if unknown."""
+    """Return the task of that name in `apps`, the current app or any other; None if unknown."""
     if not name:
         return None
-    # Not get_current_app(): where there is none, that would make one.
+    # Do not call get_current_app(): if there is no app, it would make one.
     current = getattr(_celery_state._tls, "current_app", None) or _celery_state.default_app
     for app in (*apps, current, *_celery_state._get_active_apps()):
         if app is not None and app.finalized and name in app._tasks:
@@ -181,7 +182,10 @@ def named(name: str, *apps: Any) -> Any:
 
 
 def in_all(task: Any, ask: Ask) -> tuple[float, int]:
-    """For how long a task has waited, and in how many attempts: parked and sent again, as well."""
+    """Return for how many seconds, and in how many attempts, a task has waited in all.
+
+    The time while it was parked, and the attempts before it was sent again, are included.
+    """
     request = task.request_stack.top if task is not None else None
     if request is None or not ask.owner.task_id or short_id(request.id) != ask.owner.task_id:
         return ask.waited, ask.attempts
@@ -191,5 +195,5 @@ def in_all(task: Any, ask: Ask) -> tuple[float, int]:
 
 
 def is_tick(resource: str, owner: Owner | None) -> bool:
-    """Whether it is a beat's claim on a tick: its stamp says how many seconds it lasts at first."""
+    """Return True if it is a beat's claim on a tick: its stamp is its first ttl in seconds."""
     return resource.startswith("beat:") and owner is not None and "." in owner.stamp

@@ -8,9 +8,9 @@ __all__ = ["Skipped"]
 
 
 class Skipped(dict[str, Any]):
-    """What a task returns that was skipped because another held its lock. A dict, to be stored.
+    """The result of a task that was skipped because another held its lock. A dict, to be stored.
 
-    `Skipped.of(result)` finds it again in a result that went through a backend.
+    `Skipped.of(result)` recognizes it in a result that went through a backend.
     """
 
     __module__ = "celery_redlock"
@@ -20,7 +20,7 @@ class Skipped(dict[str, Any]):
 
     @classmethod
     def of(cls, result: object) -> Skipped | None:
-        """The marker, if `result` is one; else None."""
+        """Return `result` as a `Skipped` if it is one; else None."""
         if isinstance(result, dict) and result.get("celery_redlock") == "skipped":
             resource, holder = result.get("resource"), result.get("holder")
             return cls(*(one if isinstance(one, str) else "" for one in (resource, holder)))
