@@ -75,7 +75,9 @@ def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
     return granted == [True, True]
 
 
-def test_the_rule_is_enough(acl_node: LocalServer, admin: redis.Redis) -> None:
+def test_acl_rule_of_the_docs_is_enough_for_every_operation(
+    acl_node: LocalServer, admin: redis.Redis
+) -> None:
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
     assert use_everything(url(acl_node), admin, wait=5)
     assert refused(admin) == set()
@@ -83,7 +85,7 @@ def test_the_rule_is_enough(acl_node: LocalServer, admin: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("word", [*GRANTED, *OTHERS])
-def test_each_command_of_the_rule_is_needed(
+def test_each_command_of_the_acl_rule_is_needed(
     acl_node: LocalServer, admin: redis.Redis, word: str
 ) -> None:
     rest = [kept for kept in RULE if kept != word]
@@ -122,7 +124,7 @@ def read_and_write(url: str, admin: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["", *SHARED_RULE])
-def test_shared_locks_need_a_few_commands_more(
+def test_shared_locks_need_a_few_more_acl_commands(
     acl_node: LocalServer, admin: redis.Redis, lacks: str
 ) -> None:
     more = [word for word in SHARED_RULE if word != lacks]
@@ -131,7 +133,7 @@ def test_shared_locks_need_a_few_commands_more(
     assert (lacks[1:] in refused(admin)) if lacks else refused(admin) == set()
 
 
-def test_another_database_needs_select(
+def test_another_database_needs_the_acl_command_select(
     acl_node: LocalServer, admin: redis.Redis, lock_over: Callable[..., Redlock]
 ) -> None:
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
@@ -150,7 +152,7 @@ def test_another_database_needs_select(
      ("ACL", "WHOAMI")],
     ids=" ".join,
 )  # fmt: skip
-def test_nothing_else_is_allowed(
+def test_acl_rule_allows_no_other_command(
     acl_node: LocalServer, admin: redis.Redis, command: tuple[str, ...]
 ) -> None:
     admin.execute_command("ACL", "SETUSER", "redlock", *RULE)
@@ -161,7 +163,7 @@ def test_nothing_else_is_allowed(
 
 
 @pytest.mark.parametrize("word", ["resetkeys", "resetchannels", "nocommands"])
-def test_each_word_that_takes_something_away_is_needed_where_the_user_had_it(
+def test_each_reset_word_of_the_acl_rule_is_needed(
     acl_node: LocalServer, admin: redis.Redis, word: str
 ) -> None:
     before = ["on", "nopass", "~*", "&*", "+@all"]
@@ -184,6 +186,6 @@ def test_each_word_that_takes_something_away_is_needed_where_the_user_had_it(
                     client.execute_command(*probes[word])
 
 
-def test_every_word_of_the_rule_is_looked_at_by_one_of_these() -> None:
+def test_every_word_of_the_acl_rule_is_tested() -> None:
     taking = {"resetkeys", "resetchannels", "nocommands"}
     assert set(RULE) == {*GRANTED, *taking, *OTHERS}

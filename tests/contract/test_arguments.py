@@ -16,7 +16,9 @@ from tests.support.names import Locks, Servers
      {"owner": "me"}],
     ids=str,
 )  # fmt: skip
-def test_of_a_lock(servers: Servers, lock_over: Locks, wrong: dict[str, Any]) -> None:
+def test_invalid_argument_of_lock_is_refused_at_once(
+    servers: Servers, lock_over: Locks, wrong: dict[str, Any]
+) -> None:
     redlock = lock_over(servers)
     (name,) = wrong
     with pytest.raises(ConfigurationError, match=name), redlock.lock("r", **wrong):
@@ -25,7 +27,9 @@ def test_of_a_lock(servers: Servers, lock_over: Locks, wrong: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("resource", ["", None, 5, b"r"])
-def test_of_an_acquisition(servers: Servers, lock_over: Locks, resource: Any) -> None:
+def test_invalid_argument_of_acquire_extend_or_release_is_refused_at_once(
+    servers: Servers, lock_over: Locks, resource: Any
+) -> None:
     redlock = lock_over(servers)
     with pytest.raises(ConfigurationError, match="a resource is a name"):
         redlock.acquire(resource)

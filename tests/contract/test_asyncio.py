@@ -55,7 +55,7 @@ def over(servers: Servers) -> Make:
     return made
 
 
-async def test_a_lease_is_acquired_extended_and_released_as_by_threads(
+async def test_async_lease_is_acquired_extended_and_released_as_by_threads(
     over: Make, servers: Servers, lock_over: Make
 ) -> None:
     other = lock_over(servers)
@@ -87,7 +87,7 @@ async def test_a_lease_is_acquired_extended_and_released_as_by_threads(
         assert other.try_acquire("a") is None, "it is kept"
 
 
-async def test_a_block_is_extended_by_the_loop_and_by_no_thread(over: Make) -> None:
+async def test_async_block_is_extended_by_the_loop_and_by_no_thread(over: Make) -> None:
     async with over(ttl=SHORT) as redlock:
         before = set(threading.enumerate())
         async with redlock.lock("r", wait=20.0) as held:
@@ -101,7 +101,7 @@ async def test_a_block_is_extended_by_the_loop_and_by_no_thread(over: Make) -> N
         assert not redlock.client.watchdog.schedule.watched
 
 
-async def test_a_block_shares_its_lock_with_blocks_inside_it_and_keeps_out_other_tasks(
+async def test_async_block_is_shared_by_nested_blocks_and_keeps_other_tasks_out(
     over: Make,
 ) -> None:
     async with over() as redlock:
@@ -119,7 +119,7 @@ async def test_a_block_shares_its_lock_with_blocks_inside_it_and_keeps_out_other
         assert await redlock.holder("r") is None
 
 
-async def test_who_waits_is_woken_by_a_release_and_tries_at_no_other_time(
+async def test_async_waiter_is_woken_by_a_release_and_tries_at_no_other_time(
     over: Make, servers: Servers, lock_over: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (50.0, 50.0))
@@ -205,7 +205,7 @@ def test_coroutines_of_two_loops_and_threads_never_overlap_on_one_key(
     assert (done, overlaps) == (4 * (5 + 2 * 15), 0)
 
 
-async def test_who_blocks_the_loop_for_longer_than_the_ttl_is_told_and_so_is_the_log(
+async def test_loop_blocked_for_longer_than_the_ttl_loses_the_lease_and_logs_it(
     over: Make, servers: Servers, lock_over: Make, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = lock_over(servers)
@@ -230,7 +230,7 @@ async def test_who_blocks_the_loop_for_longer_than_the_ttl_is_told_and_so_is_the
     assert "lost the lock r" in caplog.text
 
 
-async def test_a_keeper_process_extends_while_the_loop_is_blocked(
+async def test_sidecar_extends_leases_while_the_loop_is_blocked(
     over: Make, servers: Servers, lock_over: Make
 ) -> None:
     other = lock_over(servers)
@@ -247,7 +247,7 @@ async def test_a_keeper_process_extends_while_the_loop_is_blocked(
         assert kept and other.holder("r") is None
 
 
-async def test_a_quorum_that_is_lost_ends_the_lease_and_another_is_refused(
+async def test_async_lease_is_lost_without_a_quorum_and_another_is_refused(
     over: Make, servers: Servers
 ) -> None:
     if isinstance(servers[0], LocalPostgres):
@@ -269,7 +269,7 @@ async def test_a_quorum_that_is_lost_ends_the_lease_and_another_is_refused(
         await redlock.release(lease)
 
 
-async def test_a_node_that_was_away_is_polled_again_and_is_told_what_it_missed(
+async def test_async_node_that_was_away_gets_the_release_that_it_missed(
     over: Make, servers: Servers, lock_over: Make
 ) -> None:
     if isinstance(servers[0], LocalPostgres):
@@ -292,7 +292,7 @@ async def test_a_node_that_was_away_is_polled_again_and_is_told_what_it_missed(
                 await asyncio.sleep(0.002)
 
 
-def test_an_instance_made_at_import_serves_one_loop_after_the_other(
+def test_async_redlock_made_at_import_serves_one_loop_after_the_other(
     servers: Servers, lock_over: Make
 ) -> None:
     redlock = AsyncRedlock([server.url for server in servers])
@@ -308,7 +308,7 @@ def test_an_instance_made_at_import_serves_one_loop_after_the_other(
     assert all(node.connection is None for client in clients for node in client.driver.nodes)
 
 
-def test_what_cannot_work_is_refused_where_it_is_written(servers: Servers) -> None:
+def test_invalid_use_of_async_redlock_is_refused_where_it_is_written(servers: Servers) -> None:
     redlock = AsyncRedlock([server.url for server in servers])
 
     async def later(_lease: object) -> None: ...
@@ -384,7 +384,7 @@ asyncio.run(main())  # which cancels both
 
 
 @pytest.mark.parametrize("program", [FORKED, ENDS], ids=["forked", "cancelled_by_the_end"])
-def test_a_program_ends_without_a_warning_and_leaves_no_lock(
+def test_asyncio_program_ends_without_a_warning_and_leaves_no_lock(
     servers: Servers, lock_over: Make, program: str
 ) -> None:
     command = [sys.executable, "-W", "error", "-c", program, *(server.url for server in servers)]
@@ -395,7 +395,7 @@ def test_a_program_ends_without_a_warning_and_leaves_no_lock(
     assert in_line(servers) == [0] * len(servers)
 
 
-async def test_it_works_over_the_fakes_in_memory(servers: Servers) -> None:
+async def test_async_redlock_works_over_the_fakes_in_memory(servers: Servers) -> None:
     redlock = AsyncRedlock([server.url for server in servers], ttl=20.0)
     with fake_redlock() as nodes:
         with nodes.hold("r"):

@@ -88,7 +88,7 @@ ABLE: dict[str, Callable[[AsyncRedlock], Awaitable[None]]] = {"block": block, "s
 
 @pytest.mark.parametrize("what", ABLE)
 @pytest.mark.parametrize("connected", [True, False])
-async def test_a_block_that_is_cancelled_at_any_wait_leaves_nothing(
+async def test_async_block_cancelled_at_any_wait_leaves_nothing(
     servers: list[LocalServer], admins: list[redis.Redis], what: str, connected: bool, late: bool
 ) -> None:
     if connected:
@@ -116,7 +116,7 @@ async def as_coroutine(
     await what(redlock)
 
 
-async def test_an_acquire_that_is_cancelled_at_any_wait_leaves_no_lease(
+async def test_async_acquire_cancelled_at_any_wait_leaves_no_lease(
     servers: list[LocalServer], admins: list[redis.Redis], late: bool
 ) -> None:
     async with another(servers) as redlock:
@@ -133,7 +133,7 @@ async def acquired(redlock: AsyncRedlock, resource: str | list[str], wait: float
     await redlock.acquire(resource, wait=wait)
 
 
-async def test_a_release_that_is_cancelled_at_any_wait_has_been_made(
+async def test_async_release_cancelled_at_any_wait_has_been_made(
     servers: list[LocalServer], admins: list[redis.Redis], late: bool
 ) -> None:
     async with another(servers) as redlock:
@@ -151,7 +151,7 @@ async def released(redlock: AsyncRedlock, held: Any) -> None:
 
 
 @pytest.mark.parametrize("resource", ["r", ["r", "s"]], ids=["one", "several"])
-async def test_a_waiter_that_is_cancelled_at_any_wait_leaves_the_queue_and_hands_the_call_on(
+async def test_async_waiter_cancelled_at_any_wait_leaves_the_queue_and_wakes_the_next(
     servers: list[LocalServer], admins: list[redis.Redis], resource: Any, late: bool
 ) -> None:
     """Behind it stands another, who is called by it or by the holder, and by nobody else."""
@@ -192,7 +192,7 @@ def in_line(admins: list[redis.Redis]) -> list[int]:
 
 
 @pytest.mark.parametrize("connected", [True, False])
-async def test_who_is_cancelled_while_nodes_hang_does_not_wait_for_them_and_they_are_freed_later(
+async def test_async_block_cancelled_while_nodes_hang_ends_at_once_and_is_undone_later(
     servers: list[LocalServer], admins: list[redis.Redis], connected: bool
 ) -> None:
     async with another(servers) as redlock:

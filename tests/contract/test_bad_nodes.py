@@ -191,7 +191,7 @@ def redlock_over(nodes: Iterable[Any], ttl: float = 10 * PATIENCE) -> Iterator[R
 
 
 @pytest.mark.parametrize("ailment", AILMENTS)
-def test_a_minority_costs_nothing_and_is_logged_once(
+def test_unwell_minority_costs_nothing_and_is_logged_once(
     ailment: str, servers: list[LocalServer], log: pytest.LogCaptureFixture
 ) -> None:
     make, _reason = AILMENTS[ailment]
@@ -214,7 +214,7 @@ def test_a_minority_costs_nothing_and_is_logged_once(
 
 
 @pytest.mark.parametrize("ailment", AILMENTS)
-def test_a_majority_is_unavailable_and_each_node_says_why(
+def test_unwell_majority_is_unavailable_and_the_error_has_the_reason_of_each_node(
     ailment: str, servers: list[LocalServer], log: pytest.LogCaptureFixture
 ) -> None:
     make, reason = AILMENTS[ailment]
@@ -245,7 +245,7 @@ def test_a_majority_is_unavailable_and_each_node_says_why(
             wait_until(lambda: not client.keys("redlock:*"), 5, "it is undone")
 
 
-def test_our_threads_leave_the_applications_random_numbers_alone(
+def test_threads_of_ours_do_not_touch_the_random_state_of_the_application(
     servers: list[LocalServer], log: pytest.LogCaptureFixture
 ) -> None:
     """They try again at random times; an application that has seeded `random` must not notice."""
@@ -279,7 +279,7 @@ def proxies(servers: list[LocalServer]) -> Iterator[list[Proxy]]:
         yield [stack.enter_context(Proxy(server.port)) for server in servers[:3]]
 
 
-def test_a_late_request_is_undone_behind_itself(
+def test_late_request_is_undone_behind_itself(
     proxies: list[Proxy], admins: list[redis.Redis]
 ) -> None:
     with redlock_over(proxies) as redlock:
@@ -292,7 +292,7 @@ def test_a_late_request_is_undone_behind_itself(
         wait_until(lambda: not any(client.keys("redlock:*") for client in admins), 1, "undone")
 
 
-def test_a_ttl_shorter_than_the_round_trip_is_unavailable_and_leaves_nothing(
+def test_ttl_shorter_than_the_round_trip_is_unavailable_and_leaves_nothing(
     proxies: list[Proxy], admins: list[redis.Redis]
 ) -> None:
     with redlock_over(proxies, ttl=0.05) as redlock:
@@ -304,7 +304,7 @@ def test_a_ttl_shorter_than_the_round_trip_is_unavailable_and_leaves_nothing(
         wait_until(lambda: not any(client.keys("redlock:*") for client in admins), 1, "it is gone")
 
 
-def test_a_lock_waits_for_slow_connections_before_it_counts_its_patience(
+def test_first_lock_waits_for_slow_connections_before_it_counts_its_patience(
     proxies: list[Proxy],
 ) -> None:
     """To connect may take longer than a node's answer may; the first lock is as good as any."""
@@ -314,7 +314,7 @@ def test_a_lock_waits_for_slow_connections_before_it_counts_its_patience(
         assert redlock.release(redlock.acquire("r")) is True
 
 
-def test_a_node_that_comes_back_is_said_to_be_back(
+def test_node_that_comes_back_is_logged(
     servers: list[LocalServer], log: pytest.LogCaptureFixture
 ) -> None:
     with redlock_over(servers[:3]) as redlock:
@@ -339,7 +339,7 @@ def test_a_node_that_comes_back_is_said_to_be_back(
         assert "is back" in about(log, name)[-1]
 
 
-def test_a_first_release_frees_a_late_node_though_nobody_hears_of_it_any_more(
+def test_release_frees_a_late_node_that_does_not_know_the_script_yet(
     servers: list[LocalServer], admins: list[redis.Redis]
 ) -> None:
     """To the digest of a script that it does not know, a node answers no more than NOSCRIPT."""
@@ -353,7 +353,7 @@ def test_a_first_release_frees_a_late_node_though_nobody_hears_of_it_any_more(
         wait_until(lambda: not admins[4].exists("redlock:r"), 2.0, "the late node has freed it")
 
 
-def test_more_than_a_socket_takes_at_once_is_written_in_time(
+def test_request_larger_than_a_socket_buffer_is_written_in_time(
     servers: list[LocalServer], lock_over: Callable[..., Redlock]
 ) -> None:
     """Thousands of leases are extended in one go; a socket's buffer begins with 16 KiB."""

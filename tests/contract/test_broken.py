@@ -62,7 +62,7 @@ def make(servers: Servers, lock_over: Locks) -> Locks:
      b"-MOVED 1 1\r\n"],
     ids=["integer", "length", "count", "depth", "digits", "moved"],
 )  # fmt: skip
-def test_a_minority_that_speaks_no_redis_costs_nothing(make: Locks, reply: bytes) -> None:
+def test_minority_that_does_not_speak_redis_costs_nothing(make: Locks, reply: bytes) -> None:
     with babbling(reply) as url:
         lock = make(url, ttl=5)
         lease = lock.acquire("r")
@@ -71,7 +71,7 @@ def test_a_minority_that_speaks_no_redis_costs_nothing(make: Locks, reply: bytes
         assert lock.release(lease)
 
 
-def test_callbacks_that_exit_do_not_end_the_watchdog(
+def test_on_lost_that_exits_does_not_end_the_extender(
     make: Locks, admins: list[redis.Redis]
 ) -> None:
     lock = make(ttl=2.0)
@@ -103,7 +103,7 @@ class Hiccup(redis.CredentialProvider):
         return ("word",)
 
 
-def test_a_credential_provider_that_fails_is_asked_again(make: Locks, caplog: Log) -> None:
+def test_credential_provider_that_fails_is_asked_again(make: Locks, caplog: Log) -> None:
     provider = Hiccup()
     with LocalServer(password="word") as guarded:
         third = {"host": "127.0.0.1", "port": guarded.port, "credential_provider": provider}
@@ -116,7 +116,7 @@ def test_a_credential_provider_that_fails_is_asked_again(make: Locks, caplog: Lo
     assert "a secret" not in caplog.text
 
 
-def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(make: Locks) -> None:
+def test_closed_redlock_is_unavailable_and_hides_no_error_of_a_block(make: Locks) -> None:
     lock = make(ttl=1)
     with pytest.raises(KeyError), lock.lock("r"):
         lock.close()
@@ -129,20 +129,22 @@ def test_a_closed_lock_says_so_and_does_not_replace_what_a_block_raises(make: Lo
         never_used.acquire("r2")
 
 
-def test_a_forged_token_is_held_by_another_program(make: Locks, admins: list[redis.Redis]) -> None:
+def test_forged_token_counts_as_held_by_another_program(
+    make: Locks, admins: list[redis.Redis]
+) -> None:
     for client in admins[:2]:
         client.set("redlock:r", f"s|h|{'9' * 5000}|t|0|task|0|n")
     with pytest.raises(ResourceHeld, match="another program"):
         make().acquire("r")
 
 
-def test_forged_times_of_any_size_are_no_times() -> None:
+def test_forged_since_of_any_size_is_replaced_by_now() -> None:
     for since in (10**400, -(10**400), 1e300, float("nan"), float("inf"), True, "1"):
         attempts = attempts_of({ATTEMPTS: {"since": since}})
         assert abs(attempts["since"] - time.time()) < 60
 
 
-def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
+def test_waiter_is_notified_of_an_acquisition_that_was_interrupted(
     make: Locks, monkeypatch: Patch
 ) -> None:
     struck, waiter = make(count=3, ttl=20), make(count=3, ttl=20)
@@ -187,7 +189,7 @@ def test_who_waits_hears_of_an_acquisition_that_was_interrupted(
     assert got[0] - freed < 2
 
 
-def test_one_decorator_over_two_functions_of_one_name_reads_each_ones_signature() -> None:
+def test_decorator_over_two_functions_of_one_name_reads_each_signature() -> None:
     lock = TaskLock({"key": "x:<a>"})
     assert lock.resources(None, lambda a, b: None, (1, 2), {}) == ("x:1",)
     assert lock.resources(None, lambda z, a: None, (5, 6), {}) == ("x:6",)

@@ -46,7 +46,7 @@ def renewals(servers: Servers) -> int:
         return int(node.info("commandstats").get("cmdstat_eval", {}).get("calls", 0))
 
 
-def test_all_last_soon_after_and_few_requests_see_to_that(servers: Servers) -> None:
+def test_reservations_of_a_burst_are_prolonged_soon_with_few_requests(servers: Servers) -> None:
     app = app_on([server.url for server in servers])
     before = renewals(servers)
     publish(app)
@@ -55,14 +55,14 @@ def test_all_last_soon_after_and_few_requests_see_to_that(servers: Servers) -> N
     Redlock.from_app(app).close()
 
 
-def test_one_by_itself_lasts_at_once(servers: Servers) -> None:
+def test_single_reservation_is_prolonged_at_once(servers: Servers) -> None:
     app = app_on([server.url for server in servers])
     publish(app, 1)
     # At once where it was acknowledged in time; 0.3 s later elsewhere.
     wait_until(lambda: lasting(servers) == 1, 10.0, "it is made to last", every=0.001)
 
 
-def test_a_program_that_ends_at_once_leaves_all_of_them(servers: Servers) -> None:
+def test_program_that_ends_at_once_prolongs_all_its_reservations(servers: Servers) -> None:
     code = f"""
 from celery_redlock.locking import prolonging
 from {__name__} import *
@@ -75,7 +75,9 @@ publish(app_on({[server.url for server in servers]}))
     wait_until(lambda: lasting(servers) == COUNT, 3.0, "all are made to last")
 
 
-def test_so_does_a_pool_child(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pool_child_that_ends_prolongs_all_its_reservations(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
     app = app_on([server.url for server in servers])
     monkeypatch.setattr("celery_redlock.locking.prolonging.READ_AFTER_S", 60.0)
     monkeypatch.setattr("celery._state.get_current_app", lambda: app)

@@ -113,7 +113,7 @@ class Rival:
 
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 @pytest.mark.parametrize("whom", ["leader", "the one that is asked"])
-def test_a_held_lock_outlives_a_member(
+def test_held_lock_outlives_any_etcd_member(
     three: LocalEtcd, make: Locks, fault: str, whom: str
 ) -> None:
     holder = make()
@@ -138,7 +138,9 @@ def test_a_held_lock_outlives_a_member(
         rival.end()
 
 
-def test_who_asks_a_member_that_hangs_is_answered_by_another(three: LocalEtcd, make: Locks) -> None:
+def test_request_to_a_hanging_etcd_member_is_answered_by_another(
+    three: LocalEtcd, make: Locks
+) -> None:
     """A minority costs nothing but the second in which it is found: none has to try again."""
     held = make(ttl=60.0).acquire("held", wait=10.0)
     for _ in range(8):
@@ -161,7 +163,7 @@ def test_who_asks_a_member_that_hangs_is_answered_by_another(three: LocalEtcd, m
 
 
 @pytest.mark.parametrize("then", ["it hangs", "it dies", "in a loop"])
-def test_a_release_that_the_asked_member_swallows_goes_to_another_by_itself(
+def test_release_lost_by_an_etcd_member_goes_to_another_by_itself(
     three: LocalEtcd, make: Locks, then: str
 ) -> None:
     """It is the last thing that this process asks for, and the key would be locked for a ttl."""
@@ -192,7 +194,7 @@ def test_a_release_that_the_asked_member_swallows_goes_to_another_by_itself(
     wait_until(freed, 15.0, "another has it")
 
 
-def test_without_a_majority_nothing_is_held_longer_than_its_deadline(
+def test_etcd_lock_without_a_majority_is_lost_at_its_deadline(
     three: LocalEtcd, make: Locks
 ) -> None:
     redlock = make(ttl=3.0, node_timeout=0.3)
@@ -211,7 +213,7 @@ def test_without_a_majority_nothing_is_held_longer_than_its_deadline(
     assert not held.release()
 
 
-def test_what_is_released_while_nobody_serves_is_free_at_once_when_somebody_does(
+def test_etcd_lock_released_during_an_outage_is_free_when_it_ends(
     three: LocalEtcd, make: Locks
 ) -> None:
     """However long that took: with the new leader its lease starts over."""
@@ -227,7 +229,7 @@ def test_what_is_released_while_nobody_serves_is_free_at_once_when_somebody_does
     wait_until(lambda: taken(other), 20.0, "it is free")
 
 
-def test_a_number_grows_with_every_grant_and_is_the_same_for_its_own_retry(etcd: Etcd) -> None:
+def test_etcd_fencing_number_grows_with_each_grant_and_stays_for_a_retry(etcd: Etcd) -> None:
     etcd.flush()
     numbers = []
     for token in ("one", "other", "third"):
@@ -248,7 +250,7 @@ def fenced(token: str) -> Claim:
     return new
 
 
-def test_a_fenced_lock_has_a_number(etcd: Etcd, lock_over: Locks) -> None:
+def test_fenced_etcd_lock_has_a_growing_number(etcd: Etcd, lock_over: Locks) -> None:
     etcd.flush()
     redlock = lock_over([etcd.server.url], fencing=True)
     numbers = []
@@ -259,7 +261,7 @@ def test_a_fenced_lock_has_a_number(etcd: Etcd, lock_over: Locks) -> None:
 
 
 @pytest.mark.parametrize(("ttl", "seconds"), [(0.3, 2), (2.5, 3), (7.0, 7), (30.0, 32)])
-def test_a_key_lives_as_long_as_its_holder_counts_and_little_longer(
+def test_etcd_key_lives_as_long_as_its_holder_counts_and_little_longer(
     etcd: Etcd, ttl: float, seconds: int
 ) -> None:
     etcd.flush()
@@ -270,7 +272,7 @@ def test_a_key_lives_as_long_as_its_holder_counts_and_little_longer(
     assert etcd.ask(Verb.PEEK, claim("x"))[1] < ttl
 
 
-def test_an_extension_is_by_a_lease_of_its_own(etcd: Etcd) -> None:
+def test_etcd_extension_uses_a_lease_of_its_own(etcd: Etcd) -> None:
     """lease/keepalive would be answered by a stopped leader, which wakes, out of its memory."""
     etcd.flush()
     mine = claim("mine", ttl=1.0)
@@ -286,7 +288,7 @@ def leases(etcd: Etcd) -> int:
     return len(ask(etcd.server, "lease/leases").get("leases", ()))
 
 
-def test_many_locks_leave_few_leases(etcd: Etcd, lock_over: Locks, monkeypatch: Patch) -> None:
+def test_many_etcd_locks_share_few_leases(etcd: Etcd, lock_over: Locks, monkeypatch: Patch) -> None:
     """Each lasts until its end, an hour say: what is locked within a sixteenth of it shares one."""
     etcd.flush()
     lock, other = (lock_over([etcd.server.url], ttl=3600.0) for _ in range(2))
@@ -303,9 +305,7 @@ def test_many_locks_leave_few_leases(etcd: Etcd, lock_over: Locks, monkeypatch: 
     assert lock.release(first)
 
 
-def test_a_shared_lease_that_is_revoked_by_hand_costs_one_attempt(
-    etcd: Etcd, lock_over: Locks
-) -> None:
+def test_shared_etcd_lease_revoked_by_hand_costs_one_attempt(etcd: Etcd, lock_over: Locks) -> None:
     etcd.flush()
     lock = lock_over([etcd.server.url], ttl=60.0)
     lock.acquire("a")
@@ -313,7 +313,7 @@ def test_a_shared_lease_that_is_revoked_by_hand_costs_one_attempt(
     assert lock.release(lock.acquire("b", wait=5.0))
 
 
-def test_a_lease_that_another_has_by_the_same_id_is_not_counted_on(
+def test_etcd_lease_id_that_another_has_is_not_counted_on(
     etcd: Etcd, lock_over: Locks, monkeypatch: Patch
 ) -> None:
     """Ids are drawn: that one may be about to end."""
@@ -327,7 +327,7 @@ def test_a_lease_that_another_has_by_the_same_id_is_not_counted_on(
     wait_until(lambda: taken(other, "b"), 10.0, "it has another, and the first attempt is undone")
 
 
-def test_a_supervisor_does_not_shorten_what_its_holder_has_left_for_longer(etcd: Etcd) -> None:
+def test_supervisor_renewal_does_not_shorten_a_longer_etcd_key(etcd: Etcd) -> None:
     etcd.flush()
     etcd.ask(Verb.ACQUIRE, claim("mine", ttl=5.0))
     assert etcd.ask(Verb.EXTEND, claim("mine", ttl=500.0)) == "1"
@@ -340,14 +340,14 @@ def test_a_supervisor_does_not_shorten_what_its_holder_has_left_for_longer(etcd:
     assert etcd.get("r")["lease"] == longer
 
 
-def test_two_claims_of_one_name_are_extended_in_one_request(etcd: Etcd) -> None:
+def test_two_claims_of_one_etcd_key_are_extended_in_one_request(etcd: Etcd) -> None:
     etcd.flush()
     etcd.ask(Verb.ACQUIRE, claim("mine", "r"))
     lost, mine = claim("lost", ("r", "s")), claim("mine", "r")
     assert etcd.ask(Verb.EXTEND, lost, mine, lost, mine) == "0101"
 
 
-def test_a_hundred_names_and_many_claims_are_no_transaction_too_large(etcd: Etcd) -> None:
+def test_hundred_names_and_many_claims_fit_into_etcd_transactions(etcd: Etcd) -> None:
     etcd.flush()
     many = claim("mine", tuple(f"n{n:03}" for n in range(100)))
     assert etcd.ask(Verb.ACQUIRE, many) is None
@@ -366,7 +366,7 @@ def test_a_hundred_names_and_many_claims_are_no_transaction_too_large(etcd: Etcd
     assert etcd.get("id#done") is not None
 
 
-def test_a_beat_is_not_kept_from_its_next_tick_by_its_own_last_one(
+def test_beat_over_etcd_is_not_kept_from_its_next_tick_by_its_own_last_one(
     etcd: Etcd, lock_over: Locks
 ) -> None:
     """The key lives on for a second or more; whoever has sent the tick frees it in time."""
@@ -385,7 +385,7 @@ def test_a_beat_is_not_kept_from_its_next_tick_by_its_own_last_one(
         wait_until(lambda at=claim.kept: time.monotonic() >= at, 5.0, "the next is due")
 
 
-def test_what_is_awry_in_a_url_is_told_at_once() -> None:
+def test_invalid_etcd_url_is_refused_at_once() -> None:
     for nodes, why in (
         (["etcd://one:2379", "redis://two"], "mixes Redis with etcd"),
         (["etcd://one:2379", "postgresql://two"], "mixes PostgreSQL with etcd"),
@@ -415,7 +415,7 @@ def test_what_is_awry_in_a_url_is_told_at_once() -> None:
     assert "s@cret" not in repr(address)
 
 
-def test_with_tls_who_cannot_be_trusted_is_no_node(tmp_path: Path, lock_over: Locks) -> None:
+def test_untrusted_etcd_certificate_is_refused_over_tls(tmp_path: Path, lock_over: Locks) -> None:
     require()
     authority, other = Authority(tmp_path, "ca"), Authority(tmp_path, "other")
     cert, key = authority.sign("etcd", "IP:127.0.0.1")
@@ -446,7 +446,7 @@ def test_with_tls_who_cannot_be_trusted_is_no_node(tmp_path: Path, lock_over: Lo
         cluster.stop()
 
 
-def test_two_clusters_in_one_url_are_no_node(
+def test_members_of_two_real_etcd_clusters_are_refused_as_one_node(
     three: LocalEtcd, etcd: Etcd, lock_over: Locks
 ) -> None:
     url = f"{etcd.server.url},127.0.0.1:{three.port}"
@@ -456,7 +456,7 @@ def test_two_clusters_in_one_url_are_no_node(
 
 
 @pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_answers_are_read_however_they_are_cut(cut: int) -> None:
+def test_http_answers_of_etcd_are_the_same_however_they_are_cut(cut: int) -> None:
     said = (
         b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
         b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -471,6 +471,6 @@ def test_answers_are_read_however_they_are_cut(cut: int) -> None:
 @pytest.mark.parametrize(
     "said", [b"+PONG\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 x\r\nContent-Length: 1\r\n\r\n"]
 )
-def test_what_is_no_answer_ends_the_connection(said: bytes) -> None:
+def test_malformed_http_answer_of_etcd_ends_the_connection(said: bytes) -> None:
     with pytest.raises(NodeError):
         list(Replies().feed(said))

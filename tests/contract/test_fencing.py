@@ -35,14 +35,14 @@ def clients(servers: Servers) -> Iterator[list[Skewed]]:
         yield [stack.enter_context(skewed(servers, skew)) for skew in (-HOUR, 0, HOUR)]
 
 
-def test_tokens_grow_whoever_asks_and_whatever_the_clock_says(clients: list[Skewed]) -> None:
+def test_fencing_tokens_grow_whoever_asks_and_whatever_the_clock_is(clients: list[Skewed]) -> None:
     turns = [clients[turn] for turn in (1, 0, 2, 0, 1, 1, 2, 0, 0, 1)]
     tokens = [take(client) for client in turns]
     assert tokens == sorted(set(tokens))
     assert tokens[0] == pytest.approx(time.time() * 1e6, abs=60e6)
 
 
-def test_a_quorum_knows_the_token_when_it_is_granted(
+def test_granted_fencing_token_is_known_to_a_quorum(
     clients: list[Skewed], admins: list[redis.Redis]
 ) -> None:
     ahead = time.time_ns() // 1000 + HOUR
@@ -55,7 +55,7 @@ def test_a_quorum_knows_the_token_when_it_is_granted(
         assert clients[number % 2].release(lease)
 
 
-def test_one_round_trip_is_enough_when_the_nodes_agree(
+def test_fencing_costs_one_round_trip_when_the_nodes_agree(
     clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
 ) -> None:
     rounds = []
@@ -75,7 +75,7 @@ def test_one_round_trip_is_enough_when_the_nodes_agree(
     assert rounds == [Verb.ACQUIRE, Verb.FENCE, Verb.RELEASE]
 
 
-def test_tokens_grow_though_one_node_after_the_other_forgets(
+def test_fencing_tokens_grow_though_one_node_after_the_other_forgets(
     clients: list[Skewed], admins: list[redis.Redis]
 ) -> None:
     clients[0].skew = clients[2].skew = 0  # where nodes forget, clocks must agree
@@ -87,7 +87,9 @@ def test_tokens_grow_though_one_node_after_the_other_forgets(
     assert tokens == sorted(set(tokens))
 
 
-def test_a_minority_that_is_down_does_not_matter(clients: list[Skewed], servers: Servers) -> None:
+def test_fencing_tokens_grow_without_a_minority_of_nodes(
+    clients: list[Skewed], servers: Servers
+) -> None:
     tokens = [take(clients[2])]
     for server in servers[:2]:
         server.kill()
@@ -95,7 +97,7 @@ def test_a_minority_that_is_down_does_not_matter(clients: list[Skewed], servers:
     assert tokens == sorted(set(tokens))
 
 
-def test_a_number_that_nobody_can_be_told_is_not_granted(
+def test_fencing_token_that_no_quorum_can_confirm_is_not_granted(
     clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
 ) -> None:
     """Between the two rounds another program deletes our key on three of five nodes."""
@@ -115,7 +117,7 @@ def test_a_number_that_nobody_can_be_told_is_not_granted(
     assert take(clients[1]) > 0
 
 
-def test_an_attempt_that_is_struck_between_its_rounds_is_undone(
+def test_fenced_attempt_interrupted_between_its_rounds_is_undone(
     clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
 ) -> None:
     def strike(ballot: Round) -> bool:
@@ -131,7 +133,7 @@ def test_an_attempt_that_is_struck_between_its_rounds_is_undone(
     assert not any(admin.exists("redlock:r") for admin in admins)
 
 
-def test_a_token_stays_through_extensions_and_is_the_same_inside(clients: list[Skewed]) -> None:
+def test_fencing_token_stays_through_extensions_and_in_nested_blocks(clients: list[Skewed]) -> None:
     lease = clients[1].acquire("r", fencing=True)
     assert clients[1].extend(lease).fencing_token == lease.fencing_token
     assert clients[1].release(lease)
@@ -145,7 +147,7 @@ def test_a_token_stays_through_extensions_and_is_the_same_inside(clients: list[S
         assert outer.fencing_token == first and not outer.lost
 
 
-def test_who_is_refused_raises_no_number_where_it_is_held(
+def test_refused_fenced_attempt_raises_no_number_on_the_nodes(
     clients: list[Skewed], admins: list[redis.Redis]
 ) -> None:
     for client in (clients[0], clients[2]):
@@ -160,7 +162,7 @@ def test_who_is_refused_raises_no_number_where_it_is_held(
     assert clients[0].release(lease)
 
 
-def test_fenced_and_not_exclude_each_other(clients: list[Skewed]) -> None:
+def test_locks_with_and_without_fencing_exclude_each_other(clients: list[Skewed]) -> None:
     lease = clients[0].acquire("r", fencing=True)
     assert clients[1].try_acquire("r") is None
     clients[0].release(lease)
@@ -171,7 +173,7 @@ def test_fenced_and_not_exclude_each_other(clients: list[Skewed]) -> None:
     assert take(clients[0]) > (lease.fencing_token or 0)
 
 
-def test_who_waits_gets_a_token_as_well(clients: list[Skewed]) -> None:
+def test_waiter_gets_a_fencing_token(clients: list[Skewed]) -> None:
     lease = clients[2].acquire("r", fencing=True)
     tokens: list[int] = []
     waiter = threading.Thread(target=lambda: tokens.append(take(clients[0])))
@@ -183,7 +185,7 @@ def test_who_waits_gets_a_token_as_well(clients: list[Skewed]) -> None:
     assert tokens[0] > lease.fencing_token
 
 
-def test_tasks_ask_for_it_in_each_of_the_three_ways(servers: Servers) -> None:
+def test_tasks_may_ask_for_fencing_in_three_ways(servers: Servers) -> None:
     app = celery.Celery("fencing", broker="memory://", set_as_current=False)
     app.conf.redlock_nodes = [server.url for server in servers]
 
@@ -204,7 +206,7 @@ def test_tasks_ask_for_it_in_each_of_the_three_ways(servers: Servers) -> None:
     Redlock.from_app(app).close()
 
 
-def test_it_can_be_usual_for_an_app(servers: Servers) -> None:
+def test_app_may_set_fencing_as_its_default(servers: Servers) -> None:
     app = celery.Celery("fenced", broker="memory://", set_as_current=False)
     app.conf.update(redlock_nodes=[server.url for server in servers], redlock_fencing=True)
 

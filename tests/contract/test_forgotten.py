@@ -91,7 +91,7 @@ def seconds_without_vote(call: Callable[[], object]) -> float:
     return float(found[2])
 
 
-def test_a_lock_with_a_long_ttl_silences_young_nodes_for_every_lock(redlock: Redlock) -> None:
+def test_lock_with_a_long_ttl_silences_young_nodes_for_every_lock(redlock: Redlock) -> None:
     assert votes_on_locks(redlock)
     for name, ttl in (("long", 100.0), ("any", TTL)):
         left = seconds_without_vote(lambda name=name, ttl=ttl: redlock.acquire(name, ttl=ttl))  # type: ignore[misc]
@@ -114,7 +114,7 @@ def test_hold_for_is_granted_by_nodes_that_are_older_than_it(
     assert votes_on_locks(redlock)
 
 
-def test_a_rate_silences_young_nodes_for_its_own_starts_alone(
+def test_rate_silences_young_nodes_for_its_own_starts_alone(
     redlock: Redlock, declare: Declare
 ) -> None:
     assert DAY < seconds_without_vote(lambda: declare(lock_rate="2/d")("a")) < DAY * 1.02
@@ -128,14 +128,14 @@ def test_keep_for_a_month_silences_no_node(redlock: Redlock) -> None:
     assert votes_on_locks(redlock)
 
 
-def test_a_reservation_for_a_month_silences_no_node(redlock: Redlock, declare: Declare) -> None:
+def test_reservation_for_a_month_silences_no_node(redlock: Redlock, declare: Declare) -> None:
     work = declare(lock_scope="until_expired", lock_reserve_ttl=31 * DAY)
     first = work.delay("a")
     assert work.delay("a").id == first.id
     assert votes_on_locks(redlock)
 
 
-def test_the_claim_on_a_yearly_tick_silences_no_node(redlock: Redlock, app: Celery) -> None:
+def test_claim_on_a_yearly_tick_silences_no_node(redlock: Redlock, app: Celery) -> None:
     yearly = crontab(minute=0, hour=0, day_of_month=1, month_of_year=1, app=app)
     entry = ScheduleEntry("yearly", "shop.close", schedule=yearly, app=app)
     entry.last_run_at = entry.last_run_at.replace(year=2020)
@@ -147,7 +147,7 @@ def test_the_claim_on_a_yearly_tick_silences_no_node(redlock: Redlock, app: Cele
     assert votes_on_locks(redlock)
 
 
-def test_the_mark_of_a_success_silences_no_node(redlock: Redlock) -> None:
+def test_mark_of_a_success_silences_no_node(redlock: Redlock) -> None:
     with redlock.lock("a") as lease:
         assert lease.claim is not None
         lease.claim.mark = mark_of(Owner("host", 1, "the-id"), ("a",)), DAY
@@ -155,17 +155,17 @@ def test_the_mark_of_a_success_silences_no_node(redlock: Redlock) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, 5])
-def test_a_pause_or_a_limit_of_an_operator_silences_no_node(redlock: Redlock, limit: int) -> None:
+def test_pause_or_limit_of_an_operator_silences_no_node(redlock: Redlock, limit: int) -> None:
     pauses.begin(redlock, "order:*", DAY, "alice@web-1", "a reason", limit=limit)
     assert votes_on_locks(redlock)
 
 
-def test_a_fencing_number_silences_no_node(redlock: Redlock) -> None:
+def test_fencing_number_silences_no_node(redlock: Redlock) -> None:
     redlock.release(redlock.acquire("a", fencing=True))
     assert votes_on_locks(redlock)
 
 
-def test_a_worker_checks_its_nodes_by_the_ttls_of_its_tasks_alone(
+def test_worker_checks_its_nodes_by_the_ttls_of_its_tasks_alone(
     redlock: Redlock, app: Celery, declare: Declare, monkeypatch: Patch
 ) -> None:
     """What it notes before its pool is forked: the children inherit it."""
@@ -179,6 +179,6 @@ def test_a_worker_checks_its_nodes_by_the_ttls_of_its_tasks_alone(
     assert asked == [TTL]
 
 
-def test_a_young_node_of_a_held_task_says_what_it_may_have_forgotten(declare: Declare) -> None:
+def test_refusal_by_a_young_node_names_the_time_that_hold_for_needs(declare: Declare) -> None:
     with pytest.raises(QuorumUnavailable, match=r"what counts for 3600 s here"):
         declare(lock_hold_for=HOUR)("a")

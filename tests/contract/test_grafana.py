@@ -87,7 +87,7 @@ def exposed() -> Iterator[Exposed]:
     yield Exposed(texts)
 
 
-def test_what_the_expressions_name_is_exposed(exposed: Exposed) -> None:
+def test_metrics_and_labels_in_dashboard_and_alerts_exist(exposed: Exposed) -> None:
     for where, expression in EXPRESSIONS:
         _check(where, expression, exposed)
 
@@ -105,7 +105,7 @@ def _check(where: str, expression: str, exposed: Exposed) -> None:
     assert used <= known, f"{where}: {used - known}"
 
 
-def test_the_expressions_are_whole() -> None:
+def test_promql_expressions_have_balanced_brackets() -> None:
     closing = {")": "(", "]": "[", "}": "{"}
     for where, expression in EXPRESSIONS:
         open_: list[str] = []
@@ -117,7 +117,7 @@ def test_the_expressions_are_whole() -> None:
         assert not open_, where
 
 
-def test_legends_and_texts_name_labels_that_the_expression_keeps() -> None:
+def test_legends_and_alert_texts_name_labels_that_their_expression_keeps() -> None:
     texts = [
         *(
             (target["expr"], target["legendFormat"])
@@ -135,7 +135,7 @@ def test_legends_and_texts_name_labels_that_the_expression_keeps() -> None:
     assert named > 20
 
 
-def test_panels_say_what_they_show() -> None:
+def test_dashboard_panels_have_title_unit_description_and_datasource() -> None:
     titles = [panel["title"] for panel in PANELS]
     assert len(titles) > 20 and all(titles)
     for panel in PANELS:
@@ -153,7 +153,7 @@ def test_panels_say_what_they_show() -> None:
     assert used <= variables.keys()
 
 
-def test_panels_do_not_overlap() -> None:
+def test_dashboard_panels_do_not_overlap() -> None:
     places: dict[tuple[int, int], str] = {}
     for panel in DASHBOARD["panels"]:
         at = panel["gridPos"]
@@ -166,14 +166,14 @@ def test_panels_do_not_overlap() -> None:
     assert len(ids) == len(set(ids))
 
 
-def test_every_metric_of_ours_has_its_panel(exposed: Exposed) -> None:
+def test_every_metric_has_a_dashboard_panel(exposed: Exposed) -> None:
     shown = " ".join(expression for _where, expression in EXPRESSIONS)
     unseen = {name for name in exposed.families if name not in shown}
     assert unseen == {"celery_redlock_nodes", "celery_redlock_survey_errors"}
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
-def test_an_alert_says_how_bad_what_and_what_to_do(alert: dict[str, Any]) -> None:
+def test_alert_has_severity_summary_and_runbook_section(alert: dict[str, Any]) -> None:
     assert alert["labels"]["severity"] in ("warning", "critical")
     assert alert["annotations"]["summary"]
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
@@ -181,14 +181,14 @@ def test_an_alert_says_how_bad_what_and_what_to_do(alert: dict[str, Any]) -> Non
     assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
 
 
-def test_what_the_issue_asks_for_has_an_alert() -> None:
+def test_five_main_troubles_have_alerts() -> None:
     anchors = {alert["annotations"]["runbook_url"].partition("#")[2] for alert in ALERTS}
     assert anchors >= {
         *("lock-waits-are-long", "node-down", "lease-lost", "leaked-keys", "no-quorum")
     }
 
 
-def test_promtool_takes_the_rules_and_the_panels(tmp_path: Path) -> None:
+def test_promtool_accepts_rules_and_panels(tmp_path: Path) -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
         pytest.skip("promtool is not installed (Debian's package prometheus has it)")
@@ -208,7 +208,7 @@ def test_promtool_takes_the_rules_and_the_panels(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_page_has_each_metric_as_it_is(exposed: Exposed) -> None:
+def test_metrics_page_lists_each_metric_with_kind_and_labels(exposed: Exposed) -> None:
     page = (ROOT / "docs/metrics.md").read_text("utf-8")
     rows = re.findall(r"^\| `(celery_redlock_\w+)` \| (\w+) \|([^|]*)\|([^|]*)\|", page, re.M)
     documented = {name: (kind, set(re.findall(r"`(\w+)`", of))) for name, kind, of, _unit in rows}
@@ -222,7 +222,7 @@ def test_the_page_has_each_metric_as_it_is(exposed: Exposed) -> None:
         assert (unit.strip() == "seconds") == name.endswith("_seconds"), name
 
 
-def test_the_page_knows_each_kind_of_failure_and_each_histogram() -> None:
+def test_metrics_page_names_each_kind_of_failure_and_each_histogram() -> None:
     page = (ROOT / "docs/metrics.md").read_text("utf-8")
     for word in (*NODE_FAILURES, *BUCKETS):
         assert f"`{word}`" in page, word

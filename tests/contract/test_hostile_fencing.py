@@ -47,7 +47,7 @@ def wall() -> int:
 
 
 @pytest.mark.parametrize("number", [FENCE_LIMIT, FENCE_LIMIT - 1, 4 * 10**15])
-def test_a_node_that_answers_the_largest_number_there_is_poisons_nobody(
+def test_node_that_answers_the_largest_fencing_number_poisons_no_client(
     client: Callable[..., Skewed], liar: Liar, admins: list[redis.Redis], number: int
 ) -> None:
     one, two = client(), client()
@@ -61,7 +61,7 @@ def test_a_node_that_answers_the_largest_number_there_is_poisons_nobody(
     assert max(fences(admins)) < wall()
 
 
-def test_a_node_that_answers_as_much_as_it_may_gains_a_day_and_no_more(
+def test_node_that_answers_the_largest_allowed_number_gains_one_day_at_most(
     client: Callable[..., Skewed], liar: Liar, admins: list[redis.Redis]
 ) -> None:
     """Bounded by the clock. Were it by the last token, each grant would add another day."""
@@ -81,7 +81,7 @@ def test_a_node_that_answers_as_much_as_it_may_gains_a_day_and_no_more(
     assert wall() < max(fences(admins)) < wall() + FENCE_AHEAD
 
 
-def test_what_has_been_poisoned_before_is_said_and_not_remembered_for_another_week(
+def test_fencing_number_poisoned_before_is_reported_and_not_kept_longer(
     client: Callable[..., Skewed], admins: list[redis.Redis]
 ) -> None:
     one = client()
@@ -100,7 +100,7 @@ def test_what_has_been_poisoned_before_is_said_and_not_remembered_for_another_we
         wait_until(lambda a=admin: not a.exists("redlock:r"), 2, "nothing of ours is there")
 
 
-def test_clocks_that_are_almost_a_day_apart_do_not_matter_while_no_node_lies(
+def test_clocks_almost_a_day_apart_still_get_growing_fencing_tokens(
     client: Callable[..., Skewed],
 ) -> None:
     slow, fast = client(-11 * HOUR), client(12 * HOUR)
@@ -108,7 +108,7 @@ def test_clocks_that_are_almost_a_day_apart_do_not_matter_while_no_node_lies(
     assert tokens == sorted(set(tokens))
 
 
-def test_a_clock_that_is_more_than_a_day_behind_gets_no_token_and_no_smaller_one(
+def test_clock_more_than_a_day_behind_gets_no_fencing_token_and_no_smaller_one(
     client: Callable[..., Skewed],
 ) -> None:
     slow, fast = client(-13 * HOUR), client(12 * HOUR)
@@ -121,7 +121,7 @@ def test_a_clock_that_is_more_than_a_day_behind_gets_no_token_and_no_smaller_one
     assert tokens == sorted(set(tokens))
 
 
-def test_a_clock_that_steps_back_further_than_that_goes_on_with_what_it_was_granted(
+def test_clock_that_steps_back_by_more_than_a_day_continues_its_own_tokens(
     client: Callable[..., Redlock],
 ) -> None:
     one = client(30 * HOUR)

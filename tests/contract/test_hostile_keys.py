@@ -59,7 +59,7 @@ def foreign(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_key_without_a_ttl_is_held_for_ever_and_it_is_said_where_and_what_to_do(
+def test_foreign_key_without_a_ttl_holds_for_ever_and_the_error_says_where(
     kind: str, clients: list[redis.Redis], redlock: Redlock
 ) -> None:
     now = foreign(clients, kind)
@@ -79,7 +79,7 @@ def test_a_key_without_a_ttl_is_held_for_ever_and_it_is_said_where_and_what_to_d
 
 
 @pytest.mark.parametrize("kind", ["string", "list"])
-def test_a_key_with_a_ttl_is_held_and_then_free(
+def test_foreign_key_with_a_ttl_holds_and_is_then_free(
     kind: str, clients: list[redis.Redis], redlock: Redlock
 ) -> None:
     foreign(clients, kind, ttl=1.0)
@@ -93,7 +93,7 @@ def test_a_key_with_a_ttl_is_held_and_then_free(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_on_a_minority_it_costs_nothing_and_is_not_touched(
+def test_foreign_key_on_a_minority_costs_nothing_and_is_not_touched(
     kind: str, clients: list[redis.Redis], redlock: Redlock
 ) -> None:
     now = foreign(clients[:1], kind)
@@ -103,7 +103,9 @@ def test_on_a_minority_it_costs_nothing_and_is_not_touched(
     assert now() == before
 
 
-def test_a_value_of_any_size_is_not_fetched(clients: list[redis.Redis], redlock: Redlock) -> None:
+def test_foreign_value_of_any_size_is_not_fetched(
+    clients: list[redis.Redis], redlock: Redlock
+) -> None:
     for client in clients:
         client.set("redlock:r", b"x" * 50_000_000)
     with pytest.raises(Exception, match=r"more than \d+ bytes"):
@@ -121,7 +123,9 @@ def test_a_value_of_any_size_is_not_fetched(clients: list[redis.Redis], redlock:
     ["a\0b", "\n\r\t", "\u202eabc", "\ud800", "\U0001f512", " ", "x" * MAX_NAME_CHARS],
     ids=ascii,
 )
-def test_any_name_can_be_locked_and_is_printable_in_an_error(name: str, redlock: Redlock) -> None:
+def test_any_resource_name_can_be_locked_and_is_printable_in_an_error(
+    name: str, redlock: Redlock
+) -> None:
     lease = redlock.acquire(name)
     with pytest.raises(ResourceHeld) as raised:
         redlock.acquire(name)
@@ -130,7 +134,7 @@ def test_any_name_can_be_locked_and_is_printable_in_an_error(name: str, redlock:
     assert redlock.release(redlock.extend(lease)) is True
 
 
-def test_a_name_too_long_for_a_key_is_refused_with_what_to_do(redlock: Redlock) -> None:
+def test_resource_name_too_long_for_a_key_is_refused_with_advice(redlock: Redlock) -> None:
     for length in (MAX_NAME_CHARS + 1, 1_000_000):
         with pytest.raises(ConfigurationError, match=f"has {length}: put a digest") as raised:
             redlock.acquire("x" * length)
@@ -140,7 +144,7 @@ def test_a_name_too_long_for_a_key_is_refused_with_what_to_do(redlock: Redlock) 
 # -- Times
 
 
-def test_every_ttl_that_may_be_declared_leaves_twice_the_time_to_ask_and_the_drift(
+def test_every_valid_ttl_is_longer_than_twice_the_patience_and_drift(
     lock_over: Callable[..., Redlock],
 ) -> None:
     """TTL > 2 x (node timeout + drift): a node is never waited for longer than a tenth of it."""
@@ -154,9 +158,7 @@ def test_every_ttl_that_may_be_declared_leaves_twice_the_time_to_ask_and_the_dri
 @pytest.mark.parametrize(
     "ttl", [0, -1, MIN_TTL / 2, DAY + 1, 2.0**63, 1e308, float("inf"), float("nan"), "30", True]
 )
-def test_a_ttl_that_cannot_be_is_refused_before_anything_is_sent(
-    ttl: float, redlock: Redlock
-) -> None:
+def test_invalid_ttl_is_refused_before_anything_is_sent(ttl: float, redlock: Redlock) -> None:
     for refused in (
         lambda: Redlock(["redis://127.0.0.1:1"], ttl=ttl),
         lambda: redlock.acquire("r", ttl=ttl),
@@ -168,7 +170,7 @@ def test_a_ttl_that_cannot_be_is_refused_before_anything_is_sent(
 
 
 @pytest.mark.parametrize("seconds", [float("inf"), float("nan"), 1e300, -1e300, "60", True, None])
-def test_a_time_that_no_node_can_keep_is_refused(seconds: float, redlock: Redlock) -> None:
+def test_invalid_time_to_keep_a_lock_is_refused(seconds: float, redlock: Redlock) -> None:
     with redlock.lock("r") as lease:
         with pytest.raises(ConfigurationError, match="a lock is kept for a number of seconds"):
             lease.keep(seconds)
@@ -179,7 +181,7 @@ def test_a_time_that_no_node_can_keep_is_refused(seconds: float, redlock: Redloc
 # -- Leases
 
 
-def test_a_forged_lease_frees_and_extends_nothing(
+def test_forged_lease_frees_and_extends_nothing(
     servers: list[LocalServer], redlock: Redlock, lock_over: Callable[..., Redlock]
 ) -> None:
     other = lock_over(servers[:3], ttl=5.0)
@@ -205,7 +207,7 @@ def test_a_forged_lease_frees_and_extends_nothing(
     assert other.release(victim) is True
 
 
-def test_a_token_holds_128_random_bits_that_no_other_attempt_has(redlock: Redlock) -> None:
+def test_token_has_128_random_bits(redlock: Redlock) -> None:
     nonces = set()
     for _ in range(100):
         lease = redlock.acquire("r")
@@ -219,7 +221,7 @@ def test_a_token_holds_128_random_bits_that_no_other_attempt_has(redlock: Redloc
         assert len({value >> bit & 1 for value in values}) == 2
 
 
-def test_a_forged_holder_cannot_write_into_the_log(
+def test_forged_holder_cannot_write_into_the_log(
     clients: list[redis.Redis], redlock: Redlock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whoever may write under our prefix chooses host and task that an operator reads."""

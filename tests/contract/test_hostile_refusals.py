@@ -179,7 +179,7 @@ def everywhere(redlock: Redlock, ailing: list[Ailing], resource: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_release_that_is_refused_is_made_up_for(
+def test_refused_release_is_repeated_when_the_node_recovers(
     make: Make, kind: type[Ailing], caplog: Log
 ) -> None:
     redlock, (ailing,) = make(kind)
@@ -210,7 +210,7 @@ def test_a_release_that_is_refused_is_made_up_for(
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_majority_that_refuses_is_unavailable_and_a_held_lock_lives_to_its_deadline(
+def test_refusing_majority_is_unavailable_and_a_held_lock_lives_to_its_deadline(
     make: Make, kind: type[Ailing]
 ) -> None:
     redlock, ailing = make(kind, count=2)
@@ -235,7 +235,7 @@ def test_a_majority_that_refuses_is_unavailable_and_a_held_lock_lives_to_its_dea
     assert redlock.release(wait_until(extended, 5, "they are well")) is True
 
 
-def test_a_full_node_keeps_what_is_held(binary: str | None, lock_over: Locks) -> None:
+def test_full_node_keeps_held_locks(binary: str | None, lock_over: Locks) -> None:
     with LocalServer(binary=binary) as full, admin(full) as client:
         redlock = lock_over([full], ttl=TTL)
         lease = redlock.acquire("held")
@@ -246,7 +246,7 @@ def test_a_full_node_keeps_what_is_held(binary: str | None, lock_over: Locks) ->
         assert client.keys("redlock:*") == []
 
 
-def test_a_replica_that_answers_0_has_not_proved_a_release(
+def test_replica_that_answers_0_does_not_confirm_a_release(
     servers: Servers, lock_over: Locks
 ) -> None:
     """It says the same as a node where the key is another's."""
@@ -265,7 +265,7 @@ def test_a_replica_that_answers_0_has_not_proved_a_release(
         assert redlock.release(lease) is False
 
 
-def test_a_cluster_and_a_replica_without_its_master_are_refused(
+def test_cluster_and_replica_without_its_master_are_refused(
     servers: Servers, binary: str | None, lock_over: Locks, tmp_path: Path
 ) -> None:
     cluster = ["--cluster-enabled", "yes", "--cluster-config-file", str(tmp_path / "nodes.conf")]
@@ -276,7 +276,7 @@ def test_a_cluster_and_a_replica_without_its_master_are_refused(
             lock_over([sick, servers[0]], ttl=TTL).acquire("r")
 
 
-def test_a_node_without_room_for_clients_is_not_hammered(
+def test_node_without_room_for_clients_is_not_hammered(
     servers: Servers, binary: str | None, lock_over: Locks
 ) -> None:
     with LocalServer(binary=binary) as crowded, admin(crowded) as client:
@@ -305,7 +305,7 @@ def test_a_node_without_room_for_clients_is_not_hammered(
 
 
 @pytest.mark.parametrize("command", ["EVALSHA", "SET"])
-def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
+def test_server_that_quotes_a_request_gets_no_token_into_the_log(
     command: str, servers: Servers, lock_over: Locks, caplog: Log
 ) -> None:
     """Of an unknown command it says with which arguments it was called."""
@@ -336,9 +336,7 @@ def test_a_server_that_quotes_a_request_does_not_get_a_token_into_the_log(
         assert not any(nonce in caplog.text for nonce in nonces)
 
 
-def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
-    lock_over: Locks, caplog: Log
-) -> None:
+def test_evicted_lock_is_set_again_and_logged_as_forgotten(lock_over: Locks, caplog: Log) -> None:
     with start_servers(3, config=["--maxmemory-policy", "allkeys-random"]) as nodes:
         redlock = all_connected(lock_over(nodes, ttl=9.0))
         with redlock.lock("r") as lease, admin(nodes[0]) as client:
@@ -358,7 +356,7 @@ def test_an_evicted_lock_is_set_again_and_said_to_be_forgotten(
 
 
 @pytest.mark.parametrize("command", ["EVAL", "EVALSHA"])
-def test_a_node_that_runs_no_scripts_is_refused_before_anything_is_locked(
+def test_node_that_runs_no_scripts_is_refused_before_any_lock(
     binary: str | None, lock_over: Locks, command: str
 ) -> None:
     """A lock could be taken there with SET; it could not be given back before its ttl."""
@@ -371,7 +369,7 @@ def test_a_node_that_runs_no_scripts_is_refused_before_anything_is_locked(
         assert client.dbsize() == 0
 
 
-def test_a_node_where_the_user_may_run_no_scripts_is_refused(lock_over: Locks) -> None:
+def test_node_whose_acl_forbids_scripts_is_refused(lock_over: Locks) -> None:
     with LocalServer() as strict, admin(strict) as client:
         rule = [word for word in ACL_RULE if word != "+eval"]
         client.execute_command("ACL", "SETUSER", "redlock", *rule)

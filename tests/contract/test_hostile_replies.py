@@ -72,7 +72,7 @@ def spoil(impostors: list[Impostor], name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_minority_that_answers_so_costs_nothing(name: str, servers: Servers) -> None:
+def test_lying_minority_costs_nothing(name: str, servers: Servers) -> None:
     # A long reply is read to its limit; a tenth of the ttl must be time for that.
     with with_impostors(servers, 1, ttl=20.0) as (redlock, impostors):
         spoil(impostors, name)
@@ -89,7 +89,7 @@ def test_a_minority_that_answers_so_costs_nothing(name: str, servers: Servers) -
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_a_majority_that_answers_so_grants_nothing_and_loses_its_connections(
+def test_lying_majority_grants_nothing_and_loses_its_connections(
     name: str, servers: Servers
 ) -> None:
     process = psutil.Process()
@@ -124,7 +124,7 @@ def test_a_majority_that_answers_so_grants_nothing_and_loses_its_connections(
         wait_until(granted, 5, "it can be locked again")
 
 
-def test_an_answer_too_many_ends_the_connection_and_shifts_no_other(
+def test_surplus_reply_ends_the_connection_and_shifts_no_other(
     servers: Servers, admins: list[redis.Redis]
 ) -> None:
     with with_impostors(servers, 3) as (redlock, impostors):
@@ -147,7 +147,7 @@ def test_an_answer_too_many_ends_the_connection_and_shifts_no_other(
         wait_until(refused_over_new_connections, 20.0, "the liars' connections are new ones")
 
 
-def test_a_reply_that_is_no_answer_is_not_shown(servers: Servers, caplog: Log) -> None:
+def test_malformed_reply_is_not_shown(servers: Servers, caplog: Log) -> None:
     """It may be what another was to read: a token."""
     caplog.set_level(logging.DEBUG)
     with with_impostors(servers, 2) as (redlock, impostors):
@@ -159,7 +159,7 @@ def test_a_reply_that_is_no_answer_is_not_shown(servers: Servers, caplog: Log) -
         assert "s3cr3t" not in str(raised.value) + caplog.text
 
 
-def test_what_a_terminal_would_obey_is_escaped(servers: Servers, caplog: Log) -> None:
+def test_control_characters_in_replies_are_escaped(servers: Servers, caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     with with_impostors(servers, 2) as (redlock, impostors):
         for one in impostors:
@@ -171,7 +171,7 @@ def test_what_a_terminal_would_obey_is_escaped(servers: Servers, caplog: Log) ->
     assert all(record.getMessage().isprintable() for record in caplog.records)
 
 
-def test_a_listener_reads_no_message_without_an_end(
+def test_listener_gives_up_a_message_without_an_end(
     servers: Servers, admins: list[redis.Redis], lock_over: Locks
 ) -> None:
     """The subscriptions have connections, and a thread each, of their own."""
@@ -199,7 +199,7 @@ def test_a_listener_reads_no_message_without_an_end(
         b"*3\r\n$11\r\nunsubscribe\r\n$3\r\np:r\r\n:0\r\n",
     ],
 )
-def test_a_listener_survives_what_is_no_message(reply: bytes, servers: Servers) -> None:
+def test_listener_survives_malformed_messages(reply: bytes, servers: Servers) -> None:
     with Impostor(servers[0].port) as impostor:
         wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
         with contextlib.closing(wakeup), wakeup.waiter() as waiter:

@@ -92,7 +92,9 @@ def show(seen: list[str], redlock: Redlock) -> None:
     seen += [repr(redlock), str(redlock.nodes), repr(redlock.client.addresses)]
 
 
-def test_in_a_life_of_a_lock(shown: list[str], lock_over: Locks) -> None:
+def test_password_and_token_are_not_shown_in_the_life_of_a_lock(
+    shown: list[str], lock_over: Locks
+) -> None:
     with start_servers(3, password=CANARY) as servers:
         redlock, other = lock_over(servers, ttl=1.0), lock_over(servers, ttl=1.0)
         catch = Catch()
@@ -112,7 +114,9 @@ def test_in_a_life_of_a_lock(shown: list[str], lock_over: Locks) -> None:
         show(shown, redlock)
 
 
-def test_in_a_loss(shown: list[str], lock_over: Locks, caplog: Log) -> None:
+def test_password_and_token_are_not_shown_at_a_loss(
+    shown: list[str], lock_over: Locks, caplog: Log
+) -> None:
     with start_servers(3, password=CANARY) as servers:
         redlock = lock_over(servers, ttl=1.0)
         catch = Catch()
@@ -181,7 +185,9 @@ def bad_nodes(stack: ExitStack) -> dict[str, Any]:
     }
 
 
-def test_in_whatever_a_node_can_do_to_us(shown: list[str], lock_over: Locks, caplog: Log) -> None:
+def test_password_and_token_are_not_shown_whatever_a_node_does(
+    shown: list[str], lock_over: Locks, caplog: Log
+) -> None:
     with ExitStack() as stack:
         nodes = bad_nodes(stack)
         redlocks = {name: lock_over([node], ttl=1.0) for name, node in nodes.items()}
@@ -233,7 +239,9 @@ def redlock(servers: Servers, lock_over: Locks) -> Redlock:
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=range(len(MISTAKES)))
-def test_in_an_address_that_is_none(mistake: Any, shown: list[str], lock_over: Locks) -> None:
+def test_password_is_not_shown_for_an_invalid_address(
+    mistake: Any, shown: list[str], lock_over: Locks
+) -> None:
     catch = Catch()
     with catch:
         lock_over([mistake]).acquire("r")
@@ -243,7 +251,7 @@ def test_in_an_address_that_is_none(mistake: Any, shown: list[str], lock_over: L
     shown += catch.seen
 
 
-def test_a_lease_that_travels_in_an_error_leaves_its_token_behind(redlock: Redlock) -> None:
+def test_lease_in_a_pickled_error_has_no_token(redlock: Redlock) -> None:
     """A task's error is stored where others read; its token would free the lock."""
     lease = redlock.acquire("r")
     error = LeaseLost("lost", resource="r", lease=lease, reason="expired")
@@ -256,12 +264,12 @@ def test_a_lease_that_travels_in_an_error_leaves_its_token_behind(redlock: Redlo
     assert redlock.release(lease) is True
 
 
-def test_addresses_compare_and_print_without_their_arguments() -> None:
+def test_repr_of_an_address_shows_no_password() -> None:
     (address,) = parse_nodes([f"redis://user:{CANARY}@h:1/0"])
     assert CANARY not in repr(address) and address.arguments["password"] == CANARY
 
 
-def test_a_token_is_shown_as_a_digest_only(redlock: Redlock) -> None:
+def test_token_is_shown_as_a_digest_only(redlock: Redlock) -> None:
     """The same for all who look, so that lines of two logs can be brought together."""
     lease = redlock.acquire("r")
     holder = redlock.holder("r")
@@ -273,5 +281,5 @@ def test_a_token_is_shown_as_a_digest_only(redlock: Redlock) -> None:
     assert nonce not in repr(lease) + repr(holder) + str(holder)
 
 
-def test_the_search_finds_what_it_searches_for(redlock: Redlock) -> None:
+def test_search_for_tokens_finds_one(redlock: Redlock) -> None:
     assert TOKEN.search(f"lost the lock r held by {redlock.acquire('r').token}, after 1 s")

@@ -69,7 +69,7 @@ CLAIMS: dict[str, tuple[bytes, bytes]] = {
 
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("first", [False, True], ids=["behind the others", "ahead of them"])
-def test_one_liar_among_five_stops_no_start(
+def test_lying_node_among_five_stops_no_start(
     servers: Servers, stack: ExitStack, caplog: Log, claim: str, first: bool
 ) -> None:
     pattern, says = CLAIMS[claim]
@@ -93,7 +93,7 @@ def test_one_liar_among_five_stops_no_start(
     assert name(liar) in next(iter(bad.values()))["where"]
 
 
-def test_where_it_leaves_no_quorum_the_start_is_refused_and_both_are_named(
+def test_lying_node_that_leaves_no_quorum_stops_the_start_and_both_are_named(
     servers: Servers, stack: ExitStack
 ) -> None:
     liar = stack.enter_context(Liar(servers[0].port, RUN_ID, run_of(servers[1])))
@@ -105,7 +105,7 @@ def test_where_it_leaves_no_quorum_the_start_is_refused_and_both_are_named(
     assert "no quorum: 1 of 3 nodes are independent masters, 2 are needed" in result.output
 
 
-def test_a_liar_silences_no_more_than_one_however_often_it_changes_its_name(
+def test_lying_node_that_changes_its_name_silences_no_more_than_one_other(
     servers: Servers, stack: ExitStack
 ) -> None:
     liar = stack.enter_context(Liar(servers[0].port, RUN_ID, run_of(servers[1])))

@@ -102,7 +102,7 @@ def client(ours: Authority) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize("form", ["URLs", "mappings", "clients"])
-def test_with_certificates_on_both_sides(
+def test_tls_with_certificates_on_both_sides_works(
     form: str,
     ports: list[int],
     ours: Authority,
@@ -137,20 +137,20 @@ def refused(lock: Redlock, words: str) -> None:
         wait_until(lambda wait=wait: says(wait), 20.0, words)
 
 
-def test_a_server_signed_by_another_is_no_node(
+def test_server_certificate_of_another_authority_is_refused(
     ports: list[int], theirs: Authority, client: tuple[Path, Path], lock: Locks
 ) -> None:
     for trusted in (theirs, None):  # those of the system
         refused(lock(urls(ports, arguments(trusted, client))), "CERTIFICATE_VERIFY_FAILED")
 
 
-def test_without_a_certificate_of_ours_nothing_is_asked(
+def test_client_without_a_certificate_gets_no_answer(
     ports: list[int], ours: Authority, lock: Locks
 ) -> None:
     refused(lock(urls(ports, arguments(ours, None))), "3 of 3 nodes")
 
 
-def test_with_anothers_certificate_nothing_is_asked(
+def test_client_with_a_foreign_certificate_gets_no_answer(
     ports: list[int], ours: Authority, theirs: Authority, lock: Locks
 ) -> None:
     strangers = theirs.sign("worker", "DNS:worker")
@@ -158,7 +158,7 @@ def test_with_anothers_certificate_nothing_is_asked(
 
 
 @pytest.mark.parametrize("form", ["URLs", "mappings"])
-def test_a_name_that_the_certificate_does_not_have_is_refused(
+def test_host_name_that_the_certificate_lacks_is_refused(
     form: str, ports: list[int], ours: Authority, client: tuple[Path, Path], lock: Locks
 ) -> None:
     given = arguments(ours, client)
@@ -169,7 +169,7 @@ def test_a_name_that_the_certificate_does_not_have_is_refused(
 
 
 @pytest.mark.parametrize("weakened", ["ssl_cert_reqs=none", "ssl_check_hostname=false"])
-def test_an_unchecked_certificate_works_and_is_warned_of(
+def test_unchecked_certificate_works_with_a_warning(
     weakened: str,
     ports: list[int],
     ours: Authority,
@@ -185,7 +185,7 @@ def test_an_unchecked_certificate_works_and_is_warned_of(
     assert all("its certificate is not checked" in text for text in warned)
 
 
-def test_tls_to_a_plain_port_is_over_in_a_moment_and_costs_nobody(
+def test_tls_to_a_plain_port_fails_at_once_and_delays_no_lock(
     servers: Servers, lock: Locks
 ) -> None:
     mistaken = [f"rediss://127.0.0.1:{server.port}/0" for server in servers]
@@ -201,7 +201,7 @@ def test_tls_to_a_plain_port_is_over_in_a_moment_and_costs_nobody(
     in_time(begun, time.monotonic(), CONNECT_TIMEOUT + 1.5, "to be refused")
 
 
-def test_a_plain_connection_to_a_tls_port_is_no_node(
+def test_plain_connection_to_a_tls_port_is_refused(
     ports: list[int], servers: Servers, lock: Locks
 ) -> None:
     plain = [f"redis://localhost:{port}/0" for port in ports]
@@ -210,7 +210,7 @@ def test_a_plain_connection_to_a_tls_port_is_no_node(
     assert redlock.release(redlock.acquire("r")) is True
 
 
-def test_master_that_a_sentinel_names_is_checked_by_the_name_that_it_says(
+def test_master_named_by_a_sentinel_is_checked_by_that_host_name(
     ports: list[int], ours: Authority, client: tuple[Path, Path], lock: Locks
 ) -> None:
     """A certificate of the same authority is not enough: it is for another host."""
@@ -246,7 +246,7 @@ def test_broker_with_broker_use_ssl_is_locked_on_over_tls(
             redlock.client.driver.close(wait=5.0)
 
 
-def test_what_we_make_of_an_address_weakens_nothing() -> None:
+def test_parsed_address_keeps_certificate_checks_as_strict_as_given() -> None:
     mapping = {"host": "h", "ssl": True}
     for spec in (
         "rediss://h:1/0",

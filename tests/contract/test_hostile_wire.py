@@ -38,7 +38,7 @@ def beside(servers: Servers, reply: Reply, *to: bytes) -> Iterator[tuple[Redlock
 LONG_TTL = b"*2\r\n$1\r\na\r\n:1" + b"0" * 400 + b"\r\n"
 
 
-def test_a_ttl_of_401_digits_is_that_nodes_silence_and_ends_no_waiter(
+def test_ttl_of_401_digits_is_the_silence_of_its_node_and_ends_no_waiter(
     servers: Servers, admins: list[redis.Redis], lock_over: Locks
 ) -> None:
     """It ended the thread of each waiter with an OverflowError."""
@@ -77,7 +77,7 @@ FLOODS = [b"$1500000000\r\n", b"*100000000\r\n", b"-ERR ", b"+", b":"]
 
 
 @pytest.mark.parametrize("header", FLOODS)
-def test_no_handshake_is_read_to_its_end_however_long(header: bytes, servers: Servers) -> None:
+def test_handshake_without_an_end_is_given_up(header: bytes, servers: Servers) -> None:
     """An INFO of 1.5 GB took each client from 31 to 1 432 MiB."""
     with beside(servers, flood(header), b"\r\nINFO\r\n") as (redlock, impostor):
         redlock.release(redlock.acquire("r"))
@@ -85,7 +85,7 @@ def test_no_handshake_is_read_to_its_end_however_long(header: bytes, servers: Se
         assert impostor.sent / (impostor.connections - 1) < BUFFERED
 
 
-def test_a_handshake_with_an_answer_too_many_makes_no_connection(servers: Servers) -> None:
+def test_handshake_with_a_surplus_reply_makes_no_connection(servers: Servers) -> None:
     """What came unasked would be the first lock's answer."""
     answers = b"$0\r\n\r\n" * 5 + b":1\r\n" * 2  # to INFO, and to both kinds of scripts
     with beside(servers, answers, b"\r\nINFO\r\n") as (redlock, impostor):
@@ -102,7 +102,7 @@ def test_a_handshake_with_an_answer_too_many_makes_no_connection(servers: Server
         wait_until(refused, 5, "it is none")
 
 
-def test_no_announcement_is_read_to_its_end_however_long(servers: Servers) -> None:
+def test_subscription_reply_without_an_end_is_given_up(servers: Servers) -> None:
     with Impostor(servers[0].port, flood(b"*3\r\n$7\r\n"), (b"SUBSCRIBE\r\n",)) as impostor:
         wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
         with closing(wakeup), wakeup.waiter():
@@ -111,7 +111,7 @@ def test_no_announcement_is_read_to_its_end_however_long(servers: Servers) -> No
 
 
 @pytest.mark.parametrize("header", FLOODS)
-def test_no_look_is_read_to_its_end_however_long(header: bytes, servers: Servers) -> None:
+def test_look_without_an_end_is_given_up(header: bytes, servers: Servers) -> None:
     with beside(servers, flood(header), b"\r\nSCAN\r\n") as (redlock, impostor):
         with redlock.lock("r"):
             seen = snapshot.survey(redlock)
@@ -120,7 +120,7 @@ def test_no_look_is_read_to_its_end_however_long(header: bytes, servers: Servers
         assert impostor.sent < BUFFERED
 
 
-def test_a_look_that_finds_ever_more_keys_is_given_up(servers: Servers, monkeypatch: Patch) -> None:
+def test_look_that_finds_ever_more_keys_is_given_up(servers: Servers, monkeypatch: Patch) -> None:
     monkeypatch.setattr(reader._Parser, "budget", 2**20)
     keys = b"".join(b"$12\r\nredlock:%04d\r\n" % number for number in range(1000))
     scanned = b"*2\r\n$1\r\n7\r\n*1000\r\n" + keys

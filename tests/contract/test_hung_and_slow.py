@@ -28,7 +28,7 @@ from tests.support.proxy import Proxy
 
 
 @pytest.mark.parametrize("forked", [False, True], ids=["here", "in a fork's child"])
-def test_the_first_call_with_three_of_five_hung_takes_one_node_timeout(
+def test_first_call_with_three_of_five_nodes_hung_takes_one_node_timeout(
     servers: list[LocalServer], lock_over: Callable[..., Redlock], forked: bool
 ) -> None:
     redlock = lock_over(servers, node_timeout=0.4)
@@ -42,7 +42,7 @@ def test_the_first_call_with_three_of_five_hung_takes_one_node_timeout(
     assert redlock.release(redlock.acquire("r", wait=10.0))
 
 
-def test_the_first_call_with_two_of_five_hung_waits_for_none_of_them(
+def test_first_call_with_two_of_five_nodes_hung_waits_for_none_of_them(
     servers: list[LocalServer], lock_over: Callable[..., Redlock]
 ) -> None:
     redlock = lock_over(servers, node_timeout=1.0)
@@ -92,7 +92,7 @@ class Wants:
 
 
 @pytest.mark.parametrize("wants", [ssl.SSLWantReadError, ssl.SSLWantWriteError])
-def test_a_connection_that_changes_its_keys_is_not_dropped(wants: type[OSError]) -> None:
+def test_connection_that_renegotiates_its_tls_keys_is_not_dropped(wants: type[OSError]) -> None:
     node = RedisNode(
         *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 1.0, print), []),
         clock=time.monotonic,
@@ -112,7 +112,7 @@ def test_a_connection_that_changes_its_keys_is_not_dropped(wants: type[OSError])
     assert list(node.channel.unanswered) == [asked]
 
 
-def test_an_answer_that_has_come_is_read_however_late_it_is(
+def test_answer_that_has_arrived_is_read_however_late(
     servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a process that is stopped right after it has asked: the node was not silent."""

@@ -59,7 +59,7 @@ def make(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Calla
     return make
 
 
-def test_an_exception_in_an_attempt_leaves_nothing_on_the_nodes(make, alarm):
+def test_interrupted_attempt_leaves_nothing_on_the_nodes(make, alarm):
     redlock = make(ttl=20.0)
     struck = 0
     for turn in range(400):
@@ -77,7 +77,7 @@ def test_an_exception_in_an_attempt_leaves_nothing_on_the_nodes(make, alarm):
     assert len(left) <= struck / 6
 
 
-def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(make, alarm):
+def test_exception_at_any_moment_leaves_no_lock_and_mixes_up_no_answer(make, alarm):
     redlock = make(ttl=20.0)
     other = make(ttl=20.0)
     struck = held = 0
@@ -108,7 +108,7 @@ def test_an_exception_at_any_moment_leaves_no_lock_and_no_mixed_up_answer(make, 
     assert not redlock.client.watchdog.schedule.watched
 
 
-def test_threads_go_on_while_another_is_struck(make, alarm):
+def test_threads_go_on_while_another_is_interrupted(make, alarm):
     redlock = make(ttl=20.0)
     stop = threading.Event()
     errors: list[BaseException] = []
@@ -149,7 +149,7 @@ def test_threads_go_on_while_another_is_struck(make, alarm):
     assert min(counts) > 20
 
 
-def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(make, alarm):
+def test_time_limit_raised_as_timeout_error_is_not_swallowed(make, alarm):
     """Many a timeout decorator raises TimeoutError, which is an OSError."""
     fired = caught = 0
 
@@ -176,7 +176,7 @@ def test_a_time_limit_that_looks_like_an_error_of_a_socket_is_not_swallowed(make
     assert caught >= 0.85 * fired  # but for those in a destructor, or in closing a socket
 
 
-def test_a_strike_before_a_connection_is_made_does_not_lose_the_node(
+def test_interrupt_before_a_connection_is_made_does_not_lose_the_node(
     servers, lock_over, monkeypatch
 ):
     redlock = lock_over(servers[:1])
@@ -212,7 +212,7 @@ def test_two_threads_that_connect_to_one_node_make_one_connection(make, monkeypa
     assert not caplog.messages
 
 
-def test_a_strike_while_a_connection_is_closed_is_made_good(make, monkeypatch):
+def test_interrupt_while_a_connection_is_closed_does_not_lose_the_node(make, monkeypatch):
     redlock = make(1)
     node = redlock.client.driver.nodes[0]
     disconnect = node.connection.disconnect
@@ -228,7 +228,7 @@ def test_a_strike_while_a_connection_is_closed_is_made_good(make, monkeypatch):
     assert redlock.release(redlock.acquire("r", wait=5.0))
 
 
-def test_a_strike_in_the_undoing_of_an_attempt_leaves_nothing_behind(make, servers, monkeypatch):
+def test_interrupt_while_an_attempt_is_undone_leaves_nothing_behind(make, servers, monkeypatch):
     # A node that is late here would be one of too few: this is no test of that.
     redlock, other = (make(ttl=60.0, node_timeout=5.0) for _ in range(2))
     ask = RedisNode.ask

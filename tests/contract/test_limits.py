@@ -34,13 +34,13 @@ def campaign() -> Any:
     return json.loads(done.stdout)
 
 
-def test_all_of_them_are_conflicts_and_there_are_many(campaign: Any) -> None:
+def test_campaign_of_conflicts_has_many_conflicts_and_no_error(campaign: Any) -> None:
     assert campaign["errors"] == []
     assert campaign["warm"]["conflicts"] >= MANY * WARM
     assert campaign["end"]["conflicts"] >= MANY
 
 
-def test_memory_does_not_grow(campaign: Any) -> None:
+def test_memory_does_not_grow_with_conflicts(campaign: Any) -> None:
     warm, end = campaign["warm"], campaign["end"]
     more = end["conflicts"] - warm["conflicts"]
     # The least that could be left of a conflict, an entry in a dict, is more than 100 bytes. It is
@@ -62,7 +62,7 @@ def test_a_process_has_two_connections_to_a_node_however_many_threads(campaign: 
     assert campaign["warm"]["connections"] == campaign["end"]["connections"] == [3] * 5
 
 
-def test_what_was_opened_is_closed(campaign: Any) -> None:
+def test_closed_redlock_leaves_no_thread_descriptor_or_connection(campaign: Any) -> None:
     before, closed = campaign["before"], campaign["closed"]
     for what in ("threads", "descriptors", "connections"):
         assert closed[what] == before[what], what

@@ -10,7 +10,7 @@ from tests.support import postgres
 
 
 @pytest.mark.parametrize("before", ["running", "paused", "killed and started"])
-def test_a_postgresql_that_is_stopped_leaves_no_shared_memory(before: str) -> None:
+def test_stopped_postgresql_leaves_no_shared_memory(before: str) -> None:
     postgres.require()
     server = postgres.made().start()
     try:

@@ -27,7 +27,7 @@ def mark(node: Subject) -> Any:
 
 
 @pytest.mark.parametrize("resource", ["r", ("a", "b"), slots("r", 3)[2]], ids=repr)
-def test_a_release_leaves_its_mark_and_frees(node: Subject, resource: Any) -> None:
+def test_release_leaves_its_mark_and_frees_the_key(node: Subject, resource: Any) -> None:
     node.ask(Verb.ACQUIRE, claim("mine", resource))
     assert mark(node) is None
     assert node.ask(Verb.RELEASE, marked(resource)) is True
@@ -40,7 +40,7 @@ def test_a_release_leaves_its_mark_and_frees(node: Subject, resource: Any) -> No
     assert node.ask(Verb.RELEASE, claim("mine", resource)) is True
 
 
-def test_a_marked_release_loads_the_script_of_a_plain_one(valkey: Real) -> None:
+def test_release_with_a_mark_uses_the_script_of_a_plain_release(valkey: Real) -> None:
     valkey.flush()
     valkey.admin.script_flush()
     fresh = Real.__new__(Real)
@@ -61,7 +61,7 @@ def test_a_marked_release_loads_the_script_of_a_plain_one(valkey: Real) -> None:
     fresh.node.close()
 
 
-def test_the_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:
+def test_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:
     """The work is done all the same; and nobody else's lock is freed."""
     node.ask(Verb.ACQUIRE, claim("theirs"))
     assert node.ask(Verb.RELEASE, marked()) is False
@@ -69,13 +69,13 @@ def test_the_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:
     assert node.ask(Verb.PEEK, claim("x"))[0] == "theirs"
 
 
-def test_what_is_undone_is_not_done(node: Subject) -> None:
+def test_undo_sets_no_mark(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim("mine"))
     assert node.ask(Verb.UNDO, marked()) is True
     assert mark(node) is None
 
 
-def test_both_are_told_in_one_request(valkey: Real, debian: Real) -> None:
+def test_mark_and_release_are_written_in_one_request(valkey: Real, debian: Real) -> None:
     """The mark first: whoever finds the one finds the other, and a connection that breaks between
     them is told both again."""
     for real in (valkey, debian):
@@ -94,7 +94,7 @@ def test_both_are_told_in_one_request(valkey: Real, debian: Real) -> None:
     assert MARK in said[1]
 
 
-def test_a_node_without_room_for_it_is_freed_all_the_same(debian: Real) -> None:
+def test_full_node_frees_the_lock_without_its_mark(debian: Real) -> None:
     debian.flush()
     debian.ask(Verb.ACQUIRE, claim("mine"))
     debian.admin.config_set("maxmemory", 1)

@@ -48,7 +48,9 @@ def value(installed: Metrics) -> Callable[..., float]:
     return value
 
 
-def test_a_lock_that_is_granted_and_given_back(lock: Locks, value: Callable[..., float]) -> None:
+def test_metrics_count_a_lock_that_is_granted_and_released(
+    lock: Locks, value: Callable[..., float]
+) -> None:
     with lock().lock("r", owner=CHARGE) as lease:
         assert value("acquire_total", task="shop.charge", outcome="acquired") == 1
         assert value("acquire_seconds_count", task="shop.charge") == 1
@@ -59,7 +61,7 @@ def test_a_lock_that_is_granted_and_given_back(lock: Locks, value: Callable[...,
     assert value("acquire_total", task="shop.charge", outcome="held") == 0
 
 
-def test_a_lock_that_another_holds(lock: Locks, value: Callable[..., float]) -> None:
+def test_metrics_count_a_lock_that_another_holds(lock: Locks, value: Callable[..., float]) -> None:
     redlock = lock()
     redlock.acquire("r")
     with pytest.raises(ResourceHeld):
@@ -70,7 +72,9 @@ def test_a_lock_that_another_holds(lock: Locks, value: Callable[..., float]) -> 
     assert value("acquire_seconds_count", task="") == 1
 
 
-def test_no_quorum(lock: Locks, value: Callable[..., float], servers: Servers) -> None:
+def test_metrics_count_a_missing_quorum_and_its_node_errors(
+    lock: Locks, value: Callable[..., float], servers: Servers
+) -> None:
     redlock = lock()
     for server in servers[:2]:
         server.pause()
@@ -82,7 +86,9 @@ def test_no_quorum(lock: Locks, value: Callable[..., float], servers: Servers) -
     assert value("node_errors_total", node=redlock.nodes[2], kind="timeout") == 0
 
 
-def test_the_time_that_a_node_takes(lock: Locks, value: Callable[..., float]) -> None:
+def test_metrics_measure_the_round_trip_of_each_node(
+    lock: Locks, value: Callable[..., float]
+) -> None:
     redlock = lock()
     for node in redlock.nodes:
         wait_until(
@@ -93,12 +99,12 @@ def test_the_time_that_a_node_takes(lock: Locks, value: Callable[..., float]) ->
         assert value("node_errors_total", node=node, kind="disconnected") == 0
 
 
-def test_extensions_that_succeed(lock: Locks, value: Callable[..., float]) -> None:
+def test_metrics_count_extensions_that_succeed(lock: Locks, value: Callable[..., float]) -> None:
     with lock(ttl=2.0).lock("r"):
         wait_until(lambda: value("extend_total", task="", outcome="extended"), LONG, "an extension")
 
 
-def test_extensions_that_fail_until_the_lease_is_lost(
+def test_metrics_count_failed_extensions_and_the_loss(
     lock: Locks, value: Callable[..., float], servers: Servers
 ) -> None:
     with lock(ttl=1.0).lock("r"), hung(servers[:3]):
@@ -110,7 +116,7 @@ def test_extensions_that_fail_until_the_lease_is_lost(
     assert value("hold_seconds_count", task="") == 1
 
 
-def test_a_lease_that_is_taken_away_is_lost_for_another_reason(
+def test_metrics_count_a_stolen_lease_as_refused(
     lock: Locks, value: Callable[..., float], admins: list[redis.Redis]
 ) -> None:
     with lock(ttl=1.0).lock("r"):
@@ -134,7 +140,7 @@ class Consumer:
         self.pool = pool
 
 
-def test_a_worker_of_one_process_shows_its_own(
+def test_worker_of_one_process_serves_its_metrics(
     installed: Metrics, lock: Locks, caplog: Log
 ) -> None:
     caplog.set_level("INFO", "celery_redlock.metrics")
@@ -145,7 +151,7 @@ def test_a_worker_of_one_process_shows_its_own(
     assert 'celery_redlock_acquire_total{outcome="acquired",task=""} 1.0' in text
 
 
-def test_a_port_that_is_taken_is_an_error_in_the_log_and_no_more(
+def test_port_taken_for_metrics_is_logged_and_stops_nothing(
     installed: Metrics, caplog: Log
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -154,7 +160,7 @@ def test_a_port_that_is_taken_is_an_error_in_the_log_and_no_more(
     assert f"no metrics on 127.0.0.1:{port}" in caplog.text
 
 
-def test_a_prefork_worker_without_a_directory_says_what_it_does_not_show(
+def test_prefork_worker_without_a_metrics_directory_logs_a_warning(
     installed: Metrics, caplog: Log
 ) -> None:
     installed.begin(Consumer(object.__new__(TaskPool)), 0, "127.0.0.1")

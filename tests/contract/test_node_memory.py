@@ -59,7 +59,7 @@ def votes(redlock: Redlock, resource: str = "r") -> list[Vote]:
 # -- Restarts
 
 
-def test_a_node_votes_when_it_has_been_up_for_longer_than_the_ttl(lock: Locks, log: Log) -> None:
+def test_node_votes_when_it_has_been_up_longer_than_the_ttl(lock: Locks, log: Log) -> None:
     before = time.monotonic()
     with LocalServer() as server:
         started = time.monotonic()
@@ -90,9 +90,7 @@ def try_it(redlock: Redlock) -> Any:
         return redlock.acquire("r")
 
 
-def test_a_node_that_forgot_does_not_help_another_to_a_second_grant(
-    known: Servers, lock: Locks
-) -> None:
+def test_node_that_forgot_does_not_help_to_a_second_grant(known: Servers, lock: Locks) -> None:
     """X has a bare quorum, one of its nodes forgets: the rest and that one are no quorum."""
     with start_servers(1) as (forgetful,):
         # It must vote first: for the one who takes the lock, the guard is off.
@@ -111,7 +109,9 @@ def test_a_node_that_forgot_does_not_help_another_to_a_second_grant(
         careless.release(careless.acquire("r"))  # what the guard is for
 
 
-def test_a_running_lock_sees_a_restart_and_an_old_run_again(lock: Locks, log: Log) -> None:
+def test_running_redlock_notices_a_restart_and_recognises_the_same_run(
+    lock: Locks, log: Log
+) -> None:
     with start_servers(3) as servers:
         redlock = lock(servers)
         redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
@@ -162,7 +162,7 @@ def extended_everywhere(redlock: Redlock, lease: Any) -> bool:
 
 
 @pytest.mark.parametrize("longer", ["of the instance", "asked for", "named by a check"])
-def test_the_longest_ttl_counts(lock: Locks, longer: str) -> None:
+def test_longest_ttl_in_use_decides_when_a_node_votes(lock: Locks, longer: str) -> None:
     with LocalServer() as server:
         redlock = lock([server], ttl=100.0 if longer == "of the instance" else TTL)
         if longer == "asked for":
@@ -175,7 +175,7 @@ def test_the_longest_ttl_counts(lock: Locks, longer: str) -> None:
             redlock.acquire("r", ttl=TTL)
 
 
-def test_no_file_exempts_a_node(lock: Locks) -> None:
+def test_append_only_file_exempts_no_node_from_the_guard(lock: Locks) -> None:
     """Not even one of its own, written at each command; here, of before a time without one."""
     with LocalServer(config=("--appendonly", "yes", "--appendfsync", "always")) as server:
         make_known([server])
@@ -207,7 +207,7 @@ def promote(replica: LocalServer) -> None:
         client.replicaof("NO", "ONE")
 
 
-def test_a_replica_is_refused(lock: Locks) -> None:
+def test_replica_is_refused_as_a_node(lock: Locks) -> None:
     with start_servers(2) as (master, replica):
         follow(replica, master)
         redlock = lock([master, replica])
@@ -220,7 +220,7 @@ def test_a_replica_is_refused(lock: Locks) -> None:
                 ask()
 
 
-def test_a_promoted_replica_is_treated_like_a_restart(lock: Locks) -> None:
+def test_promoted_replica_has_no_vote_like_a_restarted_node(lock: Locks) -> None:
     """It has been up for long, and may lack what its master acknowledged last."""
     with start_servers(2) as (master, replica):
         follow(replica, master)
@@ -241,7 +241,7 @@ def test_a_promoted_replica_is_treated_like_a_restart(lock: Locks) -> None:
             lock([replica], ttl=TTL).acquire("r")
 
 
-def test_a_node_that_becomes_a_replica_is_silent_and_loud(lock: Locks, log: Log) -> None:
+def test_node_that_becomes_a_replica_loses_its_vote_and_is_logged(lock: Locks, log: Log) -> None:
     with start_servers(3) as servers, LocalServer() as master:
         redlock = lock(servers, ttl=TTL)
         redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
@@ -268,7 +268,7 @@ def test_a_node_that_becomes_a_replica_is_silent_and_loud(lock: Locks, log: Log)
 # -- Not independent, not masters
 
 
-def test_one_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> None:
+def test_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> None:
     path = str(tmp_path / "node.sock")
     config = ["--unixsocket", path]
     with LocalServer(config=config) as server, start_servers(1) as (another,):
@@ -292,7 +292,7 @@ def test_one_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> N
             assert len(set(re.findall(names, said))) == 2
 
 
-def test_one_server_under_two_names_is_found_without_info(
+def test_server_under_two_names_is_found_without_info(
     lock: Locks, log: Log, tmp_path: Path
 ) -> None:
     """By a nonce that is written through one and read through the other."""
@@ -330,14 +330,14 @@ def test_one_server_under_two_names_is_found_without_info(
                 assert 0 < client.pttl(key) <= 60_000
 
 
-def test_nodes_that_are_away_are_no_error(known: Servers, lock: Locks) -> None:
+def test_nodes_that_are_away_are_no_error_of_the_check(known: Servers, lock: Locks) -> None:
     redlock = lock([known[0], known[1], "redis://127.0.0.1:1"])
     assert redlock.check() == []
     redlock.release(redlock.acquire("r"))
     assert lock(["redis://127.0.0.1:1"]).check() == []
 
 
-def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
+def test_node_that_turns_unsuitable_after_its_check_is_silent(
     known: Servers, lock: Locks, log: Log
 ) -> None:
     """A worker has been checked at its start. Its children do not fail a task for what is later."""
@@ -351,7 +351,7 @@ def test_one_that_turns_out_wrong_after_a_check_that_went_well_is_silent(
         promote(third)
 
 
-def test_eviction_is_warned_of(lock: Locks, log: Log) -> None:
+def test_eviction_policy_of_a_node_is_logged_as_a_warning(lock: Locks, log: Log) -> None:
     config = ["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]
     with LocalServer(config=config) as server:
         make_known([server])
@@ -365,7 +365,7 @@ def test_eviction_is_warned_of(lock: Locks, log: Log) -> None:
         assert lock([server]).check() == [line]
 
 
-def test_a_node_is_asked_about_itself_once_a_connection(lock: Locks) -> None:
+def test_node_is_asked_for_its_info_once_a_connection(lock: Locks) -> None:
     """The guard costs nothing per operation."""
     with LocalServer() as server, admin(server, text=True) as client:
         make_known([server])

@@ -58,7 +58,7 @@ def use(redlock: Redlock) -> None:
     redlock.release(lease)
 
 
-def test_each_answer_that_is_waited_for_is_told(lock: Locks, ears: Ears) -> None:
+def test_listener_receives_each_answer_that_was_waited_for(lock: Locks, ears: Ears) -> None:
     redlock = lock(ttl=3.0)
 
     def all_heard() -> bool:
@@ -70,7 +70,7 @@ def test_each_answer_that_is_waited_for_is_told(lock: Locks, ears: Ears) -> None
     assert not ears.failures
 
 
-def test_an_answer_that_nobody_waited_for_tells_no_time(
+def test_listener_receives_no_time_for_a_late_answer(
     lock: Locks, ears: Ears, servers: Servers
 ) -> None:
     redlock = lock()
@@ -87,7 +87,9 @@ def test_an_answer_that_nobody_waited_for_tells_no_time(
     assert len([node for node, _seconds in ears.answers if node == slow]) <= looks
 
 
-def test_a_node_that_hangs_is_late(lock: Locks, ears: Ears, servers: Servers) -> None:
+def test_listener_receives_timeout_for_a_hanging_node(
+    lock: Locks, ears: Ears, servers: Servers
+) -> None:
     redlock = lock()
     for server in servers[:2]:
         server.pause()
@@ -97,7 +99,7 @@ def test_a_node_that_hangs_is_late(lock: Locks, ears: Ears, servers: Servers) ->
         ears.wait_for(node, "timeout")
 
 
-def test_a_node_that_dies_breaks_off_and_is_not_to_be_reached(
+def test_listener_receives_disconnected_and_unreachable_for_a_dead_node(
     lock: Locks, ears: Ears, servers: Servers
 ) -> None:
     redlock = lock()
@@ -109,7 +111,9 @@ def test_a_node_that_dies_breaks_off_and_is_not_to_be_reached(
     assert {node for node, _kind in ears.failures} == {redlock.nodes[0]}
 
 
-def test_a_node_that_refuses_us_is_told_apart(lock: Locks, ears: Ears, servers: Servers) -> None:
+def test_listener_receives_refused_for_a_wrong_password(
+    lock: Locks, ears: Ears, servers: Servers
+) -> None:
     with start_servers(1, password="SESAME") as (guarded,):
         wrong = f"redis://:WRONG@127.0.0.1:{guarded.port}/0"
         redlock = lock(wrong, *servers[:2])
@@ -117,7 +121,7 @@ def test_a_node_that_refuses_us_is_told_apart(lock: Locks, ears: Ears, servers: 
         assert "WRONG" not in str(ears.failures)
 
 
-def test_a_node_that_answers_with_an_error_is_too(lock: Locks, ears: Ears) -> None:
+def test_listener_receives_refused_for_an_error_reply(lock: Locks, ears: Ears) -> None:
     with start_servers(1) as (full,):
         redlock = lock(full)
         with redis.Redis(port=full.port) as client:
@@ -127,7 +131,7 @@ def test_a_node_that_answers_with_an_error_is_too(lock: Locks, ears: Ears) -> No
         assert ears.failures[redlock.nodes[0], "refused"] == 1
 
 
-def test_a_replica_is_a_misfit(lock_over: Locks, ears: Ears) -> None:
+def test_listener_receives_unsuitable_for_a_replica(lock_over: Locks, ears: Ears) -> None:
     with start_servers(2) as (master, replica):
         with redis.Redis(port=replica.port) as client:
             client.replicaof("127.0.0.1", master.port)
@@ -137,7 +141,9 @@ def test_a_replica_is_a_misfit(lock_over: Locks, ears: Ears) -> None:
         ears.wait_for(redlock.nodes[0], "unsuitable")
 
 
-def test_a_node_that_forgets_is_told(lock: Locks, ears: Ears, admins: list[redis.Redis]) -> None:
+def test_listener_receives_data_loss_for_a_node_that_forgot(
+    lock: Locks, ears: Ears, admins: list[redis.Redis]
+) -> None:
     redlock = lock()
     lease = redlock.acquire("r")
     node = redlock.client.driver.nodes[0]
@@ -151,7 +157,7 @@ def test_a_node_that_forgets_is_told(lock: Locks, ears: Ears, admins: list[redis
     wait_until(told, LONG, "it is told")
 
 
-def test_a_listener_that_raises_changes_nothing(lock: Locks) -> None:
+def test_node_listener_that_raises_changes_nothing(lock: Locks) -> None:
     class Broken(Listener):
         def node_answered(self, node: str, seconds: float) -> None:
             raise KeyError(node)
@@ -166,7 +172,7 @@ def test_a_listener_that_raises_changes_nothing(lock: Locks) -> None:
     assert redlock.holder("r") is None
 
 
-def test_who_does_not_listen_to_nodes_is_not_called() -> None:
+def test_listener_without_node_hooks_is_not_called() -> None:
     class Other(Listener):
         pass
 

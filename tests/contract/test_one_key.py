@@ -48,7 +48,7 @@ def dumps(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterato
         yield lambda: {name: client.dump(f"redlock:{name}") for name in NAMES}
 
 
-def test_keys_of_one_node_under_all_our_names_change_nothing_and_are_not_touched(
+def test_foreign_keys_on_one_node_under_all_our_names_change_nothing(
     redlock: Redlock, dumps: Dumps
 ) -> None:
     before = dumps()

@@ -49,7 +49,7 @@ def patterns(lock: Redlock) -> list[str]:
     return sorted(pause.pattern for pause in found)
 
 
-def test_it_says_who_why_and_until_when_and_ends_by_resuming_that_pattern(over: Redlock) -> None:
+def test_pause_shows_who_why_and_until_when_and_ends_by_its_pattern(over: Redlock) -> None:
     assert patterns(over) == []
     pauses.begin(over, "order:*", 3600.0, "alice@web-1", "bad | release %7C")
     pauses.begin(over, "mail:[a-c]*", 60.0, "bob")
@@ -68,14 +68,14 @@ def test_it_says_who_why_and_until_when_and_ends_by_resuming_that_pattern(over: 
     assert patterns(over) == ["mail:[a-c]*"]
 
 
-def test_a_second_pause_of_a_pattern_takes_the_place_of_the_first(over: Redlock) -> None:
+def test_second_pause_of_a_pattern_replaces_the_first(over: Redlock) -> None:
     first = pauses.begin(over, "order:*", 60.0, WHO, "first")
     second = pauses.begin(over, "order:*", 600.0, "bob", "second")
     ((there,), _) = pauses.in_force(over)
     assert there.token == second.token != first.token and there.reason == "second"
 
 
-def test_a_limit_stands_beside_a_pause_of_the_same_pattern_and_in_place_of_another_limit(
+def test_limit_stands_beside_a_pause_of_its_pattern_and_replaces_another_limit(
     over: Redlock,
 ) -> None:
     pauses.begin(over, "order:*", 60.0, WHO)
@@ -101,7 +101,7 @@ def test_a_limit_stands_beside_a_pause_of_the_same_pattern_and_in_place_of_anoth
         (["order:7"], 8, Limits((1,), (100,))),
     ],
 )
-def test_a_limit_changes_what_is_declared_and_no_exclusive_key(
+def test_operator_limit_changes_declared_limits_and_no_exclusive_key(
     names: list[str], limit: Any, becomes: Any
 ) -> None:
     found = [
@@ -112,13 +112,13 @@ def test_a_limit_changes_what_is_declared_and_no_exclusive_key(
     assert pauses.limited(found[3:], names, limit) == limit
 
 
-def test_it_ends_by_itself(over: Redlock) -> None:
+def test_pause_ends_by_itself(over: Redlock) -> None:
     pauses.begin(over, "order:*", 1.0, WHO)
     assert patterns(over) == ["order:*"]
     wait_until(lambda: patterns(over) == [], 5.0, "it is over")
 
 
-def test_there_are_no_more_than_one_request_asks_for(over: Redlock) -> None:
+def test_pauses_are_limited_to_16(over: Redlock) -> None:
     for number in range(16):
         pauses.begin(over, f"order:{number}", 60.0, WHO)
     with pytest.raises(RedlockError, match="16 pauses are in force"):
@@ -136,7 +136,7 @@ def test_there_are_no_more_than_one_request_asks_for(over: Redlock) -> None:
         ("order:*", 60.0, "x" * 201, "reason has at most 200 characters"),
     ],
 )
-def test_what_cannot_be_is_refused(
+def test_invalid_pause_is_refused(
     over: Redlock, pattern: str, seconds: float, reason: str, wrong: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
@@ -152,7 +152,7 @@ def five(servers: Servers, lock_over: Locks) -> Locks:
     )
 
 
-def test_it_counts_while_nodes_are_away(five: Locks, servers: Servers) -> None:
+def test_pause_is_in_force_while_nodes_are_away(five: Locks, servers: Servers) -> None:
     """A quorum that answers shares a node with the one that took it; one is enough to say so."""
     for server in servers[3:]:
         server.kill()
@@ -169,7 +169,7 @@ def test_it_counts_while_nodes_are_away(five: Locks, servers: Servers) -> None:
         server.resume()
 
 
-def test_what_was_resumed_does_not_come_back_with_a_node_that_missed_it(
+def test_resumed_pause_does_not_come_back_with_a_node_that_missed_it(
     five: Locks, servers: Servers
 ) -> None:
     pauses.begin(five(), "order:*", 60.0, WHO)
@@ -180,7 +180,7 @@ def test_what_was_resumed_does_not_come_back_with_a_node_that_missed_it(
     assert patterns(five()) == []
 
 
-def test_without_a_quorum_nothing_is_paused_or_resumed(five: Locks, servers: Servers) -> None:
+def test_pause_and_resume_need_a_quorum(five: Locks, servers: Servers) -> None:
     pauses.begin(five(), "mail:*", 60.0, WHO)
     for server in servers[:3]:
         server.pause()
@@ -193,7 +193,9 @@ def test_without_a_quorum_nothing_is_paused_or_resumed(five: Locks, servers: Ser
     wait_until(lambda: patterns(five()) == ["mail:*"], 10.0, "what was written is undone")
 
 
-def test_the_watch_sees_a_pause_and_ends_with_its_worker(over: Redlock, monkeypatch: Patch) -> None:
+def test_watch_for_pauses_sees_a_pause_and_ends_with_its_worker(
+    over: Redlock, monkeypatch: Patch
+) -> None:
     """A worker that a test starts in its own process must leave nothing behind that asks nodes."""
 
     def watching() -> list[threading.Thread]:
@@ -212,7 +214,7 @@ def test_the_watch_sees_a_pause_and_ends_with_its_worker(over: Redlock, monkeypa
     wait_until(lambda: not watching(), 10.0, "it has ended")
 
 
-def test_a_pause_longer_than_one_can_be_is_passed_over() -> None:
+def test_oversized_pause_token_is_ignored() -> None:
     for texts in (("a" * 60_000, WHO, ""), ("a", "w" * 60_000, ""), ("a", WHO, "r" * 60_000)):
         token = Owner("web-1", 1, texts[0], stamp=texts[1], task=texts[2]).token("0" * 32, 1.7e9)
         assert Owner.of(token) is not None and pauses.Pause.of("1#pause", token, 60.0) is None

@@ -18,7 +18,7 @@ from tests.support import postgres
 from tests.support.wait import wait_until
 
 
-def test_a_connection_that_breaks_as_requests_are_written_to_it_is_a_silent_node_and_no_error(
+def test_postgresql_connection_that_breaks_while_written_to_is_a_silent_node(
     lock_over: Callable[..., Redlock],
 ) -> None:
     with postgres.start_postgres() as server:
@@ -34,7 +34,7 @@ def test_a_connection_that_breaks_as_requests_are_written_to_it_is_a_silent_node
         assert redlock.release(lease)
 
 
-def test_neither_a_fork_nor_an_end_without_close_makes_psycopg_warn() -> None:
+def test_fork_and_exit_without_close_cause_no_warning_of_psycopg() -> None:
     program = """
 import gc, os, sys
 from celery_redlock import Redlock
@@ -58,7 +58,7 @@ assert node.connection is connection  # the fork has not ended it
     assert run.stderr == ""
 
 
-def test_gevent_survives_that_a_connection_is_closed_as_another_greenlet_waits_for_it() -> None:
+def test_gevent_survives_a_connection_closed_while_another_greenlet_waits_for_it() -> None:
     """libev aborts the process where it watches a descriptor that was closed behind its back."""
     pytest.importorskip("gevent")
     program = """

@@ -104,7 +104,7 @@ def fail_over(primary: LocalPostgres, standby: LocalPostgres) -> None:
     assert forgotten(standby)
 
 
-def test_a_promoted_standby_has_no_vote_for_a_span_for_old_and_new_clients(
+def test_promoted_standby_has_no_vote_for_a_span(
     start: Callable[..., LocalPostgres], make: Make
 ) -> None:
     primary = start()
@@ -121,7 +121,7 @@ def test_a_promoted_standby_has_no_vote_for_a_span_for_old_and_new_clients(
     wait_until(lambda: taken(new), 3.0, "it is known for a span: also to who has not met it")
 
 
-def test_a_second_standby_of_the_first_primary_is_not_taken_for_the_first(
+def test_second_standby_of_a_primary_is_not_taken_for_the_first(
     start: Callable[..., LocalPostgres], make: Make
 ) -> None:
     """Both become timeline 2, and only one of them knows what was granted on it."""
@@ -141,7 +141,7 @@ def test_a_second_standby_of_the_first_primary_is_not_taken_for_the_first(
     has_no_vote_before(held, [client])
 
 
-def test_whose_lock_a_promoted_standby_has_forgotten_is_told_before_another_has_it(
+def test_lock_that_a_promoted_standby_forgot_is_lost_before_another_has_it(
     start: Callable[..., LocalPostgres], make: Make
 ) -> None:
     primary = start()
@@ -164,7 +164,7 @@ def test_whose_lock_a_promoted_standby_has_forgotten_is_told_before_another_has_
     held[1].release()
 
 
-def test_a_paused_primary_grants_nothing_where_commits_wait_for_the_promoted_standby(
+def test_paused_primary_grants_nothing_if_commits_wait_for_the_standby(
     start: Callable[..., LocalPostgres], make: Make
 ) -> None:
     primary = start()
@@ -187,7 +187,7 @@ def test_a_paused_primary_grants_nothing_where_commits_wait_for_the_promoted_sta
 
 
 @pytest.mark.slow
-def test_a_server_that_was_set_back_to_a_backup_has_no_vote_for_a_span(
+def test_server_set_back_to_a_backup_has_no_vote_for_a_span(
     start: Callable[..., LocalPostgres], make: Make
 ) -> None:
     today = start()
@@ -239,7 +239,7 @@ def one_killed(server: LocalPostgres) -> None:
         pytest.param({"fsync": "off"}, restarted, marks=pytest.mark.slow),
     ],
 )
-def test_one_that_does_not_wait_for_its_disk_has_no_vote_after_a_crash(
+def test_server_with_synchronous_commit_off_has_no_vote_after_a_crash(
     start: Callable[..., LocalPostgres],
     make: Make,
     crash: Callable[[LocalPostgres], None],
@@ -256,7 +256,7 @@ def test_one_that_does_not_wait_for_its_disk_has_no_vote_after_a_crash(
 
 
 @pytest.mark.parametrize("crash", [restarted, one_killed])
-def test_one_that_waits_for_its_disk_votes_at_once_after_a_crash(
+def test_server_with_synchronous_commit_on_votes_at_once_after_a_crash(
     start: Callable[..., LocalPostgres], make: Make, crash: Callable[[LocalPostgres], None]
 ) -> None:
     server = start()
@@ -281,7 +281,7 @@ def voted(client: Redlock) -> bool:
 @pytest.mark.parametrize(
     "attributes", ["", pytest.param("?target_session_attrs=any", marks=pytest.mark.slow)]
 )
-def test_a_standby_is_no_node(
+def test_standby_is_refused_as_a_node(
     start: Callable[..., LocalPostgres], make: Make, attributes: str
 ) -> None:
     standby = start(start(), "-R")

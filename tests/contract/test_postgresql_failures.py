@@ -88,7 +88,7 @@ def row_locked(server: LocalPostgres, resource: str = "r") -> Iterator[None]:
 # -- The server
 
 
-def test_of_a_server_that_hangs_nothing_is_held_longer_than_its_deadline(
+def test_lock_on_a_hanging_postgresql_is_lost_at_its_deadline(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     redlock = make(ttl=1.0)
@@ -108,7 +108,7 @@ def test_of_a_server_that_hangs_nothing_is_held_longer_than_its_deadline(
     taken_again(make(), since)
 
 
-def test_a_server_that_was_killed_knows_afterwards_who_holds_what(
+def test_killed_postgresql_remembers_its_locks_after_a_restart(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     """And those who hold go on: also with the guard, it is known not to have forgotten."""
@@ -130,7 +130,7 @@ def test_a_server_that_was_killed_knows_afterwards_who_holds_what(
     assert lease.fencing_token > fence  # type: ignore[operator]
 
 
-def test_a_release_reaches_it_over_the_next_connection_where_the_first_is_killed(
+def test_release_lost_with_a_killed_connection_is_made_over_the_next(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     redlock = make()
@@ -145,7 +145,7 @@ def test_a_release_reaches_it_over_the_next_connection_where_the_first_is_killed
     in_time(since, time.monotonic(), 1.0, "until it is free")
 
 
-def test_an_acquisition_that_is_killed_in_the_middle_leaves_nothing(
+def test_acquire_whose_connection_is_killed_leaves_nothing(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     redlock = make(node_timeout=5.0)
@@ -167,7 +167,7 @@ def test_an_acquisition_that_is_killed_in_the_middle_leaves_nothing(
     wait_until(lambda: free(server), 1.0, "it is free")
 
 
-def test_what_is_granted_after_its_deadline_is_given_back(
+def test_lock_granted_after_its_deadline_is_released(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     redlock = make()
@@ -179,7 +179,7 @@ def test_what_is_granted_after_its_deadline_is_given_back(
     taken_again(make(), since)
 
 
-def test_a_row_that_stays_locked_is_waited_for_a_second_at_most(
+def test_locked_row_is_waited_for_a_second_at_most(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     """Else all that is asked behind it would wait as well."""
@@ -192,7 +192,7 @@ def test_a_row_that_stays_locked_is_waited_for_a_second_at_most(
     taken_again(redlock, time.monotonic())
 
 
-def test_a_lock_is_taken_as_soon_as_a_full_server_has_room(
+def test_lock_is_granted_as_soon_as_a_full_postgresql_has_room(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     postgres.sql(server, "CREATE ROLE crowd LOGIN")
@@ -214,7 +214,7 @@ def test_a_lock_is_taken_as_soon_as_a_full_server_has_room(
 # -- What its user can mend
 
 
-def test_a_wrong_password_is_told_without_it(
+def test_wrong_postgresql_password_is_reported_without_it(
     server: LocalPostgres, make: Callable[..., Redlock], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, "celery_redlock")
@@ -239,12 +239,12 @@ def test_a_wrong_password_is_told_without_it(
     assert "careful" not in str(redlock.nodes)
 
 
-def test_a_missing_database_is_told(server: LocalPostgres, make: Callable[..., Redlock]) -> None:
+def test_missing_database_is_reported(server: LocalPostgres, make: Callable[..., Redlock]) -> None:
     with pytest.raises(QuorumUnavailable, match='database "nothing" does not exist'):
         make(url_of(server, database="nothing")).acquire("r")
 
 
-def test_without_tables_and_with_old_ones_it_says_which_command_makes_them(
+def test_missing_or_old_tables_are_reported_with_the_command_to_run(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     postgres.sql(server, "CREATE DATABASE fresh")
@@ -265,7 +265,7 @@ def test_without_tables_and_with_old_ones_it_says_which_command_makes_them(
 
 
 @pytest.mark.parametrize("isolation", ["repeatable read", "serializable"])
-def test_another_isolation_than_read_committed_is_refused(
+def test_isolation_other_than_read_committed_is_refused(
     server: LocalPostgres, make: Callable[..., Redlock], isolation: str
 ) -> None:
     change = "ALTER ROLE postgres %s default_transaction_isolation"
@@ -294,7 +294,7 @@ def poor(server: LocalPostgres) -> Iterator[str]:
     postgres.sql(server, "DROP OWNED BY poor; DROP ROLE poor")
 
 
-def test_a_user_with_exactly_these_rights_can_do_all(
+def test_user_with_exactly_the_documented_rights_can_do_all(
     poor: str, server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
     redlock, other = make(poor, node_timeout=5.0, ttl=3.0), make(poor, node_timeout=5.0)
@@ -315,7 +315,7 @@ def test_a_user_with_exactly_these_rights_can_do_all(
 @pytest.mark.parametrize(
     ("table", "right"), [(table, right) for table, rights in GRANTS.items() for right in rights]
 )
-def test_without_one_of_them_it_says_so_before_the_first_lock(
+def test_missing_right_is_reported_before_the_first_lock(
     poor: str, server: LocalPostgres, make: Callable[..., Redlock], table: str, right: str
 ) -> None:
     postgres.sql(server, f"REVOKE {right} ON {table} FROM poor")

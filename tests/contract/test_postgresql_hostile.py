@@ -74,7 +74,7 @@ def url(request: pytest.FixtureRequest) -> Iterator[str]:
     assert not thread.is_alive(), "it was hung up on"
 
 
-def test_handshake_with_a_hostile_server_is_that_nodes_silence(
+def test_handshake_with_a_hostile_postgresql_is_the_silence_of_its_node(
     url: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("celery_redlock.stores.postgresql.handshake.ANSWER_S", 0.3)

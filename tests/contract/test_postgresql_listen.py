@@ -66,7 +66,7 @@ def release(process: Beside) -> float:
     return since
 
 
-def test_processes_are_served_in_their_order_and_who_died_is_passed_over(
+def test_waiting_processes_are_served_in_order_and_a_dead_one_is_skipped(
     make: Callable[[], Redlock], waiter: Callable[[], Beside]
 ) -> None:
     holder = make()
@@ -86,7 +86,7 @@ SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted"""
 
 
-def test_whose_connection_was_killed_hears_again_on_the_next(
+def test_waiter_whose_connection_was_killed_is_notified_over_the_next(
     make: Callable[[], Redlock],
     waiter: Callable[[], Beside],
     database: LocalPostgres,
@@ -105,7 +105,7 @@ def test_whose_connection_was_killed_hears_again_on_the_next(
     granted(process, since)
 
 
-def test_a_forked_child_has_connections_of_its_own_and_leaves_its_parents_alone(
+def test_forked_child_has_connections_of_its_own_and_leaves_its_parents_alone(
     make: Callable[[], Redlock], database: LocalPostgres
 ) -> None:
     redlock = make()
@@ -170,7 +170,7 @@ print(longest, flush=True)
 """
 
 
-def test_greenlets_run_on_while_one_waits_for_it(database: LocalPostgres) -> None:
+def test_greenlets_run_while_another_waits_for_postgresql(database: LocalPostgres) -> None:
     """Also for its answer, its lock, a connection to it, and a call."""
     pytest.importorskip("gevent")
     with Beside("-c", GREENLETS, database.url) as process:

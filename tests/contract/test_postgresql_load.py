@@ -62,7 +62,7 @@ print(json.dumps({"turns": sum(turns), "twice": inside_twice, "said": said}))
 """
 
 
-def test_a_crowd_on_few_names_in_any_order_never_overlaps_and_meets_no_error(
+def test_crowd_on_few_names_never_overlaps_and_meets_no_error(
     database: LocalPostgres, tmp_path: Path
 ) -> None:
     """READ COMMITTED is enough: without locks of tables, without a retry of any transaction."""
@@ -142,7 +142,7 @@ RELEASE = "SELECT redlock_release(%s, %s, NULL, NULL)"
 FAR = 2**60
 
 
-def test_of_two_that_acquire_at_once_the_second_waits_and_is_told_of_the_first(
+def test_second_of_two_simultaneous_acquires_waits_and_is_told_the_first(
     session: Callable[[], Session],
 ) -> None:
     first, second = session(), session()
@@ -152,7 +152,9 @@ def test_of_two_that_acquire_at_once_the_second_waits_and_is_told_of_the_first(
     assert second.end()[0] == "one"
 
 
-def test_who_waits_for_one_that_is_rolled_back_has_it(session: Callable[[], Session]) -> None:
+def test_acquire_that_waited_for_a_rolled_back_one_is_granted(
+    session: Callable[[], Session],
+) -> None:
     first, second = session(), session()
     first.do(ACQUIRE, ["r"], "one", 7, FAR)
     second.begin(ACQUIRE, ["r"], "two", 5, FAR)
@@ -161,7 +163,7 @@ def test_who_waits_for_one_that_is_rolled_back_has_it(session: Callable[[], Sess
 
 
 @pytest.mark.parametrize("fence", [None, 7], ids=["without a fence", "with one"])
-def test_who_comes_while_it_is_released_has_it_with_a_larger_fence(
+def test_acquire_during_a_release_is_granted_with_a_larger_fence(
     session: Callable[[], Session], fence: int | None
 ) -> None:
     """The row is deleted under the hands of the one that waits for it, or is changed."""
@@ -174,7 +176,7 @@ def test_who_comes_while_it_is_released_has_it_with_a_larger_fence(
     assert second.end() == (None, 8 if fence else 0)
 
 
-def test_who_is_extended_while_another_waits_for_it_keeps_it(
+def test_lease_extended_while_another_acquire_waits_stays_with_its_holder(
     session: Callable[[], Session],
 ) -> None:
     """Its ttl was over when the other came: it is whose row was locked first."""
@@ -189,7 +191,7 @@ def test_who_is_extended_while_another_waits_for_it_keeps_it(
     assert second.end()[0] == "one"
 
 
-def test_what_is_missing_and_taken_while_it_is_extended_is_not_set_again(
+def test_missing_key_taken_during_an_extension_is_not_set_again(
     session: Callable[[], Session],
 ) -> None:
     first, second = session(), session()
@@ -203,7 +205,7 @@ def test_what_is_missing_and_taken_while_it_is_extended_is_not_set_again(
     assert second.do("SELECT count(*) FROM redlock_lease WHERE token = 'mine'") == (0,)
 
 
-def test_who_stands_in_line_while_it_is_released_is_called_or_has_it(
+def test_waiter_that_joins_during_a_release_is_notified_or_granted(
     session: Callable[[], Session],
 ) -> None:
     """The release saw nobody in line. Whoever then tries waits for its end, and finds it free."""
@@ -221,7 +223,7 @@ def test_who_stands_in_line_while_it_is_released_is_called_or_has_it(
 RENEW = "SELECT redlock_extend(%s, %s, %s, %s, %s, false)"
 
 
-def test_what_is_released_while_its_keeper_renews_it_stays_free(
+def test_lease_released_while_the_supervisor_renews_it_stays_free(
     session: Callable[[], Session],
 ) -> None:
     """They are two connections; the release is first."""
@@ -242,7 +244,9 @@ def test_what_is_released_while_its_keeper_renews_it_stays_free(
         "SELECT redlock_extend(%s, '{two,two}', '{0,0}', '{60,60}', '{60,60}', true)",
     ],
 )
-def test_names_are_locked_in_one_order(session: Callable[[], Session], query: str) -> None:
+def test_names_are_locked_in_the_order_of_their_bytes(
+    session: Callable[[], Session], query: str
+) -> None:
     """Of bytes, whatever the database sorts by: who waits for the first has none behind it."""
     first, second, third = session(), session(), session()
     assert first.do(ACQUIRE, ["B"], "one", None, None) == (None, 0)

@@ -17,7 +17,7 @@ def make(database: LocalPostgres, lock_over: Locks) -> Locks:
     return lambda **options: lock_over([database], **{"ttl": 60.0, "node_timeout": 5.0, **options})
 
 
-def test_what_is_kept_after_the_block_is_free_in_time(make: Locks) -> None:
+def test_lock_kept_after_its_block_is_free_in_time(make: Locks) -> None:
     redlock, other = make(), make()
     with redlock.lock("r") as lock:
         assert lock.keep(1.0)
@@ -29,7 +29,7 @@ def test_what_is_kept_after_the_block_is_free_in_time(make: Locks) -> None:
     in_time(kept + 1.0, time.monotonic(), 2.0, "until it is free")
 
 
-def test_a_long_held_lock_is_extended_by_two_that_never_give_it_to_another(make: Locks) -> None:
+def test_lock_extended_by_thread_and_sidecar_is_never_given_to_another(make: Locks) -> None:
     """By its thread, and by the process that stands by."""
     redlock, other = make(ttl=1.0, keeper="process"), make()
     with redlock.lock("r") as lock:

@@ -40,7 +40,9 @@ def server() -> Iterator[LocalPostgres]:
 @pytest.mark.parametrize(
     "name", [*AWKWARD, LONG[:512], "\U0001f512" * 512, "\0" * 512], ids=range(23)
 )
-def test_any_name_is_one_of_its_own(server: LocalPostgres, lock_over: Locks, name: str) -> None:
+def test_every_awkward_name_is_a_key_of_its_own_in_postgresql(
+    server: LocalPostgres, lock_over: Locks, name: str
+) -> None:
     redlock = lock_over([server], ttl=60.0, node_timeout=5.0)
     with redlock.lock([name, "other"]):
         with pytest.raises(ResourceHeld):
@@ -56,13 +58,13 @@ def test_any_name_is_one_of_its_own(server: LocalPostgres, lock_over: Locks, nam
 
 @example(["\0", "\\0000"])
 @given(st.lists(st.text(st.characters(exclude_categories=())), min_size=2, max_size=2, unique=True))
-def test_no_two_names_are_one_and_each_comes_back(names: list[str]) -> None:
+def test_two_names_have_two_texts_in_postgresql_and_are_read_back(names: list[str]) -> None:
     one, other = map(to_text, names)
     assert one != other
     assert [from_text(one), from_text(other)] == names
 
 
-def test_of_what_is_longer_than_an_index_takes_the_middle_is_a_digest(postgresql: Postgres) -> None:
+def test_name_too_long_for_an_index_has_a_digest_in_its_middle(postgresql: Postgres) -> None:
     short = to_text(f"redlock:{LONG}#done")
     assert len(short) <= MAX_BYTES
     assert short.startswith(b"redlock:" + LONG[:100].encode())
@@ -77,7 +79,7 @@ def test_of_what_is_longer_than_an_index_takes_the_middle_is_a_digest(postgresql
 
 
 @pytest.mark.parametrize("encoding", ["sql_ascii", "latin1"])
-def test_a_database_need_not_be_in_utf8(
+def test_database_in_another_encoding_than_utf8_works(
     server: LocalPostgres, lock_over: Locks, encoding: str
 ) -> None:
     url = server.url.removesuffix("/postgres") + f"/{encoding}"

@@ -140,7 +140,7 @@ def test_migrate_by_an_administrator_calls_nothing_of_a_neighbour(invaded: Local
 
 
 @pytest.mark.parametrize("user", ["worker", "postgres"])
-def test_no_verb_calls_anything_of_a_neighbour(surrounded: LocalPostgres, user: str) -> None:
+def test_verbs_call_nothing_of_a_neighbour(surrounded: LocalPostgres, user: str) -> None:
     server = surrounded
     uncalled = set(re.findall(r"FUNCTION \S*\b(redlock_\w+)\(", schema.ddl()))
     postgres.sql(server, "SELECT pg_stat_reset()")
@@ -173,7 +173,7 @@ def test_no_verb_calls_anything_of_a_neighbour(surrounded: LocalPostgres, user: 
     wait_until(all_called, 20.0, "the test has called each function", seen=lambda: uncalled)
 
 
-def test_no_command_of_an_administrator_calls_anything_of_a_neighbour(
+def test_commands_of_an_administrator_call_nothing_of_a_neighbour(
     surrounded: LocalPostgres,
 ) -> None:
     server = surrounded

@@ -32,7 +32,7 @@ def make(pooler: str, database: LocalPostgres, lock_over: Locks) -> Locks:
     return lambda: lock_over([pooler], ttl=3.0, node_timeout=5.0)
 
 
-def test_all_of_a_lock_works_through_it(make: Locks) -> None:
+def test_locks_work_through_a_pooler(make: Locks) -> None:
     crowd = [make() for _ in range(6)]  # more than the connections behind it
     holder, other = crowd[:2]
     with holder.lock("r", fencing=True) as held:
@@ -59,7 +59,7 @@ def test_all_of_a_lock_works_through_it(make: Locks) -> None:
     assert fences == sorted(set(fences))  # type: ignore[type-var]
 
 
-def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
+def test_missing_notifications_through_a_pooler_are_logged_once_and_waiters_poll(
     make: Locks,
     database: LocalPostgres,
     caplog: Log,
@@ -99,7 +99,7 @@ def test_nobody_listens_through_it_which_is_said_once_and_waiters_look(
     assert postgres.sql(database, locks) == [(0,)]
 
 
-def test_close_does_not_wait_for_who_does_not_listen(make: Locks) -> None:
+def test_close_does_not_wait_for_a_listener_that_cannot_listen(make: Locks) -> None:
     redlock = make()
     redlock.release(redlock.acquire("r"))
     with redlock.lock("r"), pytest.raises(ResourceHeld):
@@ -112,7 +112,7 @@ def test_close_does_not_wait_for_who_does_not_listen(make: Locks) -> None:
         assert not thread.is_alive()
 
 
-def test_what_is_held_can_be_looked_at_through_it(make: Locks, pooler: str, caplog: Log) -> None:
+def test_held_locks_can_be_read_through_a_pooler(make: Locks, pooler: str, caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     redlock = make()
     reader = open_reader(parse_nodes([pooler])[0], redlock.prefix, 1.0)

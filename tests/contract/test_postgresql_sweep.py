@@ -43,7 +43,7 @@ def names(database: LocalPostgres) -> list[str]:
     return [n for (n,) in postgres.sql(database, "SELECT resource FROM redlock_lease ORDER BY 1")]
 
 
-def test_what_is_over_goes_and_a_fence_stays_for_a_week(database: LocalPostgres) -> None:
+def test_sweep_deletes_expired_rows_and_keeps_fences_for_a_week(database: LocalPostgres) -> None:
     postgres.sql(database, "SELECT redlock_sweep()")
     assert names(database) == LEFT
     assert postgres.sql(database, "SELECT waiter FROM redlock_waiter") == [("waits",)]
@@ -52,7 +52,7 @@ def test_what_is_over_goes_and_a_fence_stays_for_a_week(database: LocalPostgres)
     assert len(names(database)) == 6, "not again within a minute"
 
 
-def test_a_process_that_asks_has_it_done_once_a_minute(
+def test_process_that_uses_the_database_sweeps_it_once_a_minute(
     database: LocalPostgres, lock_over: Callable[..., Redlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(postgresql_node, "SWEEP_EVERY_S", 0.1)
@@ -65,7 +65,7 @@ def test_a_process_that_asks_has_it_done_once_a_minute(
     wait_until(swept, 5.0, "what is over has gone")
 
 
-def test_of_many_at_once_one_does_it_and_nobody_waits(database: LocalPostgres) -> None:
+def test_simultaneous_sweeps_run_once_and_nobody_waits(database: LocalPostgres) -> None:
     postgres.sql(
         database,
         "INSERT INTO redlock_lease SELECT 'old' || n, 't', 0, '-infinity', now()"
@@ -80,7 +80,7 @@ def test_of_many_at_once_one_does_it_and_nobody_waits(database: LocalPostgres) -
     assert count == (1,)
 
 
-def test_a_row_that_is_just_taken_is_let_be(database: LocalPostgres) -> None:
+def test_sweep_leaves_a_row_that_is_just_taken(database: LocalPostgres) -> None:
     """It looks over to who sweeps, until the other has committed."""
     with psycopg.connect(database.url) as other:
         other.execute("SELECT redlock_acquire('{over}', 'new', 60, NULL, NULL)")

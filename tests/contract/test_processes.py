@@ -75,7 +75,7 @@ def clients(url: str) -> set[bytes]:
         return {c["addr"] for c in client.client_list() if c["name"] == "celery_redlock"}
 
 
-def test_a_childs_release_is_no_release_and_sends_nothing(
+def test_release_in_a_forked_child_does_nothing_and_sends_nothing(
     redlock: Redlock, urls: list[str]
 ) -> None:
     lease = redlock.acquire("r")
@@ -95,7 +95,7 @@ def test_a_childs_release_is_no_release_and_sends_nothing(
     assert held.release() is True
 
 
-def test_a_childs_extension_is_refused(redlock: Redlock) -> None:
+def test_extension_in_a_forked_child_is_refused(redlock: Redlock) -> None:
     lease = redlock.acquire("r")
 
     def child() -> str:
@@ -107,7 +107,7 @@ def test_a_childs_extension_is_refused(redlock: Redlock) -> None:
     assert redlock.release(redlock.extend(lease)) is True
 
 
-def test_a_child_inside_the_parents_block_has_no_lease_and_is_refused_the_lock(
+def test_forked_child_inside_a_block_has_no_lease_and_is_refused_the_lock(
     redlock: Redlock,
 ) -> None:
     def child() -> tuple[str, str]:
@@ -124,7 +124,7 @@ def test_a_child_inside_the_parents_block_has_no_lease_and_is_refused_the_lock(
         assert current_lease() is held
 
 
-def test_a_childs_connections_are_its_own_and_the_parents_stay(
+def test_forked_child_has_connections_of_its_own_and_the_parents_stay(
     redlock: Redlock, urls: list[str]
 ) -> None:
     lease = redlock.acquire("r")
@@ -144,7 +144,7 @@ def test_a_childs_connections_are_its_own_and_the_parents_stay(
     assert redlock.release(lease) is True
 
 
-def test_the_parents_watchdog_goes_on_and_the_child_has_its_own(redlock: Redlock) -> None:
+def test_extender_of_the_parent_goes_on_and_a_forked_child_has_its_own(redlock: Redlock) -> None:
     with redlock.lock("r", ttl=SHORT) as held:
         old = held.lease
 
@@ -159,7 +159,7 @@ def test_the_parents_watchdog_goes_on_and_the_child_has_its_own(redlock: Redlock
         assert not held.lost
 
 
-def test_a_fork_while_other_threads_are_at_work(redlock: Redlock) -> None:
+def test_fork_while_other_threads_lock_works(redlock: Redlock) -> None:
     stop = threading.Event()
 
     def work(name: str) -> None:
@@ -188,7 +188,9 @@ def _spawned(urls: list[str], results: Any) -> None:
     redlock.close()
 
 
-def test_a_spawned_process_makes_its_own(redlock: Redlock, urls: list[str]) -> None:
+def test_spawned_process_makes_its_own_connections_and_locks(
+    redlock: Redlock, urls: list[str]
+) -> None:
     lease = redlock.acquire("r", ttl=60.0)  # the child takes its time to start
     context = multiprocessing.get_context("spawn")
     results = context.Queue()

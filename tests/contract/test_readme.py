@@ -75,7 +75,7 @@ def keys(servers: list[LocalServer]) -> list[list[str]]:
     return found
 
 
-def test_the_first_example_prints_what_the_page_shows(
+def test_first_readme_example_prints_what_the_page_shows(
     nobody_else: None, server: LocalServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One order at a time, and another beside it."""
@@ -96,21 +96,23 @@ def test_the_first_example_prints_what_the_page_shows(
     assert printed.index("order 8: charging 10") < printed.index(of_seven[1])
 
 
-def test_it_is_as_short_as_promised() -> None:
+def test_readme_examples_are_as_short_as_promised() -> None:
     assert len([line for line in FIRST.splitlines() if line.strip()]) <= 10
     lines = [line for line in EXAMPLE.splitlines() if line.strip()]
     assert len(lines) <= 15
     assert len(set(ADDRESS.findall(EXAMPLE))) == 4  # three nodes and a broker
 
 
-def test_it_runs_and_leaves_nothing(example: dict[str, Any], three: list[LocalServer]) -> None:
+def test_readme_example_runs_and_leaves_nothing(
+    example: dict[str, Any], three: list[LocalServer]
+) -> None:
     assert example["rebuild"].delay(1).get() == "1.en"
     assert example["charge"].delay(7, 50).get() == "order 7: 50"
     assert example["charge"](7, 60) == "order 7: 60"
     assert keys(three) == [[], [], []]
 
 
-def test_while_the_body_runs_a_quorum_holds_its_key(
+def test_readme_example_holds_its_key_on_a_quorum_while_the_body_runs(
     example: dict[str, Any], three: list[LocalServer]
 ) -> None:
     seen: list[list[list[str]]] = []
@@ -129,7 +131,9 @@ def test_while_the_body_runs_a_quorum_holds_its_key(
     assert seen[0].count(["redlock:order:7"]) >= 2
 
 
-def test_one_at_a_time_per_order(example: dict[str, Any], other: Redlock) -> None:
+def test_readme_example_runs_once_at_a_time_per_order(
+    example: dict[str, Any], other: Redlock
+) -> None:
     with other.lock("order:7"):
         result = example["charge"].delay(7, 50)
         assert result.state == "FAILURE"
@@ -140,7 +144,7 @@ def test_one_at_a_time_per_order(example: dict[str, Any], other: Redlock) -> Non
     assert example["charge"](7, 50) == "order 7: 50"
 
 
-def test_the_keys_are_as_the_text_says(example: dict[str, Any]) -> None:
+def test_keys_of_the_readme_example_are_as_its_text_says(example: dict[str, Any]) -> None:
     rebuild = example["rebuild"]
     one = resource_of(rebuild, (1,), {})
     assert one == resource_of(rebuild, (), {"report_id": 1})
@@ -149,7 +153,7 @@ def test_the_keys_are_as_the_text_says(example: dict[str, Any]) -> None:
     assert resource_of(example["charge"], (7, 50), {}) == "order:7"
 
 
-def test_one_node_of_three_may_be_down_and_no_more(
+def test_readme_example_works_without_one_node_and_not_without_two(
     example: dict[str, Any], three: list[LocalServer]
 ) -> None:
     three[0].kill()
@@ -159,7 +163,9 @@ def test_one_node_of_three_may_be_down_and_no_more(
         example["charge"](7, 50)
 
 
-def test_ensure_stops_a_body_whose_lease_is_too_short(example: dict[str, Any]) -> None:
+def test_ensure_in_the_readme_example_stops_a_body_with_a_short_lease(
+    example: dict[str, Any],
+) -> None:
     app = example["app"]
     charge = app.task(name="short")(example["locked"]("order:<order_id>", ttl=4)(_charge(example)))
     with pytest.raises(LeaseLost):

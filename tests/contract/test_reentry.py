@@ -83,7 +83,7 @@ def _no_hang() -> Iterator[None]:
     signal.signal(signal.SIGVTALRM, before[0])
 
 
-def test_a_signal_handler(users: Users) -> None:
+def test_signal_handler_may_use_the_lock_that_it_interrupts(users: Users) -> None:
     inside = False
     handled = Counter[str]()
 
@@ -112,7 +112,7 @@ def test_a_signal_handler(users: Users) -> None:
     assert users.other.extend(users.theirs)
 
 
-def test_at_each_line(users: Users) -> None:
+def test_lock_used_at_each_line_of_itself_is_right_or_refused(users: Users) -> None:
     """Whatever it interrupts: what is another's is not granted, and what is free is."""
     handled = Counter[str]()
 
@@ -129,7 +129,7 @@ def test_at_each_line(users: Users) -> None:
     assert users.other.extend(users.theirs)
 
 
-def test_one_that_lets_its_own_thread_in_again_is_seen(users: Users, monkeypatch: Patch) -> None:
+def test_broken_reentrance_check_would_be_noticed(users: Users, monkeypatch: Patch) -> None:
     """As it was once: of this the test above must not be silent."""
     monkeypatch.setattr(Driver, "_reentered", lambda _self: False)
     good = {"used", "refused"}
@@ -140,7 +140,7 @@ def test_one_that_lets_its_own_thread_in_again_is_seen(users: Users, monkeypatch
     assert set(users.outcomes) - good, "nothing went wrong"
 
 
-def test_a_block_is_left_at_each_line(users: Users) -> None:
+def test_lock_released_by_a_handler_at_each_line_is_free_at_last(users: Users) -> None:
     """A handler that frees another lock: never refused, and free on all nodes at last."""
     leases = [users.redlock.acquire("held:0")]
 
@@ -159,7 +159,7 @@ def test_a_block_is_left_at_each_line(users: Users) -> None:
         wait_until(lambda name=name: users.other.holder(name) is None, 5, f"{name} is free")
 
 
-def test_a_put_off_release_that_is_interrupted_twice_is_still_made(
+def test_put_off_release_that_is_interrupted_twice_is_still_made(
     users: Users, monkeypatch: Patch
 ) -> None:
     """A handler has released a lock, and the release is struck when it is made up for."""
@@ -185,7 +185,7 @@ def test_a_put_off_release_that_is_interrupted_twice_is_still_made(
     wait_until(lambda: users.other.holder("held") is None, 5, "it is free")
 
 
-def test_a_log_handler(users: Users) -> None:
+def test_log_handler_may_use_the_lock(users: Users) -> None:
     """Called with nothing of ours taken: it may use the lock, and be as slow as it likes."""
 
     class Handler(logging.Handler):
@@ -213,7 +213,7 @@ def test_a_log_handler(users: Users) -> None:
     assert set(users.outcomes) == {"used"}
 
 
-def test_a_slow_log_handler_keeps_no_other_thread_waiting(users: Users) -> None:
+def test_slow_log_handler_keeps_no_other_thread_waiting(users: Users) -> None:
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if threading.current_thread() is thread:

@@ -34,7 +34,7 @@ def client_of(node: Any, ttl: float = TTL) -> closing[Redlock]:
     return closing(Redlock([node], ttl=ttl, restart_guard="auto"))
 
 
-def test_the_master_is_found_by_its_name(service: Watched) -> None:
+def test_sentinel_url_and_client_find_the_same_master(service: Watched) -> None:
     with ExitStack() as stack:
         sentinel = Sentinel([("127.0.0.1", port) for port in service.ports])
         stack.callback(sentinel.close)
@@ -53,7 +53,7 @@ async def refused_to_a_coroutine(url: str) -> bool:
         return await redlock.try_acquire("r") is None
 
 
-def test_a_lock_is_held_through_a_failover_and_no_other_gets_it(service: Watched) -> None:
+def test_lock_is_held_through_a_failover_and_no_other_gets_it(service: Watched) -> None:
     old, new = service.servers
     with client_of(service.url) as ours, client_of(service.url) as theirs, ours.lock("r") as held:
         begun = held.lease.deadline
@@ -67,7 +67,7 @@ def test_a_lock_is_held_through_a_failover_and_no_other_gets_it(service: Watched
         assert not held.lost
 
 
-def test_what_a_promoted_replica_never_heard_of_is_not_granted_again(service: Watched) -> None:
+def test_lock_that_a_promoted_replica_never_received_is_not_granted_again(service: Watched) -> None:
     old, new = service.servers
     with client_of(service.url) as ours, client_of(service.url) as theirs:
         theirs.connect()
@@ -95,7 +95,7 @@ def _refused(redlock: Redlock) -> bool:
     return False
 
 
-def test_without_a_sentinel_the_node_is_silent() -> None:
+def test_node_without_a_sentinel_is_silent() -> None:
     silent = pytest.raises(NotAcquired, match="No master found for 'mymaster'")
     with client_of("sentinel://127.0.0.1:1/mymaster") as redlock, silent:
         redlock.acquire("r")
@@ -109,12 +109,12 @@ def test_without_a_sentinel_the_node_is_silent() -> None:
         ("sentinel:///mymaster", "is not host:port"),
     ],
 )
-def test_what_cannot_be_is_said_at_once(url: str, wrong: str) -> None:
+def test_invalid_sentinel_url_is_refused_at_once(url: str, wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         Redlock([url])
 
 
-def test_no_secret_of_a_url_is_shown() -> None:
+def test_secrets_of_a_sentinel_url_are_not_shown() -> None:
     url = "sentinel://joe:secret@127.0.0.1:1/mymaster?sentinel_password=hidden"
     with client_of(url) as redlock, pytest.raises(NotAcquired) as caught:
         redlock.acquire("r")
@@ -122,7 +122,7 @@ def test_no_secret_of_a_url_is_shown() -> None:
     assert "secret" not in told and "hidden" not in told
 
 
-def test_a_broker_behind_sentinels_is_the_node() -> None:
+def test_broker_behind_sentinels_is_the_node() -> None:
     app = Celery("s", broker="sentinel://:pw@a:1/2;sentinel://b", set_as_current=False)
     app.conf.broker_transport_options = {
         "master_name": "m",
@@ -131,7 +131,7 @@ def test_a_broker_behind_sentinels_is_the_node() -> None:
     assert read_settings(app).nodes == ["sentinel://:pw@a:1,b/m?db=2&sentinel_password=hidden"]
 
 
-def test_a_broker_behind_sentinels_needs_its_masters_name() -> None:
+def test_broker_behind_sentinels_needs_the_name_of_its_master() -> None:
     app = Celery("s", broker="sentinel://a:1", set_as_current=False)
     with pytest.raises(ConfigurationError, match="master_name"):
         read_settings(app)

@@ -88,7 +88,7 @@ def hostile(request: pytest.FixtureRequest, monkeypatch: Patch) -> Iterator[Host
         yield made
 
 
-def test_hostile_sentinel_keeps_nobody_from_the_master_that_another_names(
+def test_hostile_sentinel_does_not_hide_the_master_that_another_names(
     hostile: Hostile, servers: Servers
 ) -> None:
     """A lock, a look, and a subscription to wake-up calls: each asks for itself."""
@@ -109,7 +109,7 @@ def test_hostile_sentinel_keeps_nobody_from_the_master_that_another_names(
     assert hostile.sent < BUFFERED
 
 
-def test_where_only_a_hostile_sentinel_is_left_its_node_is_silent(hostile: Hostile) -> None:
+def test_node_behind_only_a_hostile_sentinel_is_silent(hostile: Hostile) -> None:
     redlock = Redlock([f"sentinel://127.0.0.1:{hostile.port}/{SERVICE}"], restart_guard="off")
     try:
         with pytest.raises(QuorumUnavailable):

@@ -71,7 +71,7 @@ def asks(redlock: Redlock) -> int:
     return int(node.connection.port) if node.connection else 0
 
 
-def test_an_idle_client_leaves_the_old_master_before_it_asks_it_again(
+def test_idle_client_leaves_the_old_master_before_it_asks_it_again(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(f"{WATCH}.SEEK_S", 0.0)  # as if idle long
@@ -86,7 +86,7 @@ def test_an_idle_client_leaves_the_old_master_before_it_asks_it_again(
         assert "cmdstat_set" not in old.info("commandstats")
 
 
-def test_a_coroutine_leaves_the_old_master_before_it_asks_it_again(
+def test_coroutine_leaves_the_old_master_before_it_asks_it_again(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
 ) -> None:
     async def leaves() -> None:
@@ -107,7 +107,7 @@ def test_a_coroutine_leaves_the_old_master_before_it_asks_it_again(
     asyncio.run(leaves())
 
 
-def test_a_client_that_slept_over_a_failover_has_a_vote_as_soon_as_the_others(
+def test_client_that_slept_over_a_failover_has_a_vote_as_soon_as_the_others(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
 ) -> None:
     mark = f"redlock:{TRUSTED_KEY}"
@@ -124,7 +124,7 @@ def test_a_client_that_slept_over_a_failover_has_a_vote_as_soon_as_the_others(
     assert not node._trust.doubt(monotonic())
 
 
-def test_an_announcement_about_another_service_changes_nothing(
+def test_announcement_about_another_service_changes_nothing(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
 ) -> None:
     (node,) = ours.client.driver.nodes
@@ -135,7 +135,7 @@ def test_an_announcement_about_another_service_changes_nothing(
     assert granted(ours) and node.connection is before
 
 
-def test_a_switch_that_nobody_announced_is_seen_when_a_sentinel_is_back(
+def test_unannounced_switch_is_noticed_when_a_sentinel_is_back(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
 ) -> None:
     sentinels[1].hang_up()
@@ -143,7 +143,7 @@ def test_a_switch_that_nobody_announced_is_seen_when_a_sentinel_is_back(
     wait_until(lambda: asks(ours) == masters[1], 10 * SEEK_S, "it asks the new master")
 
 
-def test_a_sentinel_that_allows_no_subscription_is_asked_once_a_second(
+def test_sentinel_that_allows_no_subscription_is_asked_once_a_second(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
 ) -> None:
     for sentinel in sentinels:
@@ -156,7 +156,7 @@ def test_a_sentinel_that_allows_no_subscription_is_asked_once_a_second(
     assert sentinels[0].greeted - before <= (time.monotonic() - begun) / SEEK_S + 2
 
 
-def test_the_newest_configuration_of_several_sentinels_counts(
+def test_newest_configuration_of_several_sentinels_counts(
     masters: tuple[int, int], sentinels: list[Puppet]
 ) -> None:
     sentinels[1].switch(masters[1])
@@ -168,7 +168,7 @@ def test_the_newest_configuration_of_several_sentinels_counts(
             assert asks(redlock) == masters[1]
 
 
-def test_without_any_sentinel_a_client_goes_on_with_the_master_that_it_has(
+def test_client_without_any_sentinel_goes_on_with_its_master(
     masters: tuple[int, int], sentinels: list[Puppet], ours: Redlock
 ) -> None:
     for sentinel in sentinels:

@@ -27,7 +27,7 @@ def asked(redlock: Redlock) -> int:
     return int(node.connection.port) if node.connection else 0
 
 
-def test_a_planned_failover_gives_no_lock_to_two_holders() -> None:
+def test_planned_failover_gives_no_lock_to_two_holders() -> None:
     with watched() as service:
         for number in range(ROUNDS):
             one_round(service, number)

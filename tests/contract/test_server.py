@@ -59,7 +59,7 @@ def fake_binary(directory: Path, name: str) -> str:
     return str(path)
 
 
-def test_the_variable_comes_first_and_one_that_names_no_program_is_an_error(
+def test_server_variable_comes_first_and_a_wrong_one_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     mine = fake_binary(tmp_path / "mine", "my-server")
@@ -70,7 +70,7 @@ def test_the_variable_comes_first_and_one_that_names_no_program_is_an_error(
         find_server()
 
 
-def test_then_the_bundled_binary_then_valkey_then_redis_then_a_hint(
+def test_bundled_server_is_preferred_to_valkey_and_redis_or_a_hint_is_given(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("CELERY_REDLOCK_SERVER", raising=False)
@@ -94,7 +94,7 @@ def test_then_the_bundled_binary_then_valkey_then_redis_then_a_hint(
 # -- start and stop -------------------------------------------------------------------------------
 
 
-def test_it_answers_when_start_returns_and_is_gone_when_stop_does() -> None:
+def test_local_server_answers_after_start_and_is_gone_after_stop() -> None:
     server = LocalServer(config=["--maxmemory", "3mb"])
     for name in ("url", "pid"):
         with pytest.raises(RuntimeError):
@@ -119,7 +119,7 @@ def test_it_answers_when_start_returns_and_is_gone_when_stop_does() -> None:
     server.stop()  # idempotent
 
 
-def test_one_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+def test_local_server_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     broken = fake_binary(tmp_path, "broken")
     for server, said in [
         (LocalServer(config=["--no-such-directive", "1"]), "no-such-directive"),
@@ -132,7 +132,9 @@ def test_one_that_cannot_start_says_why_and_leaves_nothing(tmp_path: Path) -> No
         assert server._dir is None
 
 
-def test_it_takes_another_port_where_somebody_was_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_server_takes_another_port_if_its_first_is_taken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with LocalServer() as first:
         free = server_module.free_port
         offers = [first.port, first.port]
@@ -161,7 +163,7 @@ def paused_and_restarted(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize("end", [LocalServer.kill, dies, paused_and_restarted])
-def test_after_its_end_it_comes_back_empty_on_the_same_port(
+def test_ended_local_server_comes_back_empty_on_the_same_port(
     end: Callable[[LocalServer], None],
 ) -> None:
     with LocalServer() as server:
@@ -179,7 +181,7 @@ def test_after_its_end_it_comes_back_empty_on_the_same_port(
             assert c.get("k") is None
 
 
-def test_while_it_is_dead_no_other_is_given_its_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_of_a_dead_local_server_is_given_to_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     with LocalServer() as one:
         ports = range(one.port - 100, one.port + 100)
         monkeypatch.setattr(server_module, "PORTS", ports)
@@ -195,7 +197,7 @@ def test_while_it_is_dead_no_other_is_given_its_port(monkeypatch: pytest.MonkeyP
             assert ping(one.start())
 
 
-def test_paused_it_answers_nothing_and_resumed_it_remembers_and_it_stops_in_both() -> None:
+def test_paused_local_server_is_silent_and_can_be_resumed_or_stopped() -> None:
     with LocalServer() as server:
         with client(server) as c:
             c.set("k", "v")
@@ -234,7 +236,7 @@ def test_as_new_repairs_whatever_a_test_has_done(servers: list[LocalServer]) -> 
 # -- several --------------------------------------------------------------------------------------
 
 
-def test_several_start_together_and_stop_together_also_when_the_block_fails() -> None:
+def test_several_local_servers_start_and_stop_together_also_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), start_servers(5) as five:
         assert len({server.port for server in five}) == 5
         assert all(ping(server) for server in five)
@@ -244,7 +246,7 @@ def test_several_start_together_and_stop_together_also_when_the_block_fails() ->
     assert not any(alive(server.pid) for server in five)
 
 
-def test_one_that_cannot_start_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_local_server_that_cannot_start_stops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[LocalServer] = []
     spawn = LocalServer._spawn
 
@@ -296,7 +298,7 @@ time.sleep(60)
         ("returns", None),
     ],
 )
-def test_servers_end_with_their_owner_however_it_ends(
+def test_local_servers_end_with_their_owner_however_it_ends(
     how: str, signum: signal.Signals | None
 ) -> None:
     owner = subprocess.Popen(
@@ -332,7 +334,7 @@ def test_servers_end_with_their_owner_however_it_ends(
                 os.kill(pid, signal.SIGKILL)
 
 
-def test_a_server_outlives_the_thread_that_started_it() -> None:
+def test_local_server_outlives_the_thread_that_started_it() -> None:
     server = LocalServer()
     thread = threading.Thread(target=server.start)
     thread.start()
@@ -343,7 +345,7 @@ def test_a_server_outlives_the_thread_that_started_it() -> None:
         server.stop()
 
 
-def test_a_fork_stops_nothing_of_its_parents() -> None:
+def test_fork_stops_no_local_server_of_its_parent() -> None:
     with LocalServer() as server:
         child = os.fork()
         if child == 0:
@@ -359,7 +361,7 @@ def test_a_fork_stops_nothing_of_its_parents() -> None:
         assert server._dir is not None and server._dir.is_dir()
 
 
-def test_no_descriptor_and_no_child_is_left() -> None:
+def test_local_servers_leave_no_descriptor_and_no_child() -> None:
     gc.collect()  # what other tests have left is not to be closed in the middle
     before = len(os.listdir("/dev/fd"))
     children: set[int] = set()
@@ -376,7 +378,7 @@ def test_no_descriptor_and_no_child_is_left() -> None:
             os.waitpid(pid, os.WNOHANG)
 
 
-def test_who_lists_processes_reads_no_password() -> None:
+def test_password_of_a_local_server_is_not_in_the_process_list() -> None:
     word = 'a secret "word" \\ with # all\tof é'
     with LocalServer(password=word) as server:
         # As it was started with: later it says something else of itself.
@@ -390,7 +392,7 @@ def test_who_lists_processes_reads_no_password() -> None:
             server.restart()
 
 
-def test_what_a_server_makes_is_for_its_owner_alone() -> None:
+def test_directory_of_a_local_server_is_for_its_owner_alone() -> None:
     with LocalServer(password="x") as server:
         assert server._dir is not None
         assert stat.S_IMODE(server._dir.stat().st_mode) == 0o700

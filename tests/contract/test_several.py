@@ -60,7 +60,7 @@ def over(store: Store, lock_over: Locks) -> Locks:
     return partial(lock_over, store.urls, node_timeout=5.0)
 
 
-def test_a_lock_of_several_is_held_in_whole_or_not_at_all(over: Locks, store: Store) -> None:
+def test_lock_of_several_keys_is_held_in_whole_or_not_at_all(over: Locks, store: Store) -> None:
     redlock = over()
     both = {"redlock:account-1", "redlock:account-2"}
     with redlock.lock(BOTH, ttl=3.0) as held:
@@ -73,7 +73,7 @@ def test_a_lock_of_several_is_held_in_whole_or_not_at_all(over: Locks, store: St
     wait_until(lambda: not store.held(), 1.0, "all keys are gone")
 
 
-def test_as_many_as_may_be_with_as_large_limits_as_may_be(make: Locks) -> None:
+def test_hundred_keys_with_limits_of_a_hundred_are_acquired(make: Locks) -> None:
     """A hundred times a hundred slots are looked at for the second: a reply of 200 000 bytes."""
     names = [f"account-{number}" for number in range(100)]
     first, second = (make().acquire(names, limit=100, ttl=9.0) for _ in range(2))
@@ -111,7 +111,7 @@ def never_by_itself(monkeypatch: Patch) -> None:
 
 @pytest.mark.usefixtures("never_by_itself")
 @pytest.mark.parametrize("held", BOTH)
-def test_a_waiter_for_several_stands_in_the_queue_of_what_is_held_only(
+def test_waiter_for_several_keys_queues_only_for_the_held_one(
     make: Locks, admins: list[redis.Redis], held: str
 ) -> None:
     holder = make()
@@ -129,7 +129,7 @@ def test_a_waiter_for_several_stands_in_the_queue_of_what_is_held_only(
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_a_call_for_one_of_several_is_handed_on_while_another_is_held(
+def test_notification_for_one_key_is_handed_on_while_another_is_held(
     make: Locks, admins: list[redis.Redis]
 ) -> None:
     holder, single = make(), make()
@@ -158,7 +158,7 @@ def test_a_call_for_one_of_several_is_handed_on_while_another_is_held(
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_a_waiter_for_several_with_limits_is_called_by_the_release_of_a_slot_of_what_is_full(
+def test_waiter_for_several_limits_is_woken_by_a_slot_of_the_full_one(
     make: Locks, admins: list[redis.Redis]
 ) -> None:
     """And a call for one of them is handed on while another is full, whichever slots are held."""
@@ -207,7 +207,7 @@ def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_pa
     assert sum(moves) > 5
 
 
-def test_at_most_so_many_are_inside(over: Locks) -> None:
+def test_limit_of_three_lets_three_in_and_never_four(over: Locks) -> None:
     """Three at some time, for which all wait inside; then one more is refused; and never four."""
     inside, most, entered = 0, 0, 0
     counting = threading.Lock()
@@ -237,7 +237,7 @@ def test_at_most_so_many_are_inside(over: Locks) -> None:
     assert (most, entered, inside, len(refused)) == (3, 40, 0, 1)
 
 
-def test_a_task_with_several_keys_reserves_all_of_them_or_none(store: Store) -> None:
+def test_task_with_several_keys_reserves_all_of_them_or_none(store: Store) -> None:
     app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.redlock_nodes = store.urls
     app.conf.redlock_node_timeout = 5.0
@@ -270,7 +270,7 @@ with redlock.lock(["account-2", "account-1"]):
 """
 
 
-def test_what_a_killed_process_held_is_all_free_at_once(over: Locks, store: Store) -> None:
+def test_keys_held_by_a_killed_process_are_all_free_at_once(over: Locks, store: Store) -> None:
     other = over()
     with Beside("-c", HOLD, *store.urls) as holder:
         assert holder.line() == "held"

@@ -28,7 +28,7 @@ def test_any_number_of_readers_acquire(redis_node: Subject) -> None:
     assert redis_node.ask(Verb.PEEK, claim())[0].endswith(SHARED)
 
 
-def test_a_writer_is_refused_while_a_reader_lives_and_no_longer(redis_node: Subject) -> None:
+def test_writer_is_refused_while_a_reader_lives_and_no_longer(redis_node: Subject) -> None:
     one, two = reader("one"), reader("two")
     redis_node.ask(Verb.ACQUIRE, one)
     redis_node.ask(Verb.ACQUIRE, two)
@@ -47,7 +47,7 @@ def test_a_writer_is_refused_while_a_reader_lives_and_no_longer(redis_node: Subj
     assert redis_node.ask(Verb.ACQUIRE, claim()) is None
 
 
-def test_a_reader_is_told_of_a_writer_and_touches_nothing(redis_node: Subject) -> None:
+def test_reader_refused_by_a_writer_changes_nothing(redis_node: Subject) -> None:
     redis_node.ask(Verb.ACQUIRE, claim(ttl=5.0))
     assert redis_node.ask(Verb.ACQUIRE, reader()) == "mine"
     for verb in (Verb.EXTEND, Verb.RENEW):
@@ -73,7 +73,7 @@ def test_each_reader_expires_by_itself_and_the_last_one_frees(redis_node: Subjec
     assert redis_node.ask(Verb.ACQUIRE, claim(resource="other")) is None
 
 
-def test_the_key_lasts_as_long_as_the_longest_reader_that_is_left(redis_node: Subject) -> None:
+def test_key_lasts_as_long_as_the_longest_reader_that_is_left(redis_node: Subject) -> None:
     redis_node.ask(Verb.ACQUIRE, reader("short", 5.0))
     redis_node.ask(Verb.ACQUIRE, reader("long", 50.0))
     assert 49.0 < redis_node.ask(Verb.PEEK, claim())[1] <= 50.0
@@ -82,7 +82,7 @@ def test_the_key_lasts_as_long_as_the_longest_reader_that_is_left(redis_node: Su
 
 
 @pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RENEW])
-def test_a_reader_is_renewed_by_itself(redis_node: Subject, verb: Verb) -> None:
+def test_reader_is_renewed_without_the_others(redis_node: Subject, verb: Verb) -> None:
     redis_node.ask(Verb.ACQUIRE, reader("one", 5.0))
     redis_node.ask(Verb.ACQUIRE, reader("two", 6.0))
     assert redis_node.ask(verb, reader("one", 50.0), claim("mine", "another")) == (
@@ -93,13 +93,13 @@ def test_a_reader_is_renewed_by_itself(redis_node: Subject, verb: Verb) -> None:
     assert 5.0 < redis_node.ask(Verb.PEEK, claim())[1] <= 6.0
 
 
-def test_a_renewal_never_shortens_what_a_reader_has(redis_node: Subject) -> None:
+def test_renewal_never_shortens_the_lease_of_a_reader(redis_node: Subject) -> None:
     redis_node.ask(Verb.ACQUIRE, reader("one", 50.0))
     assert redis_node.ask(Verb.RENEW, reader("one", 5.0)) == "1"
     assert redis_node.ask(Verb.PEEK, claim())[1] > 49.0
 
 
-def test_an_extension_sets_a_reader_again_beside_others_but_not_beside_a_writer(
+def test_extension_sets_a_reader_again_beside_others_but_not_beside_a_writer(
     redis_node: Subject,
 ) -> None:
     assert redis_node.ask(Verb.EXTEND, reader("one")) == "2"
@@ -110,7 +110,7 @@ def test_an_extension_sets_a_reader_again_beside_others_but_not_beside_a_writer(
     assert redis_node.ask(Verb.EXTEND, reader("one")) == "0"
 
 
-def test_a_set_of_another_program_is_held_and_never_touched(redis_node: Subject) -> None:
+def test_sorted_set_of_another_program_is_held_and_never_touched(redis_node: Subject) -> None:
     if isinstance(redis_node, Fake):
         pytest.skip("the fake has no other types")
     redis_node.admin.zadd(redis_node.key("r"), {"a job": 1})  # type: ignore[union-attr]
@@ -123,7 +123,7 @@ def test_a_set_of_another_program_is_held_and_never_touched(redis_node: Subject)
 
 
 @pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RENEW])
-def test_a_full_node_does_not_say_that_it_has_renewed_a_reader(
+def test_full_node_does_not_confirm_the_renewal_of_a_reader(
     redis_node: Subject, verb: Verb
 ) -> None:
     redis_node.ask(Verb.ACQUIRE, reader("one", 5.0))
@@ -140,7 +140,7 @@ def test_a_full_node_does_not_say_that_it_has_renewed_a_reader(
 # -- Who goes next
 
 
-def test_a_new_reader_is_refused_while_a_writer_waits_for_readers(redis_node: Subject) -> None:
+def test_new_reader_is_refused_while_a_writer_waits_for_readers(redis_node: Subject) -> None:
     redis_node.ask(Verb.ACQUIRE, reader("one"))
     waits(redis_node, "dead", 1)
     assert redis_node.ask(Verb.ACQUIRE, reader("two")) is None  # nobody listens there
@@ -149,14 +149,14 @@ def test_a_new_reader_is_refused_while_a_writer_waits_for_readers(redis_node: Su
     assert redis_node.ask(Verb.EXTEND, reader("two")) == "1"  # who holds it goes on
 
 
-def test_a_reader_that_waits_keeps_no_reader_out(redis_node: Subject) -> None:
+def test_waiting_reader_keeps_no_reader_out(redis_node: Subject) -> None:
     redis_node.listen("p1")
     redis_node.ask(Verb.ACQUIRE, reader("one"))
     waits(redis_node, "1" + SHARED, 1)
     assert redis_node.ask(Verb.ACQUIRE, reader("two")) is None
 
 
-def test_the_last_reader_calls_the_writer_and_no_other_does(redis_node: Subject) -> None:
+def test_last_reader_notifies_the_writer_and_no_other_reader_does(redis_node: Subject) -> None:
     redis_node.listen("p1")
     for name in ("one", "two"):
         redis_node.ask(Verb.ACQUIRE, reader(name))
@@ -167,7 +167,7 @@ def test_the_last_reader_calls_the_writer_and_no_other_does(redis_node: Subject)
     assert redis_node.calls(1) == ["p1:writer"]
 
 
-def test_a_writer_that_the_last_reader_called_is_let_pass(redis_node: Subject) -> None:
+def test_writer_notified_by_the_last_reader_goes_first(redis_node: Subject) -> None:
     redis_node.listen("p1")
     redis_node.ask(Verb.ACQUIRE, reader("one"))
     waits(redis_node, "writer", 1)
@@ -181,7 +181,7 @@ def test_a_writer_that_the_last_reader_called_is_let_pass(redis_node: Subject) -
     assert redis_node.ask(Verb.ACQUIRE, reader("two")) is None  # the barrier has gone with the call
 
 
-def test_a_writer_that_is_called_and_does_not_come_keeps_readers_out_for_a_second(
+def test_notified_writer_that_does_not_come_keeps_readers_out_for_a_second(
     redis_node: Subject,
 ) -> None:
     redis_node.listen("p1")
@@ -194,7 +194,7 @@ def test_a_writer_that_is_called_and_does_not_come_keeps_readers_out_for_a_secon
     assert redis_node.ask(Verb.ACQUIRE, reader("two")) is None
 
 
-def test_a_writer_that_goes_calls_the_readers_in_front_and_none_behind_a_writer(
+def test_released_writer_notifies_the_readers_in_front_of_the_next_writer(
     redis_node: Subject,
 ) -> None:
     redis_node.listen("p1")
@@ -207,7 +207,7 @@ def test_a_writer_that_goes_calls_the_readers_in_front_and_none_behind_a_writer(
     assert redis_node.calls(1) == ["p1:writer"]
 
 
-def test_a_writer_in_front_is_called_alone(redis_node: Subject) -> None:
+def test_writer_in_front_of_the_queue_is_notified_alone(redis_node: Subject) -> None:
     redis_node.listen("p1")
     redis_node.ask(Verb.ACQUIRE, claim())
     waits(redis_node, "writer", 1)
@@ -216,7 +216,7 @@ def test_a_writer_in_front_is_called_alone(redis_node: Subject) -> None:
     assert redis_node.calls(1) == ["p1:writer"]
 
 
-def test_a_writer_that_gives_up_lets_the_readers_behind_it_go(redis_node: Subject) -> None:
+def test_writer_that_gives_up_notifies_the_readers_behind_it(redis_node: Subject) -> None:
     redis_node.listen("p1")
     redis_node.ask(Verb.ACQUIRE, reader("one"))
     for since, name in enumerate(["writer", "1~shared", "2~shared", "another"]):
@@ -226,7 +226,7 @@ def test_a_writer_that_gives_up_lets_the_readers_behind_it_go(redis_node: Subjec
     assert redis_node.calls(2) == ["p1:1~shared", "p1:2~shared"]
 
 
-def test_a_look_tells_a_reader_what_would_keep_it_out(redis_node: Subject) -> None:
+def test_look_shows_a_reader_the_token_that_would_keep_it_out(redis_node: Subject) -> None:
     def look(*, shared: bool = True) -> str | None:
         seen = redis_node.ask(Verb.PEEK, Query(("r",), 1, shared=shared))
         return seen and str(seen[0])

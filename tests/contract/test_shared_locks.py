@@ -32,7 +32,7 @@ def make(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Calla
     return lambda: all_connected(lock_over(servers[:3], ttl=20.0, node_timeout=5.0))
 
 
-def test_readers_hold_it_together_and_a_writer_alone(make: Callable[[], Redlock]) -> None:
+def test_readers_hold_a_key_together_and_a_writer_alone(make: Callable[[], Redlock]) -> None:
     one, two = make(), make()
     first, second = one.acquire("r", shared=True), two.acquire("r", shared=True)
     with pytest.raises(ResourceHeld) as refused:
@@ -102,7 +102,7 @@ def reading(make: Callable[[], Redlock]) -> Iterator[Reading]:
     readers.end()
 
 
-def test_a_writer_gets_in_while_readers_keep_coming(
+def test_writer_gets_in_while_readers_keep_coming(
     make: Callable[[], Redlock], reading: Reading
 ) -> None:
     writer = make()
@@ -120,7 +120,7 @@ def test_a_writer_gets_in_while_readers_keep_coming(
         wait_until(lambda: reading.inside > 1, 10, "readers go on behind it")
 
 
-def test_readers_that_wait_behind_a_writer_all_go_when_it_ends(make: Callable[[], Redlock]) -> None:
+def test_readers_waiting_behind_a_writer_all_go_when_it_ends(make: Callable[[], Redlock]) -> None:
     writer, locks = make(), [make(), make(), make()]
     lease = writer.acquire("r")
     inside = threading.Barrier(len(locks) + 1)
@@ -139,7 +139,7 @@ def test_readers_that_wait_behind_a_writer_all_go_when_it_ends(make: Callable[[]
         thread.join()
 
 
-def test_the_lock_of_a_reader_that_is_killed_ends_with_its_ttl(
+def test_lock_of_a_killed_reader_ends_with_its_ttl(
     servers: list[LocalServer], make: Callable[[], Redlock]
 ) -> None:
     urls = [server.url for server in servers[:3]]
@@ -152,7 +152,7 @@ def test_the_lock_of_a_reader_that_is_killed_ends_with_its_ttl(
     assert writer.release(lease)
 
 
-def test_a_writer_that_is_killed_while_it_waits_keeps_no_reader_out(
+def test_writer_killed_while_it_waits_keeps_no_reader_out(
     servers: list[LocalServer], make: Callable[[], Redlock]
 ) -> None:
     one, two = make(), make()
@@ -172,7 +172,7 @@ def test_a_writer_that_is_killed_while_it_waits_keeps_no_reader_out(
     assert one.extend(lease).remaining() > 15
 
 
-def test_a_node_that_has_forgotten_a_reader_lets_no_writer_in(
+def test_node_that_forgot_a_reader_lets_no_writer_in(
     admins: list[redis.Redis], make: Callable[[], Redlock]
 ) -> None:
     one, two = make(), make()
@@ -183,7 +183,7 @@ def test_a_node_that_has_forgotten_a_reader_lets_no_writer_in(
     one.release(lease)
 
 
-def test_a_block_inside_a_shared_one_may_share_it_and_not_ask_for_more(
+def test_block_inside_a_shared_one_may_share_it_and_not_ask_for_more(
     make: Callable[[], Redlock],
 ) -> None:
     redlock = make()
@@ -195,19 +195,21 @@ def test_a_block_inside_a_shared_one_may_share_it_and_not_ask_for_more(
 
 
 @pytest.mark.parametrize("more", [{"limit": 2}, {"fencing": True}, {"resource": ["a", "b"]}])
-def test_what_cannot_be_shared_is_refused(make: Callable[[], Redlock], more: object) -> None:
+def test_shared_with_limit_fencing_or_several_keys_is_refused(
+    make: Callable[[], Redlock], more: object
+) -> None:
     options = {"resource": "r", **more}  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match="a shared lock is of one resource"):
         make().lock(shared=True, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("url", ["postgresql://127.0.0.1/locks", "etcd://127.0.0.1:2379"])
-def test_a_store_that_keeps_one_holder_says_so(lock_over: Callable[..., Redlock], url: str) -> None:
+def test_store_without_shared_locks_is_refused(lock_over: Callable[..., Redlock], url: str) -> None:
     with pytest.raises(ConfigurationError, match="shared=True needs Redis nodes"):
         lock_over([url]).lock("r", shared=True)
 
 
-async def test_coroutines_share_too(servers: list[LocalServer]) -> None:
+async def test_coroutines_share_locks(servers: list[LocalServer]) -> None:
     async with AsyncRedlock([s.url for s in servers[:3]], restart_guard="off") as redlock:
         one = await redlock.acquire("r", shared=True)
         two = await redlock.acquire("r", shared=True)

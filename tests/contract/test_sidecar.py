@@ -43,7 +43,7 @@ def clients(server: LocalServer) -> int:
 
 
 @pytest.mark.parametrize("way", ["", ".", "here", "PYTHONPATH"])
-def test_a_helper_imports_nothing_from_the_working_directory(
+def test_sidecar_imports_nothing_from_the_working_directory(
     way: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is told the passwords of the nodes."""
@@ -63,7 +63,7 @@ def test_a_helper_imports_nothing_from_the_working_directory(
             made._process.wait(60.0)
 
 
-def test_what_we_have_from_the_working_directory_is_found_last(
+def test_package_in_the_working_directory_is_imported_last_by_the_sidecar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a project brings the package with it, there is nowhere else to find it."""
@@ -75,7 +75,7 @@ def test_what_we_have_from_the_working_directory_is_found_last(
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # there are threads: so be it
-def test_a_fork_waits_until_a_helper_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fork_waits_until_a_sidecar_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its child would have the pipe that tells of the start, for as long as it lives."""
     starting, go, forked = threading.Event(), threading.Event(), threading.Event()
     popen = subprocess.Popen

@@ -14,7 +14,7 @@ from tests.support.subjects import Server
 
 
 @pytest.mark.parametrize("kind", ["valkey", "debian", "postgresql"])
-def test_a_window_has_as_many_starts_as_the_rate_says(
+def test_window_admits_as_many_starts_as_its_rate(
     request: pytest.FixtureRequest, lock_over: Callable[..., Redlock], kind: str
 ) -> None:
     node: Server = request.getfixturevalue(kind)

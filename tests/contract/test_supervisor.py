@@ -78,7 +78,7 @@ def until_free(keeper: LeaseSupervisor, servers: Servers, resource: str = "r") -
     wait_until(lambda: keeper.run_once() or tokens(servers, resource) == 0, 10.0, "it is free")
 
 
-def test_it_extends_what_its_holder_does_not_and_leaves_alone_what_it_must(
+def test_supervisor_extends_unattended_leases_and_leaves_others_alone(
     keeper: LeaseSupervisor,
     held: Callable[..., HeldLease],
     servers: Servers,
@@ -103,7 +103,7 @@ def test_it_extends_what_its_holder_does_not_and_leaves_alone_what_it_must(
         assert client.pttl("redlock:kept") > 50_000  # nor does it shorten what is left locked
 
 
-def test_what_is_still_asked_for_is_not_yet_lost(
+def test_unanswered_attempt_is_not_reported_as_lost_by_the_supervisor(
     keeper: LeaseSupervisor, redlock: Redlock, caplog: Log
 ) -> None:
     redlock.client.registry.table.register(Claim(("r",), "a token", TTL, 5))
@@ -111,13 +111,15 @@ def test_what_is_still_asked_for_is_not_yet_lost(
     assert caplog.records == []
 
 
-def test_without_it_the_same_is_lost(held: Callable[..., HeldLease], servers: Servers) -> None:
+def test_unattended_lease_is_lost_without_a_supervisor(
+    held: Callable[..., HeldLease], servers: Servers
+) -> None:
     lease = held("r", ttl=1.0)
     wait_until(lambda: tokens(servers, "r") == 0, 2 * TTL, "the nodes have dropped it")
     assert lease.lost
 
 
-def test_it_goes_on_while_a_minority_is_stopped(
+def test_supervisor_goes_on_while_a_minority_is_stopped(
     keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: Servers
 ) -> None:
     lease = held("r")
@@ -127,7 +129,7 @@ def test_it_goes_on_while_a_minority_is_stopped(
     assert not lease.lost
 
 
-def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
+def test_supervisor_reports_a_deleted_lock_if_its_holder_is_silent(
     keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: Servers, caplog: Log
 ) -> None:
     lease = held("r")
@@ -142,7 +144,7 @@ def test_a_deleted_lock_is_told_by_the_keeper_if_its_holder_is_silent(
 
 
 @pytest.mark.parametrize("wakes", [True, False])
-def test_what_a_quorum_has_forgotten_is_lost_only_when_its_deadline_is_over(
+def test_lease_forgotten_by_a_quorum_is_lost_only_at_its_deadline(
     keeper: LeaseSupervisor,
     redlock: Redlock,
     held: Callable[..., HeldLease],
@@ -184,7 +186,7 @@ def test_what_a_quorum_has_forgotten_is_lost_only_when_its_deadline_is_over(
         assert len(said_at(moment)) == (0 if wakes else 1)
 
 
-def test_what_is_released_while_it_extends_is_no_amnesia_of_the_nodes(
+def test_lease_released_while_the_supervisor_extends_it_is_no_amnesia(
     keeper: LeaseSupervisor,
     held: Callable[..., HeldLease],
     servers: Servers,
@@ -252,7 +254,7 @@ def child_that_holds(
     return child
 
 
-def test_what_a_dead_process_held_is_freed_and_not_before(
+def test_locks_of_a_dead_process_are_freed_and_not_before(
     keeper: LeaseSupervisor,
     redlock: Redlock,
     servers: Servers,
@@ -271,7 +273,7 @@ def test_what_a_dead_process_held_is_freed_and_not_before(
     assert list(table.blocks()) == []
 
 
-def test_a_death_is_not_taken_for_that_of_a_process_that_has_just_begun(
+def test_death_of_a_process_is_not_taken_for_that_of_a_new_one(
     keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, table: SharedLeaseTable
 ) -> None:
     """The descriptor of the dead one is closed; that of the new one gets its number."""
@@ -288,7 +290,7 @@ def test_a_death_is_not_taken_for_that_of_a_process_that_has_just_begun(
     until_free(keeper, servers, "s")
 
 
-def test_a_pool_child_that_is_deaf_is_killed_and_what_it_held_is_freed(
+def test_unresponsive_pool_child_is_killed_and_its_lock_freed(
     keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, caplog: Log
 ) -> None:
     patient = child_that_holds(redlock, "s", patience=60.0)
@@ -303,7 +305,7 @@ def test_a_pool_child_that_is_deaf_is_killed_and_what_it_held_is_freed(
     until_free(keeper, servers, "s")
 
 
-def test_the_time_in_which_the_keeper_was_stopped_itself_is_no_silence_of_a_child(
+def test_time_in_which_the_supervisor_was_stopped_is_no_silence_of_a_child(
     keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, caplog: Log
 ) -> None:
     child = child_that_holds(redlock, "r", patience=0.0)
@@ -315,7 +317,7 @@ def test_the_time_in_which_the_keeper_was_stopped_itself_is_no_silence_of_a_chil
     assert os.waitpid(child, 0)[1] == signal.SIGKILL
 
 
-def test_a_keeper_that_is_late_at_every_look_kills_it_all_the_same(
+def test_supervisor_that_is_late_at_every_look_kills_a_child_all_the_same(
     keeper: LeaseSupervisor, redlock: Redlock
 ) -> None:
     """On a busy machine it is: it cannot take each of its looks for one after a stop."""
@@ -329,7 +331,7 @@ def test_a_keeper_that_is_late_at_every_look_kills_it_all_the_same(
     wait_until(killed, 5.0, "it is killed")
 
 
-def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
+def test_nodes_that_were_away_get_the_release_of_a_dead_process(
     keeper: LeaseSupervisor, redlock: Redlock, servers: Servers
 ) -> None:
     with killed_while_away(keeper, redlock, servers[:2]):
@@ -337,7 +339,7 @@ def test_nodes_that_are_away_are_told_of_the_death_when_they_are_back(
     wait_until(lambda: tokens(servers, "r") == 0, 20.0, "all are free")
 
 
-def test_a_majority_that_is_away_is_asked_again_until_it_is_free(
+def test_release_of_a_dead_process_is_repeated_until_a_quorum_confirms_it(
     keeper: LeaseSupervisor,
     redlock: Redlock,
     servers: Servers,
@@ -356,7 +358,7 @@ def test_a_majority_that_is_away_is_asked_again_until_it_is_free(
     assert [caplog.text.count(words) for words in (refused, freed)] == [1, 1]
 
 
-def test_what_nobody_can_free_is_over_with_its_ttl(
+def test_lock_of_a_dead_process_that_cannot_be_freed_is_dropped_after_its_ttl(
     keeper: LeaseSupervisor, redlock: Redlock, servers: Servers, table: SharedLeaseTable
 ) -> None:
     with killed_while_away(keeper, redlock, servers[:3], ttl=1.5):

@@ -49,7 +49,7 @@ def found(redlock: Redlock, match: str = "*", *kinds: str) -> list[Entry]:
     return list(survey(redlock, match, kinds=kinds or KINDS, timeout=20).entries)
 
 
-def test_a_lock_is_found_with_its_owner_and_its_ttl_on_each_node(redlock: Redlock) -> None:
+def test_survey_shows_a_lock_with_its_owner_and_its_ttl_on_each_node(redlock: Redlock) -> None:
     with redlock.lock("order:1", owner=OWNER, fencing=True) as lease:
         told_all(redlock)
         (entry,) = survey(redlock).entries
@@ -62,7 +62,7 @@ def test_a_lock_is_found_with_its_owner_and_its_ttl_on_each_node(redlock: Redloc
     assert survey(redlock).entries == ()
 
 
-def test_each_slot_is_an_entry_of_its_own(redlock: Redlock) -> None:
+def test_survey_shows_each_slot_as_an_entry_of_its_own(redlock: Redlock) -> None:
     with redlock.lock("pool", limit=2), redlock.lock("other"):
         second = redlock.acquire("pool", limit=2)
         assert [(e.resource, e.slot) for e in found(redlock)] == [
@@ -73,7 +73,7 @@ def test_each_slot_is_an_entry_of_its_own(redlock: Redlock) -> None:
         redlock.release(second)
 
 
-def test_what_else_is_ours_has_a_kind_of_its_own(
+def test_survey_shows_each_kind_of_key_as_such(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
     put(clients, "redlock:a#reserved")
@@ -105,7 +105,7 @@ def test_what_else_is_ours_has_a_kind_of_its_own(
         survey(redlock, kinds=["locks"])
 
 
-def test_fencing_tokens_differ_from_node_to_node_and_the_largest_counts(
+def test_survey_shows_the_largest_fencing_number(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
     for number, client in enumerate(clients[:4]):
@@ -114,7 +114,7 @@ def test_fencing_tokens_differ_from_node_to_node_and_the_largest_counts(
     assert (entry.kind, entry.fence, entry.nodes, entry.rivals) == ("fence", 20, 4, ())
 
 
-def test_the_token_of_most_nodes_counts_and_the_others_are_rivals(
+def test_survey_shows_the_token_of_most_nodes_and_the_others_as_rivals(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
     for client, number in zip(clients, (0, 1, 1, 2), strict=False):
@@ -131,7 +131,9 @@ def test_the_token_of_most_nodes_counts_and_the_others_are_rivals(
     assert entry.held and not entry.split and len(entry.rivals) == 1
 
 
-def test_a_key_without_a_ttl_is_a_leak(redlock: Redlock, clients: list[redis.Redis]) -> None:
+def test_survey_shows_a_key_without_a_ttl_as_a_leak(
+    redlock: Redlock, clients: list[redis.Redis]
+) -> None:
     clients[2].set("redlock:order:1", TOKENS[0])
     (entry,) = survey(redlock).entries
     assert entry.ttls == (None, None, math.inf, None, None) and entry.leaked
@@ -152,7 +154,7 @@ def test_a_key_without_a_ttl_is_a_leak(redlock: Redlock, clients: list[redis.Red
     ],
     ids=["hash", "long", "empty", "bytes", "fence", "line", "mark", "reservation"],
 )
-def test_what_is_not_ours_is_foreign(
+def test_survey_shows_keys_of_other_programs_as_foreign(
     redlock: Redlock, clients: list[redis.Redis], put: object
 ) -> None:
     for client in clients:
@@ -163,9 +165,7 @@ def test_what_is_not_ours_is_foreign(
     assert found(redlock, "*", "foreign") == [entry]
 
 
-def test_a_queue_of_nonsense_is_counted_and_hurts_nobody(
-    redlock: Redlock, clients: list[redis.Redis]
-) -> None:
+def test_survey_counts_a_queue_of_nonsense(redlock: Redlock, clients: list[redis.Redis]) -> None:
     put(clients, "redlock:order:1")
     for client in clients:
         client.zadd("redlock:order:1#line", {b"\xff": math.inf, "b": -math.inf, "c": 1})
@@ -174,7 +174,7 @@ def test_a_queue_of_nonsense_is_counted_and_hurts_nobody(
         assert entries[1].held_for == max(entries[1].waits) > 0
 
 
-def test_names_that_are_no_text_or_dangerous_are_found_as_they_are(
+def test_survey_shows_names_of_any_bytes_as_they_are(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
     names = ["ä:\U0001f512", "a\x1b[31m\nb", "#slot2", "#line", "x#slotx", "\ud800"]
@@ -200,7 +200,7 @@ def test_names_that_are_no_text_or_dangerous_are_found_as_they_are(
         ("[", set()),
     ],
 )
-def test_a_match_is_of_whole_names_whatever_their_end(
+def test_survey_matches_whole_names(
     redlock: Redlock, clients: list[redis.Redis], match: str, expected: set[str]
 ) -> None:
     for name in ("a", "ab", "ä", "b", "a*", "[a]"):
@@ -212,7 +212,9 @@ def test_a_match_is_of_whole_names_whatever_their_end(
 
 
 @pytest.mark.parametrize("prefix", ["a*[b]?", "a\\", "", "ü:"])
-def test_a_prefix_means_itself(servers: Servers, clients: list[redis.Redis], prefix: str) -> None:
+def test_survey_takes_glob_characters_of_a_prefix_literally(
+    servers: Servers, clients: list[redis.Redis], prefix: str
+) -> None:
     redlock = Redlock([server.url for server in servers], prefix=prefix or "redlock:")
     prefix = redlock.prefix
     put(clients, f"{prefix}order:1")
@@ -221,7 +223,7 @@ def test_a_prefix_means_itself(servers: Servers, clients: list[redis.Redis], pre
     redlock.close()
 
 
-def test_thousands_are_all_there(redlock: Redlock, clients: list[redis.Redis]) -> None:
+def test_survey_finds_thousands_of_keys(redlock: Redlock, clients: list[redis.Redis]) -> None:
     names = [f"order:{number}" for number in range(2000)]
     for client in clients:
         with client.pipeline(transaction=False) as pipeline:
@@ -233,7 +235,7 @@ def test_thousands_are_all_there(redlock: Redlock, clients: list[redis.Redis]) -
     assert all(e.nodes == 5 for e in entries)
 
 
-def test_a_node_that_hangs_or_is_away_is_said_and_the_others_count(
+def test_survey_names_nodes_that_hang_or_are_away_and_counts_the_others(
     redlock: Redlock, servers: Servers
 ) -> None:
     with redlock.lock("order:1"):
@@ -248,7 +250,9 @@ def test_a_node_that_hangs_or_is_away_is_said_and_the_others_count(
     assert entry.nodes == 3 and entry.ttls[:2] == (None, None) and entry.held
 
 
-def test_too_few_nodes_are_an_error_that_names_them(redlock: Redlock, servers: Servers) -> None:
+def test_survey_of_too_few_nodes_is_an_error_that_names_them(
+    redlock: Redlock, servers: Servers
+) -> None:
     for server in servers[:3]:
         server.kill()
     for ask in (lambda: survey(redlock), lambda: look(redlock, "order:1")):
@@ -257,7 +261,7 @@ def test_too_few_nodes_are_an_error_that_names_them(redlock: Redlock, servers: S
         assert redlock.nodes[0] in str(raised.value)
 
 
-def test_a_look_finds_all_slots_and_the_holders_mark(
+def test_look_finds_all_slots_and_the_mark_of_the_holder(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
     put(clients, "redlock:order:1#slot100")
@@ -272,7 +276,7 @@ def test_a_look_finds_all_slots_and_the_holders_mark(
         assert look_for(redlock, key)[0] == "order:1"
 
 
-def test_a_name_that_begins_like_the_prefix_is_told_from_a_key(redlock: Redlock) -> None:
+def test_look_tells_a_name_that_begins_like_the_prefix_from_a_key(redlock: Redlock) -> None:
     redlock.acquire("redlock:pre")
     for key in ("redlock:pre", "redlock:redlock:pre"):
         resource, seen = look_for(redlock, key)
@@ -289,7 +293,7 @@ def reading() -> bool:
     return any("celery_redlock read" in thread.name for thread in threading.enumerate())
 
 
-def test_a_survey_leaves_no_thread_and_no_connection(
+def test_survey_leaves_no_thread_and_no_connection(
     redlock: Redlock, servers: Servers, clients: list[redis.Redis]
 ) -> None:
     def connected() -> list[int]:
@@ -302,7 +306,7 @@ def test_a_survey_leaves_no_thread_and_no_connection(
     wait_until(lambda: connected() == before and not reading(), 20, "all have ended")
 
 
-def test_a_node_that_goes_on_answering_is_waited_for_but_not_forever(
+def test_survey_waits_for_a_node_that_goes_on_answering_but_not_for_ever(
     redlock: Redlock, monkeypatch: Patch
 ) -> None:
     def query(reader: Reader, times: int, pause: float) -> int:
@@ -321,7 +325,7 @@ def test_a_node_that_goes_on_answering_is_waited_for_but_not_forever(
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_patterns_fit_the_names_that_a_server_says_they_fit(
+def test_patterns_match_the_names_that_a_server_matches(
     admins: list[redis.Redis], seed: int
 ) -> None:
     dice, letters = random.Random(seed), "ab^-![]\\*?"

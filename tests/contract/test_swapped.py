@@ -132,7 +132,7 @@ def test_another_server_has_no_vote_in_an_event_loop_that_began_after_the_swap(
         wait_until(acquired, 3, "they have been known for a span")
 
 
-def test_one_that_others_have_known_has_none_either(lock: Locks) -> None:
+def test_promoted_server_behind_a_known_address_has_no_vote(lock: Locks) -> None:
     with start_servers(4) as servers, proxies(servers[:3]) as nodes:
         make_known(servers)
         wait_until(lambda: min(map(uptime, servers)) > 2, 10, "they are older than our answers")
@@ -159,9 +159,7 @@ def test_one_that_others_have_known_has_none_either(lock: Locks) -> None:
         assert "was a replica, met" in wait_until(why, 5, "there is no quorum")
 
 
-def test_a_server_that_was_swapped_out_and_in_again_is_a_stranger(
-    old: Servers, lock: Locks
-) -> None:
+def test_server_that_was_swapped_out_and_in_again_is_a_stranger(old: Servers, lock: Locks) -> None:
     """While it was away the other granted locks of which it knows nothing."""
     with proxies(old[:3]) as nodes:
         holder, other = lock(nodes, restart_guard="off"), lock(nodes)
@@ -178,7 +176,7 @@ def test_a_server_that_was_swapped_out_and_in_again_is_a_stranger(
             time.sleep(0.02)
 
 
-def test_an_old_connection_has_no_vote_once_a_check_has_met_another_server(
+def test_old_connection_has_no_vote_once_a_check_has_met_another_server(
     old: Servers, lock: Locks
 ) -> None:
     """The check has connections of its own, to the same addresses."""
@@ -215,7 +213,7 @@ def demote_and_promote(server: LocalServer, master: LocalServer) -> float:
         return time.monotonic() - begun
 
 
-def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
+def test_node_demoted_and_promoted_on_a_living_connection_has_no_vote(
     old: Servers, lock: Locks, caplog: Log
 ) -> None:
     with start_servers(1) as (empty,):
@@ -235,7 +233,7 @@ def test_who_was_demoted_and_promoted_on_a_living_connection_has_no_vote(
 
 
 @pytest.mark.parametrize("right", ["never had", "taken away"])
-def test_without_the_right_to_look_nothing_changes_and_it_is_said_once(
+def test_missing_right_to_info_changes_nothing_and_is_logged_once(
     old: list[LocalServer], lock: Locks, caplog: Log, right: str
 ) -> None:
     with admin(old[5], text=True) as client:
@@ -250,7 +248,9 @@ def test_without_the_right_to_look_nothing_changes_and_it_is_said_once(
     assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
 
 
-def test_who_is_busy_is_not_looked_at(old: Servers, lock: Locks, monkeypatch: Patch) -> None:
+def test_busy_connection_is_not_asked_for_its_role(
+    old: Servers, lock: Locks, monkeypatch: Patch
+) -> None:
     """The hot path: a write that was carried out shows that it is a master."""
     look_after = 0.2  # seconds: on a busy machine a lock takes longer than the real one
     monkeypatch.setattr("celery_redlock.protocol.restart_guard.LOOK_AFTER_S", look_after)
@@ -284,7 +284,7 @@ def log(caplog: Log) -> None:
 # -- What is known, and who is no node
 
 
-def test_the_seconds_until_there_is_a_quorum_are_known_and_no_try_is_wasted(lock: Locks) -> None:
+def test_retry_after_is_the_time_until_there_is_a_quorum(lock: Locks) -> None:
     with start_servers(3) as servers:
         redlock = lock(servers, ttl=5.0)
         begun = time.monotonic()
@@ -302,9 +302,7 @@ def test_the_seconds_until_there_is_a_quorum_are_known_and_no_try_is_wasted(lock
     assert refusal.value.retry_after is None
 
 
-def test_a_slow_node_beside_a_young_one_does_not_put_the_next_try_off(
-    old: Servers, lock: Locks
-) -> None:
+def test_slow_node_beside_a_young_one_sets_no_retry_after(old: Servers, lock: Locks) -> None:
     """Only if no quorum could come without the young one is its vote worth waiting for."""
     ttl = 2 * TTL
     wait_until(lambda: min(map(uptime, old[:2])) > ttl + 1, 20, "they have votes for this ttl")
@@ -318,7 +316,7 @@ def test_a_slow_node_beside_a_young_one_does_not_put_the_next_try_off(
         redlock.release(redlock.acquire("slow", wait=1.0))
 
 
-def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Locks) -> None:
+def test_guard_auto_is_on_for_three_nodes_and_off_for_one(lock: Locks) -> None:
     with start_servers(3) as servers:
         alone = lock(servers[:1], ttl=30.0, restart_guard="auto")
         alone.release(alone.acquire("r"))
@@ -326,7 +324,7 @@ def test_auto_guards_three_nodes_and_leaves_one_alone(lock: Locks) -> None:
             assert lock(servers[:count], restart_guard="auto").client.guard.on is on
 
 
-def test_a_minority_that_cannot_be_nodes_is_silent_and_a_majority_stops_the_start(
+def test_unsuitable_minority_is_silent_and_a_majority_stops_the_start(
     old: Servers, lock: Locks, caplog: Log
 ) -> None:
     with start_servers(2) as replicas:

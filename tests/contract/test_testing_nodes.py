@@ -72,14 +72,14 @@ def lock(nodes: Nodes) -> Iterator[Redlock]:
 # -- Locks
 
 
-def test_one_at_a_time(lock: Redlock, nodes: Nodes) -> None:
+def test_lock_of_a_key_admits_one_holder_at_a_time(lock: Redlock, nodes: Nodes) -> None:
     with lock.lock("order:1"):
         assert nodes.redlock.try_acquire("order:1") is None
         assert nodes.redlock.try_acquire("order:2") is not None
     assert nodes.redlock.acquire("order:1", wait=SOON).remaining() > 0
 
 
-def test_who_holds_it_is_told(lock: Redlock, nodes: Nodes) -> None:
+def test_holder_is_returned_and_named_in_the_refusal(lock: Redlock, nodes: Nodes) -> None:
     with nodes.hold("order:1") as lease:
         holder = lock.holder("order:1")
         assert holder is not None and holder.owner is not None
@@ -104,7 +104,7 @@ def test_leases_are_extended_by_hand_and_by_themselves(lock: Redlock, nodes: Nod
 
 
 @pytest.mark.parametrize("resource", ["order:1", ["order:1", "order:3"]])
-def test_a_waiter_is_woken_by_the_release(
+def test_waiter_is_woken_by_the_release(
     lock: Redlock, nodes: Nodes, resource: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (600.0, 600.0))  # not by itself
@@ -124,7 +124,7 @@ def test_a_waiter_is_woken_by_the_release(
     thread.join(SOON)
 
 
-def test_a_limit(lock: Redlock, nodes: Nodes) -> None:
+def test_limit_of_two_admits_two_holders(lock: Redlock, nodes: Nodes) -> None:
     one, two = lock.acquire("report", limit=2), nodes.redlock.acquire("report", limit=2)
     with pytest.raises(ResourceHeld):
         lock.acquire("report", limit=2)
@@ -133,7 +133,7 @@ def test_a_limit(lock: Redlock, nodes: Nodes) -> None:
     assert two.remaining() > 0
 
 
-def test_fencing_tokens_grow(lock: Redlock, nodes: Nodes) -> None:
+def test_fencing_tokens_grow_from_lock_to_lock(lock: Redlock, nodes: Nodes) -> None:
     tokens = []
     for redlock in (lock, nodes.redlock, lock):
         with redlock.lock("order:1", fencing=True) as held:
@@ -151,7 +151,7 @@ def test_two_prefixes_are_two_locks(lock: Redlock, nodes: Nodes) -> None:
 # -- Trouble
 
 
-def test_without_a_quorum_nothing_is_locked(lock: Redlock, nodes: Nodes) -> None:
+def test_lock_without_a_quorum_is_unavailable(lock: Redlock, nodes: Nodes) -> None:
     assert lock.try_acquire("order:0") is not None
     nodes.partition(0, 2)
     with pytest.raises(QuorumUnavailable):
@@ -160,7 +160,7 @@ def test_without_a_quorum_nothing_is_locked(lock: Redlock, nodes: Nodes) -> None
     assert wait_until(lambda: lock.acquire("order:1", wait=SOON), SOON, "a quorum is back")
 
 
-def test_what_was_released_while_a_node_was_away_is_freed_when_it_is_back(
+def test_lock_released_while_a_node_was_away_is_freed_when_it_is_back(
     lock: Redlock, nodes: Nodes
 ) -> None:
     lease = lock.acquire("order:1", ttl=600.0)
@@ -188,7 +188,9 @@ def on_all_nodes(lock: Redlock) -> None:
 
 
 @pytest.mark.parametrize("how", ["steal", "forget"])
-def test_who_is_robbed_is_told(lock: Redlock, nodes: Nodes, how: str) -> None:
+def test_holder_of_a_stolen_lock_is_notified_of_its_loss(
+    lock: Redlock, nodes: Nodes, how: str
+) -> None:
     told: list[Any] = []
     with lock.lock("order:1", on_lost=told.append) as held:
         on_all_nodes(lock)
@@ -206,7 +208,7 @@ def test_who_is_robbed_is_told(lock: Redlock, nodes: Nodes, how: str) -> None:
     assert nodes.redlock.holder("order:1") is not None, "the loser freed what is another's"
 
 
-def test_a_minority_that_is_cut_off_or_forgets_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
+def test_minority_that_is_cut_off_or_forgets_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
     nodes.partition(1)
     with lock.lock("order:1"):
         assert nodes.redlock.try_acquire("order:1") is None
@@ -247,7 +249,7 @@ def test_eager_tasks_lock(nodes: Nodes, app: Celery) -> None:
         assert isinstance(charge.apply([7]).result, ResourceHeld)
 
 
-def test_a_body_whose_lease_is_lost_is_stopped(nodes: Nodes, app: Celery) -> None:
+def test_body_whose_lease_is_lost_is_stopped(nodes: Nodes, app: Celery) -> None:
     @app.task(shared=False, base=SingletonTask, name="shop.rebuild")
     def rebuild() -> str:
         nodes.steal(rebuild)
@@ -258,13 +260,13 @@ def test_a_body_whose_lease_is_lost_is_stopped(nodes: Nodes, app: Celery) -> Non
         rebuild()
 
 
-def test_they_pass_the_check_of_a_worker_that_starts(nodes: Nodes, app: Celery) -> None:
+def test_nodes_of_the_stage_pass_the_check_of_a_starting_worker(nodes: Nodes, app: Celery) -> None:
     redlock = Redlock.from_app(app)
     assert redlock.check() == []
     assert redlock.client.answering == len(nodes)
 
 
-def test_a_worker_in_this_process(nodes: Nodes, app: Celery) -> None:
+def test_worker_in_the_process_of_the_test_locks(nodes: Nodes, app: Celery) -> None:
     entered, go_on = threading.Event(), threading.Event()
 
     @app.task(shared=False, base=SingletonTask, name="shop.rebuild", lock_on_conflict="skip")
@@ -298,7 +300,7 @@ def test_a_worker_in_this_process(nodes: Nodes, app: Celery) -> None:
         assert_free(export, 3, within=SOON)
 
 
-def test_a_reservation(nodes: Nodes, app: Celery) -> None:
+def test_reservation_of_a_task_can_be_asserted(nodes: Nodes, app: Celery) -> None:
     @app.task(shared=False, base=SingletonTask, name="shop.export", lock_scope="until_executed")
     def export(report: int) -> int:
         return report
@@ -312,7 +314,9 @@ def test_a_reservation(nodes: Nodes, app: Celery) -> None:
         assert_locked(export, 1, within=0)
 
 
-def test_afterwards_all_is_as_it_was(request: pytest.FixtureRequest, app: Celery) -> None:
+def test_redirected_locks_are_as_before_after_the_block(
+    request: pytest.FixtureRequest, app: Celery
+) -> None:
     mine = Redlock(["redis://127.0.0.1:1/0"], restart_guard="uptime")
     before = dict(vars(mine))
     for stage in (faked, lambda: real(servers=request.getfixturevalue("servers")[:3])):

@@ -66,7 +66,7 @@ def everywhere(servers: Servers) -> None:
     wait_until(lambda: tokens(servers[:3], "r") == 3, 10.0, "all nodes have it")
 
 
-def test_it_is_read_soon_though_nothing_else_is_asked(
+def test_unheard_release_is_read_soon_though_nothing_else_is_asked(
     held: HeldLease, servers: Servers, table: SharedLeaseTable
 ) -> None:
     everywhere(servers)
@@ -83,7 +83,7 @@ def test_it_is_read_soon_though_nothing_else_is_asked(
     assert tokens(servers[:3], "r") <= 1  # of the last one nobody waits for an answer
 
 
-def test_it_is_written_again_where_it_was_lost_with_its_connection(
+def test_unheard_release_is_repeated_if_it_was_lost_with_its_connection(
     held: HeldLease, servers: Servers, proxies: list[Proxy]
 ) -> None:
     everywhere(servers)
@@ -96,7 +96,9 @@ def test_it_is_written_again_where_it_was_lost_with_its_connection(
     wait_until(lambda: not tokens(servers[:3], "r"), 10.0, "it is free")
 
 
-def test_who_takes_it_next_reads_it_on_the_way(held: HeldLease, table: SharedLeaseTable) -> None:
+def test_unheard_release_is_read_by_the_next_acquire(
+    held: HeldLease, table: SharedLeaseTable
+) -> None:
     client = held.redlock.client
     client.watchdog.close()  # nobody else reads
     held.release(wait=False)
@@ -106,7 +108,7 @@ def test_who_takes_it_next_reads_it_on_the_way(held: HeldLease, table: SharedLea
     held.release()
 
 
-def test_of_a_process_that_dies_a_supervisor_makes_it_again(
+def test_unheard_release_of_a_process_that_dies_is_made_by_a_supervisor(
     held: HeldLease, servers: Servers, proxies: list[Proxy], table: SharedLeaseTable
 ) -> None:
     """All that it wrote is lost."""
@@ -145,7 +147,7 @@ def test_of_a_process_that_dies_a_supervisor_makes_it_again(
         os.waitpid(child, 0)
 
 
-def test_a_mark_is_waited_for(
+def test_release_with_a_mark_is_waited_for(
     held: HeldLease, servers: Servers, proxies: list[Proxy], table: SharedLeaseTable
 ) -> None:
     """The message is acknowledged next: it must not come to that without its mark."""
@@ -157,7 +159,7 @@ def test_a_mark_is_waited_for(
     assert not registered(table)
 
 
-def test_without_a_supervisor_it_is_waited_for(held: HeldLease, proxies: list[Proxy]) -> None:
+def test_release_without_a_supervisor_is_waited_for(held: HeldLease, proxies: list[Proxy]) -> None:
     held.release()
     held.redlock.client.registry.table = None
     held.acquire()

@@ -57,7 +57,7 @@ ONE_OR_SEVERAL = pytest.mark.parametrize("resource", ["r", BOTH], ids=str)
 
 
 @ONE_OR_SEVERAL
-def test_what_is_free_is_acquired(node: Subject, resource: Resource) -> None:
+def test_free_key_is_acquired(node: Subject, resource: Resource) -> None:
     assert node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0)) is None
     for name in claim("x", resource).resources:
         token, left = node.ask(Verb.PEEK, claim("x", name))
@@ -65,7 +65,7 @@ def test_what_is_free_is_acquired(node: Subject, resource: Resource) -> None:
         assert 4.0 < left <= 5.0
 
 
-def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None:
+def test_held_key_returns_its_holder_and_is_not_touched(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim("theirs", ttl=5.0))
     assert node.ask(Verb.ACQUIRE, claim()) == "theirs"
     token, left = node.ask(Verb.PEEK, claim("x"))
@@ -73,7 +73,7 @@ def test_what_is_held_tells_its_holder_and_is_not_touched(node: Subject) -> None
     assert 4.0 < left <= 5.0
 
 
-def test_what_has_expired_is_free(node: Subject) -> None:
+def test_expired_key_is_free(node: Subject) -> None:
     short = claim("theirs", ttl=0.05)
     assert node.ask(Verb.ACQUIRE, short) is None
     node.wait_for_expiry("r", 0.05)
@@ -81,7 +81,7 @@ def test_what_has_expired_is_free(node: Subject) -> None:
     assert node.ask(Verb.ACQUIRE, claim()) is None
 
 
-def test_a_key_lives_for_its_ttl_by_the_servers_clock(node: Subject) -> None:
+def test_key_lives_for_its_ttl_by_the_clock_of_the_server(node: Subject) -> None:
     for ttl in (0.9995, 1.0, 7.25):
         node.ask(Verb.ACQUIRE, claim(str(ttl), f"r{ttl}", ttl))
         _token, left = node.ask(Verb.PEEK, claim(resource=f"r{ttl}"))
@@ -89,7 +89,7 @@ def test_a_key_lives_for_its_ttl_by_the_servers_clock(node: Subject) -> None:
 
 
 @pytest.mark.parametrize("verb", [Verb.UNDO, Verb.RELEASE])
-def test_only_the_token_frees(node: Subject, verb: Verb) -> None:
+def test_key_is_freed_only_by_its_token(node: Subject, verb: Verb) -> None:
     assert node.ask(verb, claim()) is False  # nothing there
     node.ask(Verb.ACQUIRE, claim("theirs"))
     assert node.ask(verb, claim()) is False
@@ -101,7 +101,7 @@ def test_only_the_token_frees(node: Subject, verb: Verb) -> None:
 
 @ONE_OR_SEVERAL
 @pytest.mark.parametrize("verb", EXTENDING)
-def test_a_held_key_is_renewed(node: Subject, verb: Verb, resource: Resource) -> None:
+def test_held_key_is_renewed(node: Subject, verb: Verb, resource: Resource) -> None:
     node.ask(Verb.ACQUIRE, claim("mine", resource, ttl=5.0))
     assert node.ask(verb, claim("mine", resource, ttl=50.0)) == "1"
     for name in claim("x", resource).resources:
@@ -109,14 +109,14 @@ def test_a_held_key_is_renewed(node: Subject, verb: Verb, resource: Resource) ->
 
 
 @pytest.mark.parametrize("verb", EXTENDING)
-def test_anothers_key_is_neither_renewed_nor_overwritten(node: Subject, verb: Verb) -> None:
+def test_key_of_another_is_neither_renewed_nor_overwritten(node: Subject, verb: Verb) -> None:
     node.ask(Verb.ACQUIRE, claim("theirs", ttl=5.0))
     assert node.ask(verb, claim(ttl=50.0)) == "0"
     token, left = node.ask(Verb.PEEK, claim())
     assert (token, left <= 5.0) == ("theirs", True)
 
 
-def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
+def test_many_claims_are_extended_at_once_each_by_itself(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim("mine", "renewed"))
     node.ask(Verb.ACQUIRE, claim("theirs", "refused"))
     node.occupy("foreign")
@@ -133,7 +133,7 @@ def test_many_are_extended_at_once_each_by_itself(node: Subject) -> None:
     assert node.ask(Verb.RENEW, *two_hundred, claim("mine", "missing too")) == "1" * 200 + "0"
 
 
-def test_a_key_of_another_type_is_held_and_never_touched(redis_node: Subject) -> None:
+def test_key_of_another_type_is_held_and_never_touched(redis_node: Subject) -> None:
     redis_node.occupy("r")
     assert redis_node.ask(Verb.ACQUIRE, claim()) == replies.FOREIGN
     assert redis_node.ask(Verb.PEEK, claim()) == (replies.FOREIGN, math.inf)
@@ -150,7 +150,7 @@ def place(who: str, since: int, resource: str = "r") -> Any:
     return QueueEntry((resource,), 1, PREFIX + who, since)
 
 
-def test_a_release_calls_the_first_in_line_and_no_other(node: Subject) -> None:
+def test_release_notifies_the_first_waiter_and_no_other(node: Subject) -> None:
     node.listen("p1")
     for who, since in (("p1:second", 2 * 10**15), ("p1:first", 2 * 10**15 - 1)):
         assert node.ask(Verb.ENQUEUE, place(who, since)) is True
@@ -164,7 +164,7 @@ def test_a_release_calls_the_first_in_line_and_no_other(node: Subject) -> None:
     assert node.calls(0) == []
 
 
-def test_who_is_dead_is_passed_over(node: Subject) -> None:
+def test_release_passes_over_dead_waiters(node: Subject) -> None:
     node.listen("p1")
     for since, who in enumerate(("dead:1", "dead:2", "p1:3", "p1:4")):
         node.ask(Verb.ENQUEUE, place(who, since))
@@ -173,7 +173,7 @@ def test_who_is_dead_is_passed_over(node: Subject) -> None:
     assert node.calls(1) == ["p1:3"]
 
 
-def test_one_release_passes_over_so_many_dead_waiters_and_no_more(node: Subject) -> None:
+def test_release_passes_over_a_limited_number_of_dead_waiters(node: Subject) -> None:
     node.listen("p1")
     for since in range(MAX_DEAF):
         node.ask(Verb.ENQUEUE, place(f"dead:{since}", since))
@@ -185,7 +185,7 @@ def test_one_release_passes_over_so_many_dead_waiters_and_no_more(node: Subject)
     assert node.calls(1) == ["p1:1"]
 
 
-def test_a_queue_of_any_length_costs_a_request_no_more_than_a_short_one(valkey: Real) -> None:
+def test_queue_of_any_length_costs_a_request_no_more_than_a_short_one(valkey: Real) -> None:
     valkey.flush()
     line, many = PREFIX + "r#line", 50_000
     valkey.admin.zadd(line, {f"{PREFIX}dead:{number}": number for number in range(many)})
@@ -198,7 +198,7 @@ def test_a_queue_of_any_length_costs_a_request_no_more_than_a_short_one(valkey: 
     assert calls <= 2 * MAX_DEAF
 
 
-def test_who_leaves_is_not_called(node: Subject) -> None:
+def test_waiter_that_left_the_queue_is_not_notified(node: Subject) -> None:
     node.listen("p1")
     node.ask(Verb.ACQUIRE, claim())
     for since, who in enumerate(("p1:1", "p1:2", "p1:3")):
@@ -212,7 +212,7 @@ def test_who_leaves_is_not_called(node: Subject) -> None:
 
 
 @pytest.mark.parametrize("taken", [False, True])
-def test_who_was_called_and_gives_up_calls_the_next(node: Subject, taken: bool) -> None:
+def test_notified_waiter_that_gives_up_notifies_the_next(node: Subject, taken: bool) -> None:
     """Although another has taken the lock meanwhile: it may be an attempt that is undone."""
     node.listen("p1")
     for since, who in enumerate(("p1:1", "p1:2")):
@@ -224,7 +224,7 @@ def test_who_was_called_and_gives_up_calls_the_next(node: Subject, taken: bool) 
     assert node.calls(2) == ["p1:1", "p1:2"]
 
 
-def test_who_leaves_what_is_free_calls_the_next(node: Subject) -> None:
+def test_waiter_that_leaves_a_free_key_notifies_the_next(node: Subject) -> None:
     """It may have been called, and have joined the queue again for what it lacks besides."""
     node.listen("p1")
     for since, who in enumerate(("p1:1", "p1:2")):
@@ -233,7 +233,7 @@ def test_who_leaves_what_is_free_calls_the_next(node: Subject) -> None:
     assert node.calls(1) == ["p1:2"]
 
 
-def test_an_undone_vote_calls_nobody(node: Subject) -> None:
+def test_undo_notifies_no_waiter(node: Subject) -> None:
     node.listen("p1")
     node.ask(Verb.ENQUEUE, place("p1:1", 0))
     node.ask(Verb.ACQUIRE, claim())
@@ -242,7 +242,7 @@ def test_an_undone_vote_calls_nobody(node: Subject) -> None:
 
 
 @pytest.mark.parametrize("mark", [None, ("the-id#done", 60.0)])
-def test_a_slot_is_released_to_the_line_of_its_resource(node: Subject, mark: Any) -> None:
+def test_release_of_a_slot_notifies_the_queue_of_its_resource(node: Subject, mark: Any) -> None:
     node.listen("p1")
     node.ask(Verb.ENQUEUE, place("p1:1", 0))
     slot = claim(resource="r#slot2")
@@ -261,7 +261,7 @@ def holders(node: Subject, *names: str) -> list[str | None]:
 
 
 @pytest.mark.parametrize("held", BOTH)
-def test_if_one_of_several_is_held_none_is_touched(node: Subject, held: str) -> None:
+def test_several_keys_are_not_acquired_if_one_is_held(node: Subject, held: str) -> None:
     node.ask(Verb.ACQUIRE, claim("theirs", held, ttl=5.0))
     assert node.ask(Verb.ACQUIRE, claim("mine", BOTH)) == "theirs"
     other = "b" if held == "a" else "a"
@@ -269,7 +269,7 @@ def test_if_one_of_several_is_held_none_is_touched(node: Subject, held: str) -> 
     assert node.ask(Verb.PEEK, claim("x", held))[1] <= 5.0
 
 
-def test_a_key_of_another_type_holds_all_of_several(redis_node: Subject) -> None:
+def test_several_keys_are_refused_if_one_is_of_another_type(redis_node: Subject) -> None:
     redis_node.occupy("b")
     assert redis_node.ask(Verb.ACQUIRE, claim("mine", BOTH)) == replies.FOREIGN
     assert holders(redis_node, "a") == [None]
@@ -279,7 +279,7 @@ def test_a_key_of_another_type_holds_all_of_several(redis_node: Subject) -> None
     assert holders(redis_node, "a") == [None]
 
 
-def test_our_own_token_is_answered_again_and_under_some_of_several_counts(node: Subject) -> None:
+def test_retry_with_the_own_token_completes_several_keys(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.ACQUIRE, claim()) in ("mine", None)
     node.ask(Verb.ACQUIRE, claim("mine", "b"))
@@ -290,7 +290,7 @@ def test_our_own_token_is_answered_again_and_under_some_of_several_counts(node: 
 @pytest.mark.parametrize(
     ("resource", "missing"), [("r", ("r",)), (BOTH, ("a",)), (BOTH, ("b",)), (BOTH, BOTH)], ids=str
 )
-def test_what_is_missing_is_set_again_but_by_no_keeper(
+def test_missing_key_is_set_again_by_its_holder_and_not_by_a_renewal(
     node: Subject, resource: Resource, missing: tuple[str, ...]
 ) -> None:
     mine = claim("mine", resource, ttl=50.0)
@@ -309,7 +309,7 @@ def test_what_is_missing_is_set_again_but_by_no_keeper(
 @pytest.mark.parametrize("verb", EXTENDING)
 @pytest.mark.parametrize("taken", BOTH)
 @pytest.mark.parametrize("other_is", ["ours", "missing"])
-def test_if_one_of_several_is_anothers_none_is_extended(
+def test_several_keys_are_not_extended_if_one_is_held_by_another(
     node: Subject, verb: Verb, taken: str, other_is: str
 ) -> None:
     other = "b" if taken == "a" else "a"
@@ -321,7 +321,7 @@ def test_if_one_of_several_is_anothers_none_is_extended(
     assert node.ask(Verb.PEEK, claim("x", BOTH))[1] <= 5.0
 
 
-def test_claims_of_one_key_and_of_several_are_extended_at_once_each_by_itself(
+def test_claims_of_one_and_of_several_keys_are_extended_at_once(
     node: Subject,
 ) -> None:
     node.ask(Verb.ACQUIRE, claim("mine", ("a", "b")))
@@ -332,7 +332,7 @@ def test_claims_of_one_key_and_of_several_are_extended_at_once_each_by_itself(
     assert node.ask(Verb.EXTEND, *claims) == ("1212002" if node.sets_again else "1010000")
 
 
-def test_of_two_that_miss_one_name_the_first_has_it(node: Subject) -> None:
+def test_first_of_two_claims_that_miss_one_key_gets_it(node: Subject) -> None:
     rivals = [claim("one", "a"), claim("other", "a"), claim("other", "b")]
     if node.sets_again:
         assert node.ask(Verb.EXTEND, *rivals) == "202"
@@ -343,7 +343,7 @@ def test_of_two_that_miss_one_name_the_first_has_it(node: Subject) -> None:
 
 
 @pytest.mark.parametrize("verb", [Verb.UNDO, Verb.RELEASE])
-def test_of_several_only_ours_are_freed(node: Subject, verb: Verb) -> None:
+def test_release_of_several_keys_frees_only_its_own(node: Subject, verb: Verb) -> None:
     node.ask(Verb.ACQUIRE, claim("mine", BOTH))
     assert node.ask(verb, claim("other", BOTH)) is False
     assert holders(node, *BOTH) == ["mine", "mine"]
@@ -357,7 +357,7 @@ def test_of_several_only_ours_are_freed(node: Subject, verb: Verb) -> None:
     assert holders(node, *BOTH) == [None, None]
 
 
-def test_of_several_the_first_holder_is_told_and_when_all_are_free(node: Subject) -> None:
+def test_peek_of_several_keys_returns_the_first_holder_and_the_longest_ttl(node: Subject) -> None:
     assert node.ask(Verb.PEEK, claim("x", ("a", "b", "c"))) is None
     node.ask(Verb.ACQUIRE, claim("one", "b", ttl=5.0))
     node.ask(Verb.ACQUIRE, claim("other", "c", ttl=50.0))
@@ -366,13 +366,13 @@ def test_of_several_the_first_holder_is_told_and_when_all_are_free(node: Subject
     assert 45.0 < left <= 50.0  # etcd tells up to a sixteenth less
 
 
-def test_many_claims_are_looked_at_at_once(node: Subject) -> None:
+def test_peek_returns_the_holders_of_many_claims_at_once(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim("one", "b", ttl=5.0))
     seen = node.ask(Verb.PEEK, *(claim("x", name) for name in ("a", "b", ("a", "b"))))
     assert [None if held is None else held[0] for held in seen] == [None, "one", "one"]
 
 
-def test_a_release_of_several_calls_the_first_of_each_queue(node: Subject) -> None:
+def test_release_of_several_keys_notifies_the_first_of_each_queue(node: Subject) -> None:
     node.listen("p1")
     for name, who in zip(BOTH, ("p1:1", "p1:2"), strict=True):
         node.ask(Verb.ENQUEUE, place(who, 1, name))
@@ -383,7 +383,7 @@ def test_a_release_of_several_calls_the_first_of_each_queue(node: Subject) -> No
     assert node.calls(2) == ["p1:1", "p1:2"]
 
 
-def test_a_release_of_slots_of_several_calls_the_first_of_each_name_s_queue(node: Subject) -> None:
+def test_release_of_slots_of_several_keys_notifies_the_first_of_each_queue(node: Subject) -> None:
     node.listen("p1")
     for name, who in zip(BOTH, ("p1:1", "p1:2"), strict=True):
         node.ask(Verb.ENQUEUE, place(who, 1, name))
@@ -393,7 +393,7 @@ def test_a_release_of_slots_of_several_calls_the_first_of_each_name_s_queue(node
     assert node.calls(2) == ["p1:1", "p1:2"]
 
 
-def test_without_memory_none_of_several_is_set(valkey: Real, debian: Real) -> None:
+def test_full_node_sets_none_of_several_keys(valkey: Real, debian: Real) -> None:
     for real in (valkey, debian):
         real.flush()
         real.ask(Verb.ACQUIRE, claim("mine", "a"))
@@ -413,7 +413,7 @@ MICROSECONDS = 1_800_000_000_123_457
 """A proposal of the year 2027: too long for Lua's own way of writing numbers."""
 
 
-def test_what_is_free_is_acquired_with_a_number_as_large_as_proposed(
+def test_fenced_acquire_of_a_free_key_returns_the_proposed_number(
     proposing: Subject,
 ) -> None:
     assert proposing.ask(Verb.ACQUIRE, fenced(fence=MICROSECONDS)) == MICROSECONDS
@@ -424,7 +424,9 @@ def test_what_is_free_is_acquired_with_a_number_as_large_as_proposed(
 
 
 @pytest.mark.parametrize("proposal", [1, MICROSECONDS - 1, MICROSECONDS, MICROSECONDS + 1])
-def test_each_grant_gets_a_larger_number_than_the_last(proposing: Subject, proposal: int) -> None:
+def test_each_grant_gets_a_larger_fencing_number_than_the_last(
+    proposing: Subject, proposal: int
+) -> None:
     proposing.ask(Verb.ACQUIRE, fenced("first", MICROSECONDS))
     proposing.ask(Verb.RELEASE, claim("first"))
     assert proposing.fence("r") == MICROSECONDS  # it outlives the lock
@@ -434,20 +436,20 @@ def test_each_grant_gets_a_larger_number_than_the_last(proposing: Subject, propo
     assert proposing.ask(Verb.ACQUIRE, fenced("third", far)) == proposing.fence("r") == far
 
 
-def test_what_is_held_raises_no_number(proposing: Subject) -> None:
+def test_refused_acquire_raises_no_fencing_number(proposing: Subject) -> None:
     proposing.ask(Verb.ACQUIRE, fenced("theirs", 5))
     assert proposing.ask(Verb.ACQUIRE, fenced("mine", 9)) == "theirs"
     assert proposing.fence("r") == 5
 
 
-def test_our_own_token_is_answered_with_a_number_again(proposing: Subject) -> None:
+def test_repeated_fenced_acquire_returns_a_number_again(proposing: Subject) -> None:
     proposing.ask(Verb.ACQUIRE, fenced(fence=5))
     raised = 0 if isinstance(proposing, Postgres) else 1  # there it is raised with the holder only
     assert proposing.ask(Verb.ACQUIRE, fenced(fence=5)) == proposing.fence("r") == 5 + raised
     assert proposing.ask(Verb.PEEK, claim("x"))[0] == "mine"
 
 
-def test_a_lock_without_fencing_raises_no_number(proposing: Subject) -> None:
+def test_lock_without_fencing_raises_no_number(proposing: Subject) -> None:
     proposing.ask(Verb.ACQUIRE, claim())
     proposing.ask(Verb.RELEASE, claim())
     assert proposing.fence("r") is None
@@ -458,7 +460,7 @@ def test_a_lock_without_fencing_raises_no_number(proposing: Subject) -> None:
     assert proposing.fence("r") == 5
 
 
-def test_a_number_is_raised_where_our_token_holds_the_key(redis_node: Subject) -> None:
+def test_fencing_number_is_raised_where_our_token_holds_the_key(redis_node: Subject) -> None:
     redis_node.ask(Verb.ACQUIRE, fenced(fence=5))
     assert redis_node.ask(Verb.FENCE, fenced(fence=MICROSECONDS)) is True
     assert redis_node.fence("r") == MICROSECONDS
@@ -466,7 +468,9 @@ def test_a_number_is_raised_where_our_token_holds_the_key(redis_node: Subject) -
     assert redis_node.fence("r") == MICROSECONDS
 
 
-def test_a_number_is_raised_nowhere_else(redis_node: Subject) -> None:
+def test_fencing_number_is_not_raised_where_our_token_does_not_hold_the_key(
+    redis_node: Subject,
+) -> None:
     assert redis_node.ask(Verb.FENCE, fenced(fence=9)) is False  # nothing there
     assert redis_node.fence("r") is None
     redis_node.ask(Verb.ACQUIRE, fenced("theirs", 5))
@@ -478,7 +482,7 @@ def test_a_number_is_raised_nowhere_else(redis_node: Subject) -> None:
     assert redis_node.fence("r") == 5
 
 
-def test_a_server_keeps_the_number_for_a_week(valkey: Real, debian: Real) -> None:
+def test_server_keeps_a_fencing_number_for_a_week(valkey: Real, debian: Real) -> None:
     for real in (valkey, debian):
         real.flush()
         real.ask(Verb.ACQUIRE, fenced(fence=5))
@@ -490,7 +494,7 @@ def test_a_server_keeps_the_number_for_a_week(valkey: Real, debian: Real) -> Non
 
 
 @pytest.mark.parametrize("value", ["garbage", "nan", "inf", str(2**53), "", "9" * 400])
-def test_what_is_no_number_is_never_overwritten(valkey: Real, value: str) -> None:
+def test_malformed_fencing_number_is_never_overwritten(valkey: Real, value: str) -> None:
     valkey.flush()
     valkey.admin.set(valkey.key("r") + b"#fence", value)
     assert valkey.ask(Verb.ACQUIRE, fenced(fence=5)).startswith("silent: there is something else")
@@ -498,7 +502,7 @@ def test_what_is_no_number_is_never_overwritten(valkey: Real, value: str) -> Non
     assert not valkey.admin.exists(valkey.key("r"))
 
 
-def test_a_key_of_another_type_where_the_number_should_be(valkey: Real, debian: Real) -> None:
+def test_key_of_another_type_in_the_place_of_a_fence_is_silence(valkey: Real, debian: Real) -> None:
     for real in (valkey, debian):
         real.flush()
         real.admin.rpush(real.key("r") + b"#fence", "a job")
@@ -507,7 +511,7 @@ def test_a_key_of_another_type_where_the_number_should_be(valkey: Real, debian: 
         assert not real.admin.exists(real.key("r"))
 
 
-def test_without_memory_neither_key_nor_number_is_written(valkey: Real, debian: Real) -> None:
+def test_full_node_writes_neither_key_nor_fencing_number(valkey: Real, debian: Real) -> None:
     for real in (valkey, debian):
         real.flush()
         real.ask(Verb.ACQUIRE, fenced("first", 5, "old"))
@@ -528,7 +532,7 @@ FOREIGN_TEXT = [*(("mine", name) for name in NAMES), *((token, "r") for token in
 
 
 @pytest.mark.parametrize(("token", "name"), FOREIGN_TEXT, ids=ascii)
-def test_any_name_will_do(node: Subject, token: str, name: str) -> None:
+def test_any_token_and_name_can_be_stored(node: Subject, token: str, name: str) -> None:
     mine = claim(token, name)
     assert node.ask(Verb.ACQUIRE, mine) is None
     assert node.ask(Verb.ACQUIRE, claim("other", name)) == token
@@ -537,7 +541,7 @@ def test_any_name_will_do(node: Subject, token: str, name: str) -> None:
     assert node.ask(Verb.RELEASE, mine) is True
 
 
-def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
+def test_flushed_script_is_sent_again(valkey: Real) -> None:
     for _ in range(2):
         mine = claim()
         valkey.ask(Verb.ACQUIRE, mine)
@@ -545,7 +549,7 @@ def test_a_flushed_script_is_sent_again(valkey: Real) -> None:
         assert valkey.ask(Verb.RELEASE, mine) is True
 
 
-def test_the_world_has_productions_numbers() -> None:
+def test_simulated_world_uses_the_constants_of_production() -> None:
     assert fakes.FOREIGN == replies.FOREIGN
     assert process.SETTLED == SETTLED_S
     assert (process.BACKOFF, process.BACKOFF_MAX) == (
@@ -608,7 +612,7 @@ def play(subject: Subject, commands: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", ["valkey", "debian"])
-def test_the_fake_answers_as_the_real_one(name: str, request: pytest.FixtureRequest) -> None:
+def test_fake_node_answers_as_a_real_one(name: str, request: pytest.FixtureRequest) -> None:
     real: Real = request.getfixturevalue(name)
 
     @settings(
@@ -621,7 +625,7 @@ def test_the_fake_answers_as_the_real_one(name: str, request: pytest.FixtureRequ
     the_same()
 
 
-def test_the_fake_answers_as_postgresql(postgresql: Postgres) -> None:
+def test_fake_node_answers_as_postgresql(postgresql: Postgres) -> None:
     def replies(subject: Subject, commands: list[Any]) -> list[Any]:
         """But that Redis answers its holder's retry with the token."""
         return [None if one in ("t", "u", "v") else one for one in play(subject, commands)]
@@ -636,7 +640,7 @@ def test_the_fake_answers_as_postgresql(postgresql: Postgres) -> None:
     the_same()
 
 
-def test_a_connection_that_breaks_between_two_answers_of_one_read() -> None:
+def test_connection_that_breaks_between_two_answers_of_one_read_is_dropped() -> None:
     """Two releases by digest after SCRIPT FLUSH: the node dies when the first is sent as text."""
     node, wire = a_node("redis://127.0.0.1:1"), Wire()
     node.opened(wire, NodeInfo(), 1.0, 1.0)

@@ -139,7 +139,7 @@ def at_once(holder: Redlock, lease: Lease, waiting: Waiting, seconds: float = 1.
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_who_was_first_is_served_first_and_the_line_is_empty_afterwards(
+def test_waiters_are_served_in_order_and_the_queue_is_empty_afterwards(
     make: Callable[[], Redlock], servers: Servers
 ) -> None:
     holder = make()
@@ -156,7 +156,7 @@ def test_who_was_first_is_served_first_and_the_line_is_empty_afterwards(
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_who_has_released_lets_those_pass_who_wait(
+def test_releaser_that_locks_again_lets_waiters_go_first(
     make: Callable[[], Redlock], servers: Servers
 ) -> None:
     greedy, other = make(), make()
@@ -183,7 +183,7 @@ def test_who_has_released_lets_those_pass_who_wait(
     assert sum(one != after for one, after in itertools.pairwise(turns)) >= 12, turns
 
 
-def test_who_has_released_gives_the_one_who_was_called_time(
+def test_releaser_that_locks_again_stands_back_for_the_notified_waiter(
     make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Here that one listens, and never comes."""
@@ -208,9 +208,7 @@ def test_who_has_released_gives_the_one_who_was_called_time(
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_who_was_killed_in_line_is_passed_over(
-    make: Callable[[], Redlock], servers: Servers
-) -> None:
+def test_killed_waiter_is_passed_over(make: Callable[[], Redlock], servers: Servers) -> None:
     holder = make()
     lease = holder.acquire("r")
     (server,) = servers[:1]
@@ -233,7 +231,7 @@ def test_who_was_killed_in_line_is_passed_over(
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
+def test_waiter_that_gives_up_after_its_notification_notifies_the_next(
     make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, hasty = make(), make()
@@ -271,7 +269,9 @@ def test_who_gives_up_leaves_and_who_was_called_meanwhile_calls_the_next(
     assert errors == ["struck as it was called"]
 
 
-def test_who_waits_in_vain_leaves_the_line(make: Callable[[], Redlock], servers: Servers) -> None:
+def test_waiter_whose_wait_is_over_leaves_the_queue(
+    make: Callable[[], Redlock], servers: Servers
+) -> None:
     holder = make()
     lease = holder.acquire("r")
     waiting = Waiting(make(), servers, wait=0.5)
@@ -281,7 +281,7 @@ def test_who_waits_in_vain_leaves_the_line(make: Callable[[], Redlock], servers:
     holder.release(lease)
 
 
-def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
+def test_stopped_waiter_delays_the_others_by_two_seconds_at_most(
     make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     holder, waiter = make(), make()
@@ -311,7 +311,7 @@ def test_one_that_is_stopped_delays_the_others_by_two_seconds_at_most(
 
 @pytest.mark.usefixtures("never_by_itself")
 @pytest.mark.parametrize("forgetful", [1, 2])  # a minority; so that fewer than a quorum call
-def test_a_node_that_has_forgotten_its_line_delays_nobody(
+def test_node_that_forgot_its_queue_delays_no_waiter(
     make: Callable[[], Redlock], servers: Servers, forgetful: int
 ) -> None:
     if len(servers) == 1:
@@ -326,7 +326,7 @@ def test_a_node_that_has_forgotten_its_line_delays_nobody(
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_slots_have_one_line(make: Callable[[], Redlock], servers: Servers) -> None:
+def test_waiters_for_slots_share_one_queue(make: Callable[[], Redlock], servers: Servers) -> None:
     holder = make()
     one, other = (holder.acquire("r", limit=2) for _ in range(2))
     crowd = [Waiting(make(), servers, limit=2) for _ in range(2)]
@@ -341,7 +341,7 @@ def test_slots_have_one_line(make: Callable[[], Redlock], servers: Servers) -> N
     wait_until(lambda: granted() == 2, 10, "both are granted")
 
 
-def test_every_try_but_the_first_stands_in_line_before(
+def test_waiter_joins_the_queue_before_every_try_but_the_first(
     make: Callable[[], Redlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the release between a try and the line would call nobody."""

@@ -10,7 +10,7 @@ from tests.support.names import Locks
 from tests.support.nodes import use
 
 
-def test_unix_sockets(lock_over: Locks, tmp_path: Path) -> None:
+def test_unix_sockets_are_nodes(lock_over: Locks, tmp_path: Path) -> None:
     paths = [str(tmp_path / f"{number}.sock") for number in range(3)]
     with ExitStack() as stack:
         configs = [["--unixsocket", path] for path in paths]
