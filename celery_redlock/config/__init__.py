@@ -1,1 +1,1 @@
-"""Options and settings, checked at birth, and how each task is locked."""
+"""Options and settings, checked when they are declared, and the lock of each task."""

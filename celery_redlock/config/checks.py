@@ -1,6 +1,6 @@
-"""What each option may be.
+"""Checks for the values of options.
 
-A check returns the value, or raises ValueError saying what is allowed.
+A check returns the value, or raises a ValueError that says what is allowed.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections.abc import Callable
 from typing import Any, Literal, get_args
 
 MIN_TTL = 0.02
-"""Seconds; below it the drift allowance and a round trip leave nothing of a lease."""
+"""The shortest ttl, in seconds; below it the drift and a round trip leave nothing of a lease."""
 DAY = 86_400.0
-"""Seconds; the longest ttl, because a holder that dies blocks its resource for that long."""
+"""The longest ttl, in seconds, because a holder that dies blocks its resource for that long."""
 HOUR = 3600.0
 LEAST_MEMORY = 65_536
-"""Bytes; who gives less means megabytes."""
+"""The least bytes of memory; a smaller number was probably meant as megabytes."""
 LONG_TTL = 900.0
-"""Seconds; whoever gives a longer ttl means milliseconds, or the time that the work may take."""
+"""The longest ttl without a warning, in seconds. A longer one was probably meant as milliseconds,
+or as the time that the work may take."""
 Scope = Literal[
     "while_executing",
     "until_executing",
@@ -44,12 +45,12 @@ def or_none(check: Check) -> Check:
 
 
 def lets_several(limit: Any) -> bool:
-    """Whether under this limit several bodies may hold a key at a time."""
+    """Return True if this limit lets several bodies hold a key at a time."""
     return callable(limit) or max((limit,) if isinstance(limit, int) else limit) > 1
 
 
 def or_callable(check: Check, *arguments: str) -> Check:
-    """Accept a callable too, if it can be called with these arguments."""
+    """Return a check that also accepts a callable, if it can be called with these arguments."""
     what = f"a callable that takes {' and '.join(arguments)}"
 
     def checked(value: Any) -> Any:
@@ -59,7 +60,7 @@ def or_callable(check: Check, *arguments: str) -> Check:
             inspect.signature(value).bind(*arguments)
         except TypeError:
             raise ValueError(f"must be {what}") from None
-        except ValueError:  # nobody knows the signature of some that are written in C
+        except ValueError:  # some callables written in C have no known signature
             pass
         return value
 
@@ -74,12 +75,12 @@ def _or(check: Check, value: Any, what: str) -> Any:
 
 
 def seconds(least: float = 0.0, *, zero: bool = False, day: str = "") -> Check:
-    """Accept a number of seconds.
+    """Return a check that accepts a number of seconds.
 
     Args:
-        least: The smallest that works; 0 itself only with `zero`.
-        zero: Whether 0 works.
-        day: If given, a day is the most, and this says why.
+        least: The smallest number allowed; 0 itself only with `zero`.
+        zero: True to allow 0.
+        day: If given, more than a day is not allowed, and this text gives the reason.
     """
     wanted = f"must be a number of seconds {'>=' if zero or least else '>'} {least:g}"
 
@@ -119,7 +120,7 @@ def flag(value: Any) -> Any:
 
 
 def count(value: Any) -> Any:
-    from ..protocol.names import MAX_SLOTS  # most programs have no limit
+    from ..protocol.names import MAX_SLOTS  # imported here: most programs have no limit
 
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_SLOTS:
         raise ValueError(f"must be a whole number from 1 to {MAX_SLOTS}")
@@ -143,7 +144,7 @@ def limit(value: Any) -> Any:
 def rate(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("must be a rate such as '10/m'")
-    from ..protocol.rate import parsed  # most programs have none
+    from ..protocol.rate import parsed  # imported here: most programs have no rate
 
     parsed(value)
     return value
@@ -151,7 +152,7 @@ def rate(value: Any) -> Any:
 
 def nodes(value: Any) -> Any:
     if value is not None:
-        from ..stores.kinds import listed, parse_nodes  # most programs set none
+        from ..stores.kinds import listed, parse_nodes  # imported here: most programs set no nodes
 
         parse_nodes(value, "redlock_nodes")
         value = listed(value)
@@ -164,7 +165,7 @@ def key(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         for name in value:
             text(name)
-        # A copy that nobody can change; a tuple stays what it is: see `Templates`.
+        # Return a copy that nobody can change; a tuple is returned as it is: see `Templates`.
         return value if isinstance(value, tuple) else tuple(value)
     if not isinstance(value, str) or not value:
         raise ValueError(
@@ -174,7 +175,7 @@ def key(value: Any) -> Any:
 
 
 def too_long(ttl: float) -> str:
-    """Return a warning about a ttl, in seconds, that is longer than any lock needs; else ""."""
+    """Return a warning if a ttl, in seconds, is longer than any lock needs; else ""."""
     if ttl <= LONG_TTL:
         return ""
     return (
@@ -185,13 +186,17 @@ def too_long(ttl: float) -> str:
 
 
 def guarded(restart_guard: str, nodes: int, moves: bool = False) -> bool:
-    """Return whether nodes that may have forgotten locks have no vote.
+    """Return True if nodes that may have forgotten locks have no vote.
 
-    `moves`: one of them has a standby that takes its place by itself, so nobody has to have
-    accepted what that forgets.
+    "auto" does not guard a single node: to wait after each of its starts protects only from its own
+    crash, and a user of one node has accepted that risk. With two nodes, both must grant a lock: if
+    one forgets, the other still says no. With three or more, one node that forgets is enough for
+    two holders.
 
-    "auto" leaves one node alone: waiting after each of its starts protects from nothing but its own
-    crash, and whoever runs one has accepted that. Of two, both must grant a lock: if one forgets,
-    the other still says no. From three on, one that forgets is enough for two holders.
+    Args:
+        restart_guard: The option: "uptime", "auto" or "off".
+        nodes: The number of nodes.
+        moves: True if a standby takes the place of a node by itself. With "auto" it is guarded,
+            because the user has not accepted the locks that a standby lacks.
     """
     return restart_guard == "uptime" or (restart_guard == "auto" and (nodes > 2 or moves))

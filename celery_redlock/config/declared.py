@@ -1,9 +1,9 @@
-"""Refuses options of a lock that nothing would read.
+"""Refuse options of a lock that nothing would read.
 
-`lock_ttl` is read on a `SingletonTask`, and `@locked` reads what it is called with. On any other
-task such an option is an attribute like another: the task would run without the lock, or without
-the ttl, that stands in its source. So tasks are looked at when they are bound to their app. A task
-without any lock of ours may have the option for somebody else: that is a warning.
+`lock_ttl` is read on a `SingletonTask`, and `@locked` reads its arguments. On any other task such
+an option is an ordinary attribute: the task would run without the lock, or without the ttl, that
+its source shows. So tasks are checked when they are bound to their app. A task without a lock of
+ours may have the option for another library; then it only gets a warning.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from .options import TASK
 from .task_lock import TaskLock, lock_of
 
 MIN_LIKENESS, MIN_LIKENESS_SAME_LENGTH = 0.8, 0.66
-"""How like an option's name one must be to be that name misspelt (difflib's ratio, 0 to 1): `tll`
-is 0.67 like `ttl`, and as long. Others are the user's own."""
+"""The least similarity to an option's name (difflib's ratio, 0 to 1) at which a name counts as a
+misspelling of it: `tll` has 0.67 to `ttl`, and the same length. Other names are the user's own."""
 
 _DROPS = (
     "which would drop the message that a waiting task is sent again in. Take that base away, or the"
@@ -43,7 +43,7 @@ _OTHER_BASES = {
         " its key. Take the lock away, and use `Redlock.from_app(app).lock(...)` in the body"
     ),
 }
-"""Why a task with a lock of ours cannot have a base of these packages."""
+"""The reasons why a task with a lock of ours cannot have a base of these packages."""
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -53,18 +53,19 @@ _annotate_any: Any = firstmethod("annotate_any")  # type: ignore[arg-type]  # it
 
 
 def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[str]:
-    """Refuse options on a task with a lock, or on its class, that nothing reads.
+    """Refuse lock options, on a task with a lock or on its class, that nothing reads.
 
-    What `task_annotations` gives to every task (`for_all`) are defaults of those that read them.
-    Only `@locked` ones would seem to; the others take no lock anyway.
+    Options that `task_annotations` gives to every task (`for_all`) are defaults for the tasks that
+    read them. They are refused only on a `@locked` task, where they would seem to work; a task
+    without a lock gets no warning for them.
 
     Returns:
-        A warning for each of these options on a task without a lock. They may be those of another
-        library, or of a lock of the project's own.
+        A warning for each such option on a task without a lock. It may belong to another library,
+        or to a lock of the project's own.
 
     Raises:
-        ConfigurationError: There is one, or the task has the lock of another library as well;
-            names it, the task, and what to write instead.
+        ConfigurationError: There is such an option, or the task also has a lock of another library.
+            The message gives the option, the task, and what to write instead.
     """
     kind = task if inspect.isclass(task) else type(task)
     if is_of_celery(kind):
@@ -81,7 +82,7 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[s
                 " @locked to the task (lock_key, lock_ttl, ...) and take @locked away, or take"
                 " another base"
             )
-        return []  # it has checked its options
+        return []  # its options are checked already
     warnings = []
     for base in kind.__mro__:
         for attribute, value in vars(base).items():
@@ -108,11 +109,11 @@ def refuse_other_base(name: str, kind: type) -> None:
     """Refuse a base of another library for a task with a lock of ours.
 
     Args:
-        name: The task's, for the error.
+        name: The task's name, for the error.
         kind: Its class.
 
     Raises:
-        ConfigurationError: There is one; says why the two do not work together.
+        ConfigurationError: There is such a base. The message says why the two do not work together.
     """
     for base in kind.__mro__:
         why = _OTHER_BASES.get(str(base.__module__).partition(".")[0])
@@ -124,10 +125,10 @@ def refuse_other_base(name: str, kind: type) -> None:
 
 
 def check_bound(task: Any) -> None:
-    """Check the key of a task that is `@locked` and `bind=True`: its `self` is no argument.
+    """Check the key of a `@locked` task with `bind=True`, whose `self` is not an argument.
 
     Raises:
-        ConfigurationError: It does not fit.
+        ConfigurationError: The key does not fit the arguments.
     """
     function = inspect.getattr_static(task, "run")
     if _is_locked(function) and not isinstance(function, staticmethod):
@@ -135,7 +136,7 @@ def check_bound(task: Any) -> None:
 
 
 def refuse_second_lock(name: str, function: Any) -> None:
-    """Refuse to lock what `@locked` has locked already: which key would be the task's?"""
+    """Refuse a second `@locked` on one function, because its key would be ambiguous."""
     if _is_locked(function):
         raise ConfigurationError(
             f"{name} is @locked twice: a task has one lock. Keep one of the two; several keys stand"
@@ -144,7 +145,7 @@ def refuse_second_lock(name: str, function: Any) -> None:
 
 
 def given_to_all(app: Any) -> Mapping[str, Any]:
-    """Return what the `task_annotations` of an app say of every task (`"*"`)."""
+    """Return the attributes that `task_annotations` of an app gives to every task (`"*"`)."""
     given: Mapping[str, Any] | None = _annotate_any(app.annotations)
     return given or {}
 
@@ -153,8 +154,8 @@ def app_of(lock: TaskLock, task: Any = None) -> Any:
     """Return the app whose settings a call reads.
 
     Args:
-        lock: The lock of what is called.
-        task: The task; None where its function is called, or one that is no task.
+        lock: The lock of the called task or function.
+        task: The task; None if its function is called directly, or is not a task's.
     """
     app = task.app if task is not None else _celery_state.get_current_app()
     if task is not None and not is_fallback(app):
@@ -166,13 +167,13 @@ def app_of(lock: TaskLock, task: Any = None) -> Any:
         return app
     if not known:
         known = [one for one in _celery_state._get_active_apps() if not is_fallback(one)]
-    if task is not None:  # its name, which may be in its key, may be another one there
+    if task is not None:  # the key may contain its name, and another app may not have that name
         known = [one for one in known if task.name in one.tasks]
     return known[0] if len(known) == 1 else app
 
 
 def wrap(task_class: Any = Task) -> None:
-    """Look at every task when it is bound to an app. Calling it again changes nothing."""
+    """Wrap `Task.bind`, to check every task when it is bound to an app. Idempotent."""
     original = task_class.bind.__func__
     if getattr(original, "__redlock__", False):
         return
@@ -182,7 +183,7 @@ def wrap(task_class: Any = Task) -> None:
         try:
             first = not cls.__bound__
             _check_as_without_lock(cls, app)
-            # Annotations are set next, and may hide what was declared.
+            # Check before the annotations are set, because they may hide declared options.
             warnings = refuse_unread(cls) if first else []
             bound = original(cls, app)
             warnings += refuse_unread(cls, given_to_all(app))
@@ -207,9 +208,9 @@ def wrap(task_class: Any = Task) -> None:
 
 
 def _check_as_without_lock(task: Any, app: Any) -> None:
-    """Let Celery check a call's arguments as it does without `@locked` under a decorator.
+    """Make Celery check a call's arguments as if there were no `@locked` under another decorator.
 
-    `functools.wraps` has given the decorator the signature of what `@locked` returns.
+    `functools.wraps` has given that decorator the signature of the function from `@locked`.
     """
     run = inspect.getattr_static(task, "run")
     function: Any = run.__func__ if isinstance(run, staticmethod) else run
@@ -219,15 +220,15 @@ def _check_as_without_lock(task: Any, app: Any) -> None:
 
 
 def _end_command(error: ConfigurationError) -> None:
-    """End a `celery` command, such as `celery worker`, with one line that says what is wrong.
+    """End a `celery` command, such as `celery worker`, with one line that explains the error.
 
-    Celery makes its tasks while it imports the app, or before a worker's first signal. What is
-    raised there would be printed with its traceback.
+    Celery makes its tasks while it imports the app, or before a worker's first signal. An error
+    that is raised there would be printed with its traceback.
     """
     click: Any = sys.modules.get("click")
     context = click.get_current_context(silent=True) if click is not None else None
     root = context.find_root() if context is not None else None
-    # Our own commands say themselves what is wrong.
+    # Our own commands print the error themselves.
     if root is not None and root.command.name == "celery" and root.invoked_subcommand != "redlock":
         click.echo(f"celery_redlock: {error}", err=True)
         raise SystemExit(1)
@@ -236,15 +237,16 @@ def _end_command(error: ConfigurationError) -> None:
 def is_of_celery(kind: type) -> bool:
     """Return True if a task's class is one of Celery's own tasks, such as `celery.chord_unlock`.
 
-    They take no lock, also where the app's task class would give them one.
+    They take no lock, even if the app's task class would give them one.
     """
     return kind.__module__ == "celery.app.builtins"
 
 
 def keep_task_class(cls: Any) -> None:
-    """Put the task class of an app behind ours, where Celery would leave it out.
+    """Add the task class of an app to the bases of `cls`, if Celery has left it out.
 
-    It does so for each task with a base, and Django's for an app with a `task_cls`.
+    Celery leaves it out for each task with a base of its own. For an app with a `task_cls` it
+    leaves out Django's task class.
     """
     made = vars(cls)
     if "_decorated" in made:
@@ -275,7 +277,7 @@ def _is_locked(function: Any) -> bool:
 
 
 def _meant(attribute: str) -> str | None:
-    """Return the option that an attribute's name means; None for one of the user's own."""
+    """Return the option that an attribute's name means; None if it is the user's own."""
     prefix, _, name = attribute.partition("_")
     if prefix not in ("lock", "redlock"):
         return None
@@ -286,5 +288,5 @@ def _meant(attribute: str) -> str | None:
 
 
 def _is_method(base: Any, value: Any) -> bool:
-    """Whether it is of a class's body; a function that `@app.task` is given is an option."""
+    """Return True for a method of a class body; a function passed to `@app.task` is an option."""
     return hasattr(type(value), "__get__") and "_decorated" not in vars(base)

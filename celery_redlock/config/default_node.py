@@ -1,4 +1,4 @@
-"""The one node of an app that names none: another library's Redis, or the broker's."""
+"""The one node of an app without `redlock_nodes`: another library's Redis, or the broker's."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ __all__ = ["default_node", "is_fallback", "left_over"]
 
 _OF_TLS = {"ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"}
 _OF_TLS |= {"ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_password"}
-"""Arguments of TLS that every redis-py reads from a URL."""
+"""TLS arguments that every version of redis-py reads from a URL."""
 _CERT_REQS = {None: "none", 0: "none", 1: "optional", 2: "required"}
-"""How a URL writes `ssl.CERT_NONE` and its like."""
+"""The spelling of `ssl.CERT_NONE`, `CERT_OPTIONAL` and `CERT_REQUIRED` in a URL."""
 
 
 def default_node(app: Any) -> str:
-    """Return the URL of the node where `redlock_nodes` is not set.
+    """Return the URL of the node if `redlock_nodes` is not set.
 
     Raises:
-        ConfigurationError: The broker is no Redis.
+        ConfigurationError: The broker is not Redis.
     """
     return _moved(app.conf)[1] or _broker(app)
 
 
 def _moved(conf: Any) -> tuple[str, str]:
-    """Return the Redis of celery-once or celery-singleton, if a project moves over (compat/).
+    """Return the Redis of celery-once or celery-singleton, if a project migrates (compat/).
 
-    Read wherever the locks are, so that all processes of an app agree whichever modules they load.
+    It is read also without the compat modules, so that all processes of an app use the same node,
+    whatever they import.
 
     Returns:
-        The setting, and its URL; two empty texts if there is none.
+        The setting and its URL; two empty texts if there is none.
     """
     once = conf.get("ONCE")
     own = once.get("settings") if isinstance(once, Mapping) else None
@@ -49,7 +50,7 @@ def _moved(conf: Any) -> tuple[str, str]:
 
 
 def left_over(app: Any) -> str:
-    """Return a warning if the locks are on the Redis of a library that no task uses; else ""."""
+    """Return a warning if the node is that of a library that no task here uses; else ""."""
     from ..stores.kinds import parse_nodes, whole_name
 
     setting, url = _moved(app.conf)
@@ -74,15 +75,19 @@ def left_over(app: Any) -> str:
 
 
 def is_fallback(app: Any) -> bool:
-    """Return True if Celery itself made an app, for a thread or program without a current one.
+    """Return True if Celery made this app by itself, for a thread or program without a current one.
 
-    A thread has no current app of its own, whichever app the main thread has.
+    A new thread has no current app, even if the main thread has one.
     """
     return app.main == "default" and not app.set_as_current and not app.conf.get("broker_url")
 
 
 def _broker(app: Any) -> str:
-    """Return the URL of the broker, if that is a Redis."""
+    """Return the URL of the broker, if it is Redis.
+
+    Raises:
+        ConfigurationError: It is not, or its URL or TLS options cannot be used.
+    """
     conf = app.conf
     url = conf.get("broker_write_url") or conf.get("broker_url")
     if isinstance(url, (list, tuple)):
@@ -91,7 +96,7 @@ def _broker(app: Any) -> str:
         url = url.strip()
         if url.startswith("sentinel://"):
             return _watched(url, conf)
-        url = re.split(r";(?![^/]*@)", url)[0]  # not within a password
+        url = re.split(r";(?![^/]*@)", url)[0]  # do not split within a password
         if url.startswith(("redis+socket://", "unix://")):
             return url
         if url.startswith(("redis://", "rediss://")):
@@ -123,12 +128,12 @@ def _parted(*urls: str) -> list[SplitResult]:
 
 
 def _tls_of(conf: Any, query: str) -> dict[str, str]:
-    """Return the arguments with which Celery speaks TLS to the broker; empty if it does not.
+    """Return Celery's TLS arguments for the broker; empty if it uses no TLS.
 
     Raises:
         ConfigurationError: `broker_use_ssl` cannot be written in a URL.
     """
-    # kombu takes those of the URL alone, if there are any.
+    # If the URL has such arguments, kombu uses only these.
     if inside := {k: v for k, v in parse_qsl(query) if k.startswith("ssl_")}:
         return inside
     given = conf.get("broker_use_ssl") or {}
@@ -136,7 +141,7 @@ def _tls_of(conf: Any, query: str) -> dict[str, str]:
     if isinstance(given, Mapping):
         kinds = (str, int, PathLike, type(None))
         plain = {k for k, v in given.items() if isinstance(v, kinds) and "%" not in str(v)}
-        # redis-py 5.2 decodes %41 in an argument of a URL twice.
+        # Values with "%" are left out, because redis-py 5.2 decodes %41 in a URL argument twice.
         if not (bad := sorted(str(name) for name in set(given) - (plain & _OF_TLS))):
             return _as_written(given)
         wrong = f"has what a Redis node's URL cannot have: {', '.join(bad)}"
@@ -147,13 +152,13 @@ def _tls_of(conf: Any, query: str) -> dict[str, str]:
 
 
 def _as_written(given: Mapping[str, Any]) -> dict[str, str]:
-    """Return arguments of a connection as they are written in a URL."""
+    """Return arguments of a connection in their spelling in a URL."""
     certs = {k: _CERT_REQS.get(v, v) for k, v in given.items() if k == "ssl_cert_reqs"}
     return {k: str(v) for k, v in {**given, **certs}.items() if v is not None}
 
 
 def _watched(url: str, conf: Any) -> str:
-    """Return a broker behind Sentinels as one URL: Celery names each of them in a URL."""
+    """Return one URL for a broker behind Sentinels; Celery's setting has one URL per Sentinel."""
     options = conf.get("broker_transport_options") or {}
     urls = _parted(*url.split(";"))
     if not options.get("master_name"):

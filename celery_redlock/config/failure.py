@@ -1,8 +1,8 @@
-"""The failure that an error callback is called with, as it travels in a message.
+"""Write the arguments of an error callback into a message, and read them again.
 
-Celery calls `callback(request, exc, traceback, *own)` inside the process of the task that failed.
-Where the callback is sent as a task of its own, these three are written as plain data, and made
-again before its key and its body see them.
+Celery calls `callback(request, exc, traceback, *own)` in the process of the failed task. If the
+callback is sent as a task of its own, the first three arguments are written as plain data, and
+rebuilt before its key and its body see them.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from celery.utils.saferepr import saferepr
 __all__ = ["FailedRequest", "of_failure", "pack", "unpack"]
 
 FAILED = "redlock_failed"
-"""Key of the first argument of such a message: the request of the task that failed."""
+"""Key in the first argument of such a message, for the request of the failed task."""
 _STAYS = frozenset(
     ("callbacks", "errbacks", "chain", "chord", "options", "logfile", "loglevel", "time_start")
 )
-"""What a callback does not get of that request: what Celery would send next is of any size."""
+"""Fields of that request that a callback does not get. Some of them contain the messages that
+Celery would send next, which may be of any size."""
 
 
 class FailedRequest(Context):
-    """The request of a task that failed. In a key it stands for the id of that task."""
+    """The request of a failed task. In a key it is replaced by the id of that task."""
 
     def __json__(self) -> Any:
         return self.id
@@ -36,11 +37,11 @@ def pack(
     """Return a failure as three arguments that a message can carry.
 
     Args:
-        request: That of the task that failed.
+        request: The request of the failed task.
         exc: Its exception.
         traceback: Its text, or None.
-        encodes: Raises if the message cannot carry a value. Arguments that it refuses are replaced
-            by their repr, other fields of the request are left out.
+        encodes: Function that raises if the message cannot carry a value. Such a value is replaced
+            by its repr if it is an argument, and left out if it is another field of the request.
     """
 
     def carried(value: Any) -> Any:
@@ -52,7 +53,7 @@ def pack(
 
     def is_carried(name: str, value: Any) -> bool:
         if name in _STAYS or name.startswith(("_", "redlock_")):
-            return False  # our own headers have tokens
+            return False  # our own headers contain tokens
         try:
             encodes(value)
         except Exception:
@@ -80,9 +81,10 @@ def pack(
 
 
 def unpack(task: Any, args: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of a call with the request and the exception that `pack` has written.
+    """Return the arguments of a call, with the request and the exception from `pack` rebuilt.
 
-    The message is untrusted input: what cannot be an exception becomes a plain one with its text.
+    The message is untrusted input: a value that cannot be an exception becomes an `Exception` with
+    its text.
     """
     if not args or task is None:
         return args
@@ -104,9 +106,10 @@ def unpack(task: Any, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def of_failure(args: Sequence[Any]) -> Sequence[Any]:
-    """Return the arguments of a call that a key of all arguments is made of.
+    """Return the arguments from which a key of all arguments is made.
 
-    Of a failure that is the id of the failed task: exceptions and tracebacks have no stable text.
+    Of a failure only the request counts (by the id of the failed task), because exceptions and
+    tracebacks have no stable text.
     """
     if len(args) < 3 or not isinstance(args[0], FailedRequest):
         return args

@@ -1,10 +1,10 @@
-"""The options, once: name, type, default, check, meaning.
+"""The table of options: name, type, default, check, meaning.
 
-Every option is either global (`redlock_x` in the Celery configuration), or of a task (`lock_x` on
-a `SingletonTask`, `x` in `@locked`), or both: then the global one is the default of the tasks.
-Durations are seconds. The attributes of `Settings` and `TaskOptions` are the table: `GLOBAL` and
-`TASK` are read from them, and so are the docs. Only what type checkers must find written out stands
-elsewhere (`typed.py`, `SingletonTask`), and a test compares it.
+Every option is either global (`redlock_x` in the Celery configuration), or an option of a task
+(`lock_x` on a `SingletonTask`, `x` in `@locked`), or both: then the global one is the default of
+the tasks. Durations are seconds. The attributes of `Settings` and `TaskOptions` are the table:
+`GLOBAL` and `TASK` are read from them, and so are the docs. Type checkers need a second list
+(`typed.py`, `SingletonTask`), and a test compares the two.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ OnLost: TypeAlias = LossPolicy | Callable[[Any], object]
 
 
 class Option:
-    """What is known of one option besides its name and type.
+    """One option, without its name and type.
 
     Args:
         default: Its default.
-        check: What it may be.
-        about: What it does, for the docs.
+        check: The check of its values.
+        about: Its effect, for the docs.
         change: When to change it, for the docs.
     """
 
@@ -54,9 +54,9 @@ def _option(default: Any, check: checks.Check, about: str, change: str) -> Any:
 
 
 class _Shared:
-    """What an app sets for all its tasks, and a task for itself.
+    """The options that an app can set for all its tasks, and a task for itself.
 
-    No dataclass, which takes as long to make as all else that a program with a task loads.
+    It is not a dataclass: to make one takes as long as all other imports of a program with a task.
     """
 
     def __init__(self, **given: Any) -> None:
@@ -229,11 +229,11 @@ class Settings(_Shared):
 
 
 class TaskOptions(_Shared):
-    """The options of a task, all of them: its own, else the app's, else the defaults.
+    """All options of a task: each is its own, or else the app's, or else the default.
 
     Attributes:
-        wait: That of the task's policy; 0 where a function is yet to be asked for one.
-        waits: By policy, how long a task that has it waits in its process; seconds.
+        wait: The wait of the task's policy, in seconds; 0 if a function chooses the policy later.
+        waits: By policy, the seconds that a task with that policy waits in its process.
     """
 
     key: Key = _option(
@@ -350,15 +350,15 @@ class TaskOptions(_Shared):
     waits: Mapping[str, float] = MappingProxyType({})
 
     def replace(self, **given: Any) -> TaskOptions:
-        """Return the same options but for those given."""
+        """Return a copy of the options with some of them replaced."""
         return TaskOptions(**{**vars(self), **given})
 
     @property
     def pace(self) -> Rate | None:
-        """What `rate` and `burst` mean."""
+        """The rate that `rate` and `burst` describe; None without one."""
         if self.rate is None:
             return None
-        from ..protocol.rate import rate_of  # most programs have none
+        from ..protocol.rate import rate_of  # imported here: most programs have no rate
 
         return rate_of(self.rate, self.burst)
 
@@ -377,10 +377,10 @@ _DEFAULTS: Mapping[type, Mapping[str, Any]] = {
 
 
 def check_option(name: str, value: Any, label: str | None = None) -> Any:
-    """Return the value of one option, checked; an error calls it by `label`, else by `name`.
+    """Check the value of one option and return it; an error calls it by `label`, else by `name`.
 
     Raises:
-        ConfigurationError: It cannot work; says why and what to give instead.
+        ConfigurationError: The value cannot work. The message says why, and what to give instead.
     """
     option = TASK.get(name) or GLOBAL[name]
     try:

@@ -1,7 +1,7 @@
-"""What is set: an app's settings and a task's options, read, checked and put together.
+"""Read, check and combine an app's settings and a task's options.
 
-A value is checked at its birth: when a task is declared, when a worker starts. `options.py` has the
-table of options.
+Values are checked as early as possible: when a task is declared, or when a worker starts.
+`options.py` has the table of options.
 """
 
 from __future__ import annotations
@@ -16,39 +16,40 @@ from .default_node import default_node
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
 OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
-"""Options that a task reads which may be sent again."""
+"""Options that are only read by a task that may be sent again."""
 _OF_LEASES = ("max_lifetime", "progress_timeout", "on_lost")
 OF_RATED = ("limit", "hold_for", *_OF_LEASES)
-"""Options that no task with a rate reads: its bodies hold no lock."""
+"""Options that no task with a rate reads, because its bodies hold no lock."""
 OF_LOCKS = ("wait", "on_conflict", "hold_for", "fencing", *_OF_LEASES)
-"""Options that a task reads whose body runs under its lock."""
+"""Options that are only read by a task whose body runs under its lock."""
 
 ELSEWHERE = {
     **dict.fromkeys(("timeout", "expire", "expires", "expiry", "lock_timeout"), "ttl"),
     "blocking_timeout": "wait",
 }
-"""What other libraries call options of ours."""
+"""The names of our options in other libraries."""
 
 
 UNREAD = object()
-"""What Celery's configuration says of a setting that is written as it does not read it."""
+"""The value of a setting whose spelling Celery's configuration does not read."""
 
 _MIN_LIKENESS = 0.8
-"""How like "redlock" a first word is to be that word misspelt (difflib's ratio, 0 to 1)."""
+"""The least similarity to "redlock" (difflib's ratio, 0 to 1) at which a first word counts as a
+misspelling of it."""
 
 switched_off = 0
-"""How many blocks of a test want no task to take a lock, of whichever app: see `testing`."""
+"""The number of open test blocks in which no task of any app takes a lock: see `testing`."""
 
 
 def check_given(given: Mapping[str, Any], table: Mapping[str, Option], prefix: str) -> Any:
-    """Return options as they were given, by name without prefix, each checked by itself.
+    """Check each of the given options by itself, and return them by name without prefix.
 
     Raises:
         ConfigurationError: A name is not in the table, or a value cannot work.
     """
     for name in given:
         if name not in table:
-            import difflib  # only for a message
+            import difflib  # imported here: only the error needs it
 
             bare = name.removeprefix("redlock_").removeprefix("lock_")
             bare = ELSEWHERE.get(bare, bare)
@@ -65,7 +66,7 @@ def resolve(own: Mapping[str, Any], settings: Settings) -> TaskOptions:
         name: own.get(name, getattr(settings, name, option.default))
         for name, option in TASK.items()
     }
-    # As long as what a dead machine holds can last; the others act at once.
+    # `wait` and `replace` wait as long as a dead holder's lock can last; others act at once.
     waits = {"retry": options["wait"], "wait": options["ttl"], "replace": options["ttl"]}
     waits = {name: own.get("wait", waits.get(name, 0.0)) for name in CONFLICT_POLICIES}
     policy = options["on_conflict"]
@@ -78,10 +79,10 @@ def read_settings(app: Any) -> Settings:
 
     Raises:
         ConfigurationError: A value cannot work, a `redlock_...` name is unknown, or no node is
-            named and the broker is no Redis.
+            configured and the broker is not Redis.
     """
     conf = app.conf
-    # Read by name, not by app.add_defaults(): that hides a user's config_from_object.
+    # Read by name: app.add_defaults() would hide a user's config_from_object.
     given = {name: option.default for name, option in GLOBAL.items()}
     given.update((name, conf.get(f"redlock_{name}", UNREAD)) for name in given_names(conf))
     for name, value in given.items():
@@ -104,7 +105,7 @@ def read_settings(app: Any) -> Settings:
 def unread(conf: Any) -> list[str]:
     """Return a warning for each setting of a configuration that looks like a task's option.
 
-    Such as `lock_ttl`, which may be that of another library.
+    An example is `lock_ttl`, which may belong to another library.
     """
     return [
         f"celery_redlock does not read the setting lock_{name}:"
@@ -120,14 +121,14 @@ def _refuse_misspelt(conf: Any) -> None:
     """Refuse a setting whose first word is `redlock` misspelt, as in `redlok_nodes`.
 
     Raises:
-        ConfigurationError: There is one; says what to write.
+        ConfigurationError: There is such a setting. The message says what to write.
     """
     pattern = re.compile(rf"(?:{_namespace(conf)}|celery_)?(red_lock|r[a-z]{{4,8}})_(\w+)", re.I)
     for found in filter(None, map(pattern.fullmatch, map(str, conf))):
         written, first, option = found[0], found[1].lower(), found[2].lower()
         if first == "redlock":
             continue
-        import difflib  # most programs have no such name
+        import difflib  # imported here: most programs have no such name
 
         if difflib.SequenceMatcher(None, first, "redlock").ratio() < _MIN_LIKENESS:
             continue
@@ -139,25 +140,26 @@ def _refuse_misspelt(conf: Any) -> None:
 
 
 def _namespace(conf: Any) -> str:
-    """Return what stands before each name in capitals, such as `CELERY_`, for a pattern."""
+    """Return the prefix of all names in capitals, such as `CELERY_`, escaped for a pattern."""
     return re.escape(getattr(conf, "prefix", "") or "")
 
 
 def enabled(conf: Any) -> bool:
-    """Whether the tasks of an app with this configuration take locks at all."""
+    """Return True if the tasks of an app with this configuration take locks at all."""
     if switched_off:
         return False
     maps = getattr(conf, "maps", ())
-    # Asked at each call, and nearly always unset: Celery's look-up would raise nine errors first.
-    # With one map it is not loaded yet, and with a prefix the name is another one.
+    # This short way is for speed: it is called at each task call, the setting is nearly always
+    # unset, and Celery's look-up would raise nine errors first. With one map the configuration is
+    # not loaded yet, and with a prefix the name is another one.
     if len(maps) > 1 and conf.prefix is None and not any("redlock_enabled" in one for one in maps):
         return True
     return bool(conf.get("redlock_enabled", True))
 
 
 def given_names(conf: Any, before: str = "redlock_") -> list[str]:
-    """Return the names after `redlock_` that a configuration holds, under whatever namespace."""
-    keys = [str(key).lower() for key in conf]  # loads it; before that it does not know its prefix
+    """Return the names after `redlock_` in a configuration, with any namespace before it."""
+    keys = [str(key).lower() for key in conf]  # this loads it; before, its prefix is not known
     pattern = re.compile(rf"(?:{_namespace(conf)}|celery_)?{before}(\w+)", re.I)
     matches = map(pattern.fullmatch, keys)
     return [match.group(1) for match in matches if match]
@@ -169,13 +171,14 @@ def check_together(
     """Refuse options that contradict each other, or that nothing would read.
 
     Args:
-        values: What is known: what was declared with the task; with its app, all its options.
-        given: What was meant for this task alone. Defaults of all need not be read by each.
-        prefix: What the user wrote before each name, for errors.
-        several: Whether the task locks several keys.
+        values: The options known so far: those declared with the task, or, with its app, all.
+        given: The options that were given to this task alone. Only these must be read; a default
+            for all tasks need not be.
+        prefix: The prefix that the user wrote before each name, for errors.
+        several: True if the task locks several keys.
 
     Raises:
-        ConfigurationError: Says which, why, and what to give instead.
+        ConfigurationError: The message says which options, why, and what to give instead.
     """
     p = prefix
     base, longest = values.get("retry_backoff"), values.get("retry_backoff_max")
@@ -275,7 +278,7 @@ def check_together(
 
 
 def _check_shared(values: Mapping[str, Any], p: str, *, several: bool) -> None:
-    """Refuse what a reader cannot have."""
+    """Refuse options that a reader cannot have."""
     scope = values.get("scope", "while_executing")
     either = "leave one of the two out"
     refused = {
@@ -297,8 +300,8 @@ def _check_shared(values: Mapping[str, Any], p: str, *, several: bool) -> None:
 def _check_rate(
     values: Mapping[str, Any], given: Mapping[str, Any], p: str, *, several: bool
 ) -> None:
-    """Refuse what a task with a rate cannot have, whose bodies run under no lock."""
-    from ..protocol.rate import rate_of  # most programs have none
+    """Refuse options that a task with a rate cannot have, because its bodies hold no lock."""
+    from ..protocol.rate import rate_of  # imported here: most programs have no rate
 
     scope, policy = values.get("scope", "while_executing"), values.get("on_conflict", "retry")
     why = ""

@@ -1,4 +1,4 @@
-"""How a task is locked: its key and its options.
+"""The lock of a task: its key and its options.
 
 `SingletonTask` and `@locked` (`task.py`) each make one `TaskLock` when a task is declared.
 """
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 _OF_CELERY = ("lang", "task", "argsrepr", "kwargsrepr", "compression")
 """Headers that Celery sets, besides those that are attributes of its `Context`."""
 OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
-"""Options that one call can be given: `apply_async(..., lock={...})`."""
+"""Options that can be given to a single call: `apply_async(..., lock={...})`."""
 
 
 class TaskLock:
-    """How a task is locked: its key and its own options. Made when the task is declared.
+    """The lock of a task: its key and its own options. Made when the task is declared.
 
     Args:
         own: The options given to the task, by name, without prefix.
-        prefix: What the user wrote before each of these names, for errors.
-        for_all: What `task_annotations` gives to every task, by the names that the user wrote: a
-            task need not read what was not meant for it.
+        prefix: The prefix that the user wrote before each of these names, for errors.
+        for_all: The options that `task_annotations` gives to every task, by the names that the user
+            wrote. They were not given to this task alone, so it need not read them.
 
     Attributes:
         misfit: A warning about calls for which the key function fails; "" if there are none.
-        apps: Those that have a task with this lock.
-        names: Those of the tasks with this lock.
+        apps: The apps that have a task with this lock.
+        names: The names of the tasks with this lock.
     """
 
     def __init__(
@@ -100,14 +100,15 @@ class TaskLock:
         """Return the names of the resources that a call excludes others from.
 
         Args:
-            task: The task; None for a function that is none.
+            task: The task; None if the function is not a task's.
             function: Its function.
-            args: The arguments of the call by position.
-            kwargs: Those by name.
-            headers: Returns a header of the call's message by its name; None for a plain call.
+            args: The positional arguments of the call.
+            kwargs: The keyword arguments.
+            headers: Function that returns a header of the call's message by its name; None for a
+                plain call.
 
         Raises:
-            ConfigurationError: They make no key.
+            ConfigurationError: No key can be made of the arguments.
             TypeError: They do not fit the function.
         """
         _name, keys, args, kwargs = self._of_call(task, function, args, kwargs)
@@ -124,15 +125,15 @@ class TaskLock:
         kwargs: Any,
         headers: Headers | None = None,
     ) -> Limit:
-        """Return how many may hold each of the resources of a call at a time.
+        """Return the limit of each resource of a call.
 
         Raises:
-            ConfigurationError: The function that tells failed, or returned what cannot be one.
+            ConfigurationError: The user's limit function failed, or did not return a limit.
         """
         limit: Any = options.limit
         if isinstance(limit, int):
             return limit
-        from ..protocol.names import paired  # most programs have none
+        from ..protocol.names import paired  # imported here: most programs have no limit
 
         name, keys, args, kwargs = self._of_call(task, function, args, kwargs)
         names = keys.in_order(args, kwargs, headers)
@@ -157,12 +158,12 @@ class TaskLock:
             )
         parameters = keys.signature.parameters.values()
         wanted = [p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        wanted = [name for name in wanted if name != "self"]  # it may yet be bound
+        wanted = [name for name in wanted if name != "self"]  # the task may be bound later
         more = any(p.kind is p.VAR_KEYWORD for p in parameters)
         try:
             taken = inspect.signature(limit)
             (taken.bind_partial if more else taken.bind)(**dict.fromkeys(wanted))
-        except ValueError:  # nobody knows the signature of some that are written in C
+        except ValueError:  # some callables written in C have no known signature
             pass
         except TypeError as error:
             raise ConfigurationError(
@@ -176,7 +177,7 @@ class TaskLock:
         """Return a task's name, its keys, and the arguments of a call without the task itself."""
         first = args[0] if args else None
         if task is None and isinstance(first, Task) and lock_of(first) is self:
-            task = first  # its class calls `run` alone, so Celery does not show it
+            task = first  # a `__call__` that only calls `run` hides the task from Celery's stack
         bound = task is not None and first is task
         args = unpack(task, args[1:] if bound else args)
         if task is not None:
@@ -188,8 +189,8 @@ class TaskLock:
         keys = self._keys_of(name, function, bound)
         more = kwargs.keys() - keys.signature.parameters.keys()
         if more and task is not None and _has_own_call(type(task)):
-            # It takes out of the message what its `apply_async` has put in. The lock of a
-            # SingletonTask is outside of it, that of @locked inside.
+            # Such a class may add arguments in `apply_async` and remove them in `__call__`. The
+            # lock of a SingletonTask is outside of its `__call__`, that of @locked inside.
             if lock_of(type(task)) is self and not hasattr(function, "__redlock__"):
                 keys = self._keys_of(name, function, bound, more=True)
             elif all(p.kind is not p.VAR_KEYWORD for p in keys.signature.parameters.values()):
@@ -215,16 +216,16 @@ class TaskLock:
 
     @property
     def scope(self) -> str:
-        """From when to when a key is taken, as declared; no app's settings are needed for it."""
+        """The declared scope: from when to when a key is taken. It needs no app's settings."""
         return str(self.own.get("scope", TASK["scope"].default))
 
     @property
     def has_wait(self) -> bool:
-        """Whether it was declared with a `wait`, so that a delivery waits in its pool slot."""
+        """True if it was declared with a `wait`, so that a delivery waits in its pool slot."""
         return "wait" in self.own
 
     def options(self, app: Any, settings: Settings | None = None) -> TaskOptions:
-        """Return all options of the task on `app`, which are put together at the first call.
+        """Return all options of the task on `app`; they are combined at the first call.
 
         Args:
             app: The app.
@@ -238,7 +239,8 @@ class TaskLock:
             settings = settings or read_settings(app)
             options = resolve(self.own, settings)
             if options.shared:
-                from ..stores.kinds import kind_of, refuse_readers  # most programs have none
+                # Imported here, because most programs have no shared locks.
+                from ..stores.kinds import kind_of, refuse_readers
 
                 refuse_readers(kind_of(settings.nodes[0]))
             check_together(vars(options), self._meant, self._prefix, several=self._several)
@@ -246,7 +248,7 @@ class TaskLock:
         return options
 
     def options_of_call(self, app: Any, given: Any) -> TaskOptions:
-        """Return the options of one call, which was given `lock={...}`.
+        """Return the options of one call with `lock={...}`.
 
         Raises:
             ConfigurationError: One of them cannot be given to a call, or cannot work.
@@ -276,7 +278,11 @@ class TaskLock:
 def _asked(
     name: str, limit: Callable[..., Any], arguments: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[int, ...]:
-    """Return the limit of each of some names, as a function of the user's says."""
+    """Return the limit of each of some names, from the user's function.
+
+    Raises:
+        ConfigurationError: The function failed, or did not return a limit.
+    """
     what = f"the limit of {name}, which {_name_of(limit)} makes,"
     try:
         made = limit(**arguments)
@@ -302,7 +308,7 @@ def _name_of(function: Any) -> str:
 
 
 def lock_of(task: Any) -> TaskLock | None:
-    """Return how a task is locked, or None."""
+    """Return the lock of a task, or None."""
     lock = getattr(task, "redlock", None)
     if lock is None:
         lock = getattr(getattr(task, "run", None), "__redlock__", None)
@@ -323,18 +329,18 @@ def resources_of(
     kwargs: Mapping[str, Any],
     headers: Headers | None = None,
 ) -> tuple[str, ...]:
-    """Return what a message with these arguments locks; nothing if its task takes no lock."""
+    """Return the resources of a message with these arguments; none if its task takes no lock."""
     lock = lock_of(task)
     return lock.resources(task, task.run, args, kwargs, headers) if lock is not None else ()
 
 
 def resource_of(task: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str | None:
-    """Return the same as one name, for people; None if its task takes no lock."""
+    """Return the resources as one text, for people; None if the task takes no lock."""
     return shown(resources_of(task, args, kwargs)) or None
 
 
 def never_awaited(name: str, result: CoroutineType[Any, Any, Any]) -> ConfigurationError:
-    """Return the error of a function that returned a coroutine, which is closed."""
+    """Return the error for a function that returned a coroutine, and close the coroutine."""
     result.close()
     return ConfigurationError(
         f"{name} returned a coroutine, which nobody awaits: its work has not run, and its lock is"

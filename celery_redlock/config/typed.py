@@ -1,4 +1,4 @@
-"""The options of `@locked` and of `apply_async` for editors and type checkers.
+"""The types of the options of `@locked` and `apply_async`, for editors and type checkers.
 
 A program loads this module only if it imports one of these types.
 """
@@ -29,7 +29,7 @@ class CallOptions(TypedDict, total=False):
 
 
 class PublishOptions(TypedDict, total=False):
-    """The keywords of Celery's `apply_async`, as celery-types has them, and ours."""
+    """The keywords of Celery's `apply_async`, in the types of celery-types, and ours."""
 
     lock: CallOptions
     producer: kombu.Producer | None

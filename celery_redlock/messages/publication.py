@@ -55,7 +55,7 @@ PATIENCE_S = 0.5
 """The seconds for which publishing tries again if several publish at once and none gets a quorum,
 or if the owner of the reservation has ended and is about to release it."""
 MAX_REPLACED = 3
-"""How often one call takes the place of others, if other calls do the same."""
+"""The most times that one call takes the place of others, if other calls do the same."""
 _PART_OF_MORE = (
     *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
     "replaced_task_nesting",
