@@ -1,8 +1,8 @@
-"""From what a user calls a node to how to connect to it; and a name for it without secrets.
+"""Addresses of nodes: how to connect, and a name without secrets, from what a user gives.
 
-A node may be given as a URL, as a `redis.Redis` client or as a mapping of connection arguments. Of
-each we take the arguments of a connection, never its retries: a library that sends a timed-out SET
-again behind our back breaks a lock (redis-py 8 does it ten times by default).
+A node may be given as a URL, as a `redis.Redis` client or as a mapping of connection arguments. The
+connection arguments of each are used, but never its retries: a library that silently sends a
+timed-out SET again breaks a lock (redis-py 8 does it ten times by default).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 SENTINEL = "sentinel://"
 CONNECT_TIMEOUT = 1.0
-"""Seconds to connect and to authenticate, unless the node's arguments say otherwise."""
+"""Seconds to connect and to authenticate, unless the node's arguments set others."""
 GONE_AFTER = 10.0
 """Seconds after which the kernel gives up a peer host that does not even acknowledge packets. A
 process that hangs must not break the connection."""
@@ -57,14 +57,14 @@ _KEEPALIVE = {
 
 @dataclass(frozen=True)
 class Address:
-    """How to reach one node.
+    """The address of one node.
 
     Attributes:
         name: `host:port` or the path of a socket; never a credential.
         connection_class: redis-py's class for this kind of connection.
-        arguments: What to make it with. Holds the password: never log or show it.
-        unverified: What to set so that certificates and their names are checked, where it speaks
-            TLS and anybody may answer; else empty.
+        arguments: The arguments of that class. They contain the password: never log or show them.
+        unverified: If TLS accepts any certificate or name: the settings that make it check them.
+            Else empty.
     """
 
     name: str
@@ -73,20 +73,20 @@ class Address:
     unverified: str = ""
     store: ClassVar[Literal["Redis"]] = "Redis"
     least_timeout: ClassVar[float] = 0.0
-    """How long an answer is waited for at least, in seconds."""
+    """Minimum seconds to wait for an answer."""
     moves: ClassVar[bool] = False
-    """Whether another server takes its place by itself, which may have forgotten locks."""
+    """True if another server, which may have forgotten locks, can take its place by itself."""
 
     @property
     def exposed(self) -> Exposed:
-        """How others can learn the password that is sent there, if they can."""
+        """The way in which others can learn the password that is sent there, if there is one."""
         if not self._has_password or self.speaks_tls or is_here(self.arguments.get("host", "")):
             return None
         return PLAIN, "write rediss://"
 
     @property
     def speaks_tls(self) -> bool:
-        """Whether TLS is spoken with the node."""
+        """True if the connection to the node uses TLS."""
         return issubclass(self.connection_class, SSLConnection)
 
     @property
@@ -94,20 +94,20 @@ class Address:
         return bool({"password", "credential_provider"} & _given(self.arguments))
 
     def connection(self, **changed: Any) -> Any:
-        """Make a connection of redis-py, which has no types, with some arguments changed.
+        """Make a connection of redis-py, without connecting it.
 
-        It is not connected.
+        `changed` replaces some arguments. redis-py's classes have no types.
         """
         return self.made(**changed)
 
     def made(self, **changed: Any) -> Any:
-        """Do the same without asking anybody where the node is."""
+        """Make the same, without asking Sentinels where the node is."""
         return self.connection_class(**{**self.arguments, **changed})
 
     def connect(self, greet: Callable[[Any], T], **changed: Any) -> tuple[Any, T]:
-        """Return a new connection that does not block, and what `greet` made of it before.
+        """Return a new connection that does not block, and the result of `greet` on it before that.
 
-        `changed`: Arguments to make it with; see `connection`.
+        `changed`: Arguments to replace; see `connection`.
 
         Raises:
             NodeError: The node cannot be reached, or it refuses us.
@@ -120,7 +120,7 @@ class Address:
             if connection.can_read():
                 raise NodeError("it sent what nobody asked for")
             connection._sock.setblocking(False)
-        except Exception as error:  # a credential provider's, too
+        except Exception as error:  # including those of a credential provider
             if connection is not None:
                 connection.disconnect()
             raise NodeError(reason(error), node=self.name) from None
@@ -129,16 +129,17 @@ class Address:
 
 @dataclass(frozen=True)
 class SentinelAddress(Address):
-    """How to reach the master of a service that Sentinels watch.
+    """The address of the master of a service that Sentinels watch.
 
-    It is one node, whose address moves, not several: Sentinel promotes a replica, and what had not
-    reached that is forgotten. So it has no vote for a ttl (`restart_guard.py`, rule 2).
+    It is one node whose address moves, not several nodes. Sentinel promotes a replica, and locks
+    that had not reached it are forgotten. So the new master has no vote for a ttl
+    (`restart_guard.py`, rule 2).
 
     Attributes:
-        sentinel: Asks the Sentinels, over connections of its own.
-        service: What they call it.
+        sentinel: redis-py's client for the Sentinels, with connections of its own.
+        service: The service's name in the Sentinels' configuration.
         sentinels: The Sentinels' own addresses.
-        masters: What they may name; see `is_among`. Empty: any host.
+        masters: The hosts that they may name; see `is_among`. Empty: any host.
     """
 
     sentinel: Any = field(default=None, repr=False)
@@ -148,17 +149,17 @@ class SentinelAddress(Address):
     moves: ClassVar[bool] = True
 
     def connection(self, **changed: Any) -> Any:
-        """Make a connection to the master; ask who that is, unless it is among the arguments.
+        """Make a connection to the master; ask who it is, unless the arguments have its host.
 
         Raises:
-            redis.RedisError: No Sentinel answers, or none knows a master that is up.
+            redis.RedisError: No Sentinel answers, or none has a master that is up.
         """
         if "host" not in changed:
             changed = {**changed, **self.at(*self._discovered())}
         return self.made(**changed)
 
     def _discovered(self) -> tuple[str, int]:
-        """Ask one Sentinel after the other, over connections that are bounded as all others."""
+        """Ask one Sentinel after the other, over connections with the same limits as all others."""
         manager = copy.copy(self.sentinel)
         for one in self.sentinels:
             arguments = {**one.arguments, "client_name": None}
@@ -167,14 +168,14 @@ class SentinelAddress(Address):
             try:
                 return manager.discover_master(self.service)  # type: ignore[no-any-return]
             except Exception:
-                continue  # whatever it has sent; the text may have the Sentinels' password
+                continue  # whatever the error is; its text may contain the Sentinels' password
             finally:
                 pool.disconnect()
         which = " among its `masters`" if self.masters else ""
         raise MasterNotFoundError(f"No master found for {self.service!r}{which}")
 
     def at(self, host: str, port: int) -> dict[str, Any]:
-        """Return the arguments of a connection to a master that Sentinels have named.
+        """Return the connection arguments for a master that Sentinels have named.
 
         Raises:
             NodeError: The node's URL does not list it.
@@ -186,7 +187,7 @@ class SentinelAddress(Address):
 
     @property
     def exposed(self) -> Exposed:
-        """How others can learn the password that is sent there, or to the Sentinels."""
+        """The way in which others can learn the master's or the Sentinels' password, if any."""
         if any(one.exposed for one in self.sentinels):
             return PLAIN, "add sentinel_ssl=true to its URL"
         if not self._has_password:
@@ -205,7 +206,7 @@ class SentinelAddress(Address):
     def of(cls, address: Address, pool: SentinelConnectionPool) -> SentinelAddress:
         """Return the address that a pool of `Sentinel.master_for` leads to.
 
-        `address` is made of the arguments of the pool's connections.
+        `address` is made from the arguments of the pool's connections.
         """
         clients = pool.sentinel_manager.sentinels
         pools = [client.connection_pool for client in clients]
@@ -229,11 +230,11 @@ def parse_nodes(specs: Sequence[Any], setting: str = "nodes") -> tuple[Address, 
 
     Args:
         specs: URLs, clients or mappings of connection arguments; one or more.
-        setting: What to call `specs` in an error.
+        setting: Name of `specs` in errors.
 
     Raises:
-        ConfigurationError: None is given, some cannot be understood (the text names each of them),
-            or two are the same server.
+        ConfigurationError: None is given, some are invalid (the text names each of them), or two
+            are the same server.
     """
     if isinstance(specs, (str, bytes, Mapping)) or not isinstance(specs, Sequence):
         raise ConfigurationError(
@@ -283,22 +284,22 @@ def _parse(spec: object, where: str) -> Address:
         if not isinstance(spec, redis.Redis) and issubclass(pool.connection_class, SSLConnection):
             said = given if isinstance(spec, str) else spec
             if "ssl_check_hostname" not in said and _certified(given):
-                given["ssl_check_hostname"] = True  # as redis-py does by default since 6.0
+                given["ssl_check_hostname"] = True  # redis-py's default since 6.0
         address = _address(pool.connection_class, given)
         if isinstance(pool, SentinelConnectionPool):
             address = SentinelAddress.of(address, pool)
-        address.made()  # does not connect: shows bad arguments now
+        address.made()  # does not connect, but raises for bad arguments now
     except (TypeError, ValueError, redis.RedisError) as error:
         text = str(error)
         if isinstance(spec, str) and isinstance(error, TypeError) and "password=" in spec:
-            # What follows an unquoted & in a password looks like an argument, which it names.
+            # After an unquoted & the rest of a password looks like an argument; the error names it.
             text = "an argument is none of a Redis connection; & in a password is written %26"
         raise ConfigurationError(f"{where}: {text}") from None
     return address
 
 
 def _as_redis_py_writes(url: str) -> str:
-    """Return a URL as Celery writes it in the spelling of redis-py."""
+    """Return a URL in redis-py's spelling, if it is in Celery's."""
     if url.startswith("redis+socket://"):
         url = "unix://" + url.removeprefix("redis+socket://")
         url = re.sub(r"(?<=[?&])virtual_host=([^&]*)", lambda m: f"db={m[1] or 0}", url)
@@ -306,8 +307,8 @@ def _as_redis_py_writes(url: str) -> str:
 
 
 def _check_url(url: str) -> None:
-    """Refuse what redis-py would pass over in silence, or quote in full."""
-    if re.fullmatch(r"[\w.-]+(:\d+)?(/\d*)?", url):  # nothing in it can be a secret
+    """Raise an error for what redis-py would ignore silently, or quote in full."""
+    if re.fullmatch(r"[\w.-]+(:\d+)?(/\d*)?", url):  # no part of it can be a secret
         raise ValueError(f"{url!r} has no scheme; write redis://{url}, or rediss:// for TLS")
     scheme = re.match("[a-z+]+://", url)
     if scheme is None:
@@ -338,7 +339,7 @@ def _check_url(url: str) -> None:
     if port == 0:
         raise ValueError("the port is not a number from 1 to 65535")
     if parts.path.strip("/") and not parts.path.strip("/").isdecimal():
-        # Its text is not shown: it may be a part of a password.
+        # Its text is not shown: it may be part of a password.
         raise ValueError("what follows the port is no database number")
 
 
@@ -347,7 +348,7 @@ def _address(kind: type[AbstractConnection], given: Mapping[str, Any]) -> Addres
     arguments = {name: value for name, value in given.items() if not name.startswith(ours)}
     timeout = arguments.get("socket_connect_timeout") or CONNECT_TIMEOUT
     arguments.update(
-        # Nothing may be sent twice, nothing may be sent that we did not ask for.
+        # Nothing may be sent twice, and nothing that we did not ask for.
         retry=Retry(NoBackoff(), 0),
         protocol=2,
         parser_class=Parser,
@@ -386,7 +387,7 @@ def _given(arguments: Mapping[str, Any]) -> set[str]:
 
 
 def _certified(arguments: Mapping[str, Any]) -> bool:
-    """Whether a TLS connection asks for a certificate that it can trust."""
+    """Return True if a TLS connection requires a certificate that it can trust."""
     return arguments.get("ssl_cert_reqs", "required") not in (None, "none", ssl.CERT_NONE)
 
 

@@ -1,8 +1,9 @@
-"""What a node is asked about itself, right after a connection to it was made.
+"""The questions to a node about itself, right after a connection to it was made.
 
-It blocks, in the thread that connects, and nobody else waits. A user that may not ask (see the ACL
-rule in the docs) has no INFO. Then one thing can still be found out, that two addresses lead to one
-server: each of them gets a nonce, a key with a random name, and looks for the others' nonces.
+They block only the thread that connects. A user without the right to INFO (see the ACL rule in the
+docs) gets no answer to them. Then one thing can still be found out: that two addresses lead to one
+server. Each address gets a nonce, a key with a random name, and is searched for the nonces of the
+others.
 """
 
 from __future__ import annotations
@@ -28,29 +29,30 @@ INFO = tuple(
     for section in (b"server", b"replication", b"memory", b"persistence", b"cluster")
 )
 SCRIPTS = (request(b"EVAL", b"return 1", b"0"), request(b"EVALSHA", b"0" * 40, b"0"))
-"""Without them a lock could be taken and not be given back."""
+"""Without them a lock could be acquired and not be released."""
 MARK = re.compile(r"\d{1,12}\.\d{3}( \w{0,40}){3}")
-"""What `TRUSTED_KEY` says; anything else there is not ours."""
+"""The format of the value of `TRUSTED_KEY`; any other value is foreign."""
 READ_MARK = b"return string.sub(redis.call('GET', KEYS[1]) or '', 1, 200)"
-"""Not the whole: what is not ours may be megabytes, and a reply that long is an error."""
+"""Only a beginning: a foreign value may have megabytes, and a reply that long is an error."""
 NONCE_LIFE_MS = b"60000"
-"""Nodes that are reached within this time are told apart."""
+"""Two nodes that are reached within this time, in ms, can be recognised as the same."""
 
 
 def introduce(
     connection: Any, *, index: int, nonces: Sequence[str], prefix: str, guarded: bool
 ) -> NodeInfo:
-    """Ask a node about itself, over a connection of redis-py.
+    """Query a node about itself, over a connection of redis-py.
 
     Args:
         connection: The connection.
-        index: Which of the nodes it is.
-        nonces: A key per node, known to us alone.
-        prefix: What our keys begin with.
-        guarded: Whether it matters if the node keeps what it has acknowledged.
+        index: The number of the node.
+        nonces: A key per node, with a name that only this process has.
+        prefix: Prefix of our keys.
+        guarded: True if it matters whether the node keeps the locks that it has acknowledged.
 
     Raises:
-        NodeError, redis.RedisError, OSError: It does not answer so, or refuses but for rights.
+        NodeError, redis.RedisError, OSError: The answer is invalid, or an error other than a
+            missing right.
     """
     *sections, evaluated, by_digest = ask(connection, [*INFO, *SCRIPTS])
     for reply in (evaluated, by_digest):
@@ -61,7 +63,7 @@ def introduce(
         return marked(facts, partial(ask, connection), prefix) if guarded else facts
     if not _forbidden(error):
         raise error
-    # In this order: of two that do it at the same time, one at least finds the other's.
+    # In this order: if two processes do it at the same time, at least one finds the other's nonce.
     keys = [nonce.encode() for nonce in nonces]
     set_ours = request(b"SET", keys[index], b"%d" % index, b"PX", NONCE_LIFE_MS)
     _set, *replies = ask(connection, [set_ours, *(request(b"GET", key) for key in keys)])
@@ -74,7 +76,7 @@ def introduce(
 
 
 def read_info(sections: Sequence[Any]) -> tuple[str, NodeInfo, ResponseError | None]:
-    """Read the replies to `INFO`: their text, what the guard makes of it, or why it is refused."""
+    """Parse the replies to `INFO`: return their text, the facts, and the error if it is refused."""
     for reply in sections:
         if isinstance(reply, ResponseError):
             return "", NodeInfo(), reply
@@ -83,7 +85,7 @@ def read_info(sections: Sequence[Any]) -> tuple[str, NodeInfo, ResponseError | N
 
 
 def marked(facts: NodeInfo, ask: Callable[[Sequence[bytes]], list[Any]], prefix: str) -> NodeInfo:
-    """Return what a node has said of itself, with its mark if it was promoted and has one."""
+    """Return a node's facts, with its mark if it was promoted and has one."""
     if not facts.history:
         return facts
     (reply,) = ask([request(b"EVAL", READ_MARK, b"1", (prefix + TRUSTED_KEY).encode())])
@@ -92,7 +94,7 @@ def marked(facts: NodeInfo, ask: Callable[[Sequence[bytes]], list[Any]], prefix:
 
 
 def ask(connection: Any, requests: Sequence[bytes]) -> list[Any]:
-    """Return the replies to requests, written at once; error replies are among them."""
+    """Return the replies to requests that are written at once, error replies included."""
     connection.send_packed_command([b"".join(requests)], check_health=False)
     replies: list[Any] = []
     for _ in requests:
@@ -104,7 +106,7 @@ def ask(connection: Any, requests: Sequence[bytes]) -> list[Any]:
 
 
 def _forbidden(error: ResponseError) -> bool:
-    """Not permitted (ACL), or renamed away."""
+    """Return True if a command is not permitted (ACL), or renamed away."""
     return isinstance(error, NoPermissionError) or "unknown command" in str(error).lower()
 
 

@@ -1,9 +1,9 @@
-"""Notices that Sentinels have named another master, although the old one still answers.
+"""Notice that Sentinels have named another master, although the old one still answers.
 
 After `SENTINEL FAILOVER`, or if it only hung, the old master goes on granting locks for ten seconds
-and more before a Sentinel makes it a replica. So we are subscribed to all Sentinels, and leave it
-with the next request after one of them has announced another. That costs no thread: the kernel
-keeps an announcement until we read it, before we ask the master for anything.
+and more before a Sentinel makes it a replica. So we subscribe to all Sentinels, and leave the old
+master with the next request after one of them has announced another. That costs no thread: the
+kernel buffers an announcement until we read it, before each request to the master.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from .resp import Replies
 __all__ = ["MasterWatch"]
 
 SWITCHED = b"+switch-master"
-"""The channel on which a Sentinel announces a new master, and that of any service."""
+"""The channel on which a Sentinel announces new masters, of all services."""
 LOOK_S = 0.1
-"""Seconds between two looks at what the Sentinels have announced."""
+"""Seconds between two reads of the Sentinels' announcements."""
 SEEK_S = 1.0
-"""Seconds between two attempts to subscribe to a Sentinel that we are not subscribed to. One that
-does not allow it is asked that often instead."""
+"""Seconds between two attempts to subscribe to a Sentinel without a subscription. A Sentinel that
+does not allow one is asked for the master that often instead."""
 REST_S = 0.25
-"""Seconds for which the other Sentinels are waited for once one has answered."""
+"""Seconds to wait for the other Sentinels once one has answered."""
 POLL_S = 0.01
-"""Seconds between two looks at which Sentinels have answered."""
+"""Seconds between two checks for answers of Sentinels."""
 
 
 class Word(NamedTuple):
-    """What a Sentinel has said.
+    """The answer of a Sentinel.
 
     Attributes:
         epoch: The version of its configuration; the highest is right.
-        host, port: Where the master is.
+        host, port: The address of the master.
     """
 
     epoch: int
@@ -52,7 +52,7 @@ class Word(NamedTuple):
 
 
 class MasterWatch:
-    """What the Sentinels say about the master of one service.
+    """The Sentinels' answers about the master of one service.
 
     Args:
         address: The service.
@@ -61,19 +61,19 @@ class MasterWatch:
     def __init__(self, address: SentinelAddress) -> None:
         self._address = address
         self._lock = threading.RLock()
-        self._links: dict[int, tuple[Any, Replies]] = {}  # per Sentinel, our subscription
+        self._links: dict[int, tuple[Any, Replies]] = {}  # our subscription to each Sentinel
         self._words: dict[int, Word] = {}
         self._opening: dict[int, threading.Thread] = {}
         self._master: tuple[str, int] | None = None
         self._looked = self._sought = 0.0
 
     def master(self) -> dict[str, Any]:
-        """Ask all Sentinels, and return where the master is, as arguments of a connection.
+        """Ask all Sentinels; return the master's address as arguments of a connection.
 
-        It blocks. Empty if none answers, or none allows what we ask.
+        It blocks. The result is empty if none answers, or none permits the question.
 
         Raises:
-            NodeError: All of them name what the node's URL does not list.
+            NodeError: All of them name hosts that the node's URL does not list.
         """
         with self._lock:
             self.close()
@@ -96,7 +96,7 @@ class MasterWatch:
         with self._lock:
             announced = any([self._announced(index, now) for index in list(self._links)])
             if announced:
-                return True  # `master` asks them all
+                return True  # then `master` asks them all
             if len(self._links) < len(self._address.sentinels) and now > self._sought + SEEK_S:
                 self._sought = now
                 self._seek()
@@ -111,9 +111,9 @@ class MasterWatch:
             self._words.clear()
 
     def _newest(self) -> list[tuple[str, int]]:
-        """Return where the master is by the newest configuration: mostly one place, or none.
+        """Return the master's address by the newest configuration: usually one address, or none.
 
-        A Sentinel that names what it may not counts only if no other has answered.
+        An answer that names a host that is not allowed counts only if there is no other.
         """
         words = list(self._words.values())
         words = [word for word in words if is_among(word.host, self._address.masters)] or words
@@ -121,9 +121,9 @@ class MasterWatch:
         return [(word.host, word.port) for word in words if word.epoch == epoch]
 
     def _announced(self, index: int, now: float) -> bool:
-        """Read what a Sentinel has sent; return True if it is about our service.
+        """Read a Sentinel's announcements; return True if one is about our service.
 
-        Its connection ends with that. The next one tells what the Sentinel's configuration is.
+        That ends the connection. The next one reads the Sentinel's new configuration.
         """
         connection, replies = self._links[index]
         try:
@@ -136,7 +136,7 @@ class MasterWatch:
             self._unlink(index)
             return False
         except BaseException:
-            self._unlink(index)  # interrupted, perhaps with an announcement half read
+            self._unlink(index)  # interrupted, perhaps in the middle of an announcement
             raise
         if not data or any(announced):
             self._unlink(index)
@@ -145,13 +145,13 @@ class MasterWatch:
     def _unlink(self, index: int) -> None:
         self._links.pop(index)[0].disconnect()
 
-    # -- In threads that end with it
+    # -- In short-lived threads
 
     def _alive(self) -> list[threading.Thread]:
         return [thread for thread in list(self._opening.values()) if thread.is_alive()]
 
     def _seek(self) -> None:
-        """Begin to ask the Sentinels that we are not subscribed to."""
+        """Begin to ask the Sentinels without a subscription."""
         for index, sentinel in enumerate(self._address.sentinels):
             running = self._opening.get(index)
             if index in self._links or (running is not None and running.is_alive()):
@@ -178,7 +178,7 @@ class MasterWatch:
 
     def _greet(self, connection: Any) -> tuple[Word, bool]:
         service = self._address.service.encode()
-        # In one piece: a Sentinel does nothing else in between.
+        # Sent at once, so that the Sentinel executes nothing else in between.
         state, place, subscribed = ask(
             connection,
             [

@@ -1,8 +1,8 @@
-"""One Redis master: its connection, what is written to it, whom its answers belong to.
+"""One Redis master: its connection, the requests to it, and their answers.
 
-The connection is redis-py's own, for TLS, ACL and all the rest of making one. But we write to all
-nodes before we read from any, and never wait for one of them: once it is connected, its socket is
-ours. What is written and read on it stands in `requests.py`.
+The connection is redis-py's own, because it supports TLS, ACL and all else that connecting needs.
+But we write to all nodes before we read from any, and never wait for one of them: once connected,
+we use its socket directly. `requests.py` has the encoding.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class RedisNode(StreamNode):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._plain: set[Verb] = set()  # what it would not understand in the usual words
+        self._plain: set[Verb] = set()  # verbs for which it rejects the usual request
         self._replies = Replies()
         address = self._address
         self._watch = MasterWatch(address) if isinstance(address, SentinelAddress) else None
         self._trust = Trust(self._guard, self.index, moves=address.moves)
 
     def connect(self) -> tuple[Any, NodeInfo]:
-        """Return a new connection and what is at its end; see `Node.connect`."""
+        """Return a new connection and the facts of its node; see `Node.connect`."""
         return self._address.connect(
             partial(
                 introduce,
@@ -71,8 +71,9 @@ class RedisNode(StreamNode):
 
     def _begin(self) -> None:
         self._replies = Replies()
-        # By its digest, a release that the server does not know is answered NOSCRIPT, perhaps when
-        # nobody reads any more, and the key would stay until its ttl. The text loads it.
+        # If a release is sent by its digest and the server does not have the script, it answers
+        # NOSCRIPT, perhaps when no thread reads that any more, and the key would stay until its
+        # ttl. So the first release on a connection sends the text, which loads the script.
         self._plain.add(Verb.RELEASE)
 
     def _reason(self, error: Exception) -> str:
@@ -103,21 +104,21 @@ class RedisNode(StreamNode):
     # -- Answers
 
     def _read(self) -> None:
-        # No more than one read, however much there is: the poll tells of the rest, TLS hands
-        # out no less than a record at a time, and others may go in between.
+        # Only one read, however much there is: the poll reports the rest, TLS returns no less than
+        # a record at a time, and other nodes may be read in between.
         data = self.connection._sock.recv(SIZE)
-        # Behind it: a thread that is stopped between a look at the clock and the answer would
-        # take one that came too late for one that came in time.
+        # The clock is read after the data. If it were read before, and the thread was stopped in
+        # between, an answer that came too late would count as in time.
         self._take(data, self._clock())
 
     def _take(self, data: bytes, now: float) -> None:
-        """Hand the replies in `data` to their rounds."""
+        """Pass the replies in `data` to their rounds."""
         if not data:
             raise NodeError("connection closed by the server")
         unanswered = self.channel.unanswered
         for reply in self._replies.feed(data, now):
             if self.connection is None:
-                return  # it broke when one of the replies was followed up
+                return  # it was dropped while one of the replies was handled
             if not unanswered:
                 raise NodeError("it sent what nobody asked for")
             round_ = unanswered.popleft()
@@ -135,10 +136,10 @@ class RedisNode(StreamNode):
                 self._answer(round_, answer, now)
 
     def _refused(self, round_: Round, error: ResponseError, now: float) -> None:
-        """Make what is to be made of an error that the node has answered with."""
+        """Handle an error reply of the node."""
         text, verb = str(error), round_.verb
         if verb is Verb.LOOK:
-            # Where our rights were taken away there is no guard from now on, as without them.
+            # If our right to ask was withdrawn, there is no guard from now on, as without it.
             why, forbidden = reason(error), isinstance(error, NoPermissionError)
             self._trust.not_told(
                 f"does not tell if it still is a master: {why}", forbidden=forbidden
@@ -150,8 +151,8 @@ class RedisNode(StreamNode):
         if verb is Verb.ACQUIRE and "WRONGTYPE" in text:
             round_.answer(self.index, FOREIGN, now)
             return
-        # Neither of these has done anything: asking in other words is the same request. But not of
-        # an attempt that has been given up, or it would run behind its own undoing.
+        # Neither error has changed anything: the other wording is the same request. But an
+        # abandoned attempt is not repeated, because it would run after its own undo.
         again = verb is Verb.RELEASE and isinstance(error, NoScriptError)
         if verb is Verb.ACQUIRE and "syntax error" in text:  # Redis 6.2
             self._plain.add(verb)
@@ -164,11 +165,11 @@ class RedisNode(StreamNode):
         why = reason(error)
         self._failed(round_, why)
         if isinstance(error, ReadOnlyError):
-            # It has become a replica. Should it be promoted again, it is another node, which may
-            # have forgotten locks: what it is, is asked on a new connection.
+            # It has become a replica. If it is promoted again, it is another node, which may have
+            # forgotten locks: a new connection asks for its role.
             self._drop(why)
 
-    # -- What it is: rule 4 of the guard
+    # -- Its role: rule 4 of the guard
 
     def _look_again(self, now: float) -> None:
         if self.channel.up and not self.channel.stalled(now):
@@ -185,6 +186,6 @@ class RedisNode(StreamNode):
         misfit = self._trust.told(sent, NodeInfo.of(text), now)
         if misfit:
             self.reports.complain(None, misfit)
-            self._drop(misfit)  # what it is, is asked on a new connection
+            self._drop(misfit)  # a new connection asks for its role
         else:
             self._welcome(self._trust.memory, now)

@@ -1,9 +1,10 @@
-"""Reads the keys of one Redis node, over a connection made for it, and never for long.
+"""Read the keys of one Redis node, over a connection of its own, within limits of time.
 
-It only reads: SCAN, GETRANGE, PTTL, ZCARD and ZRANGE. No scripts: whoever may run one can stop a
-node with it. A key may hold anything of any size, so nothing longer than our tokens can be is
-fetched. A node that hangs costs the time that the caller allows, and no other node's answers. So
-does one that answers nonsense: each reply is checked here, before anybody relies on it.
+It only reads: SCAN, GETRANGE, PTTL, ZCARD and ZRANGE. No scripts, because whoever may run one can
+stop a node with it. A key may hold anything of any size, so values longer than any token of ours
+are not fetched. A node that hangs costs the time that the caller allows, and does not lose the
+other nodes' answers. A node that sends nonsense costs no more: each reply is checked here before it
+is used.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from .resp import Parser, reason
 __all__ = ["RedisReader"]
 
 MAX_VALUE_BYTES = 4096
-"""The longest value that is fetched; no token is as long."""
+"""The longest value that is fetched; every token is shorter."""
 SCAN_COUNT = 1000
-"""Keys that a node looks at per step of a SCAN: well below a millisecond of its time."""
+"""Keys that a node scans per step of a SCAN: well below a millisecond of its time."""
 BATCH_KEYS = 500
-"""Keys that are asked for at a time, so that a node's other clients are served in between."""
+"""Keys per request, so that a node's other clients are served in between."""
 MAX_REPLY_BYTES = 4 * 2**20
 """The longest reply; a batch of the longest values is half of it."""
 MAX_NODE_BYTES = 64 * 2**20
-"""Bytes that are read of one node, counted as in `resp.Replies`: about 150 000 locks, which take up
-to twice as much memory."""
+"""Bytes read from one node at most, counted as in `resp.Replies`: about 150 000 locks, which take
+up to twice as much memory."""
 RTT_SAMPLES = 3
-"""The fastest of these round trips counts: the others had to wait for this process."""
+"""Round trips to measure; the fastest counts, because the others had to wait for this process."""
 
-# The workers' user may run scripts but not GETRANGE; `explain` asks as that user.
+# The workers' user may run scripts but not GETRANGE; `explain` reads as that user.
 READ_SCRIPT = (
     b"""\
 local found = {}
@@ -58,11 +59,11 @@ return found"""
 
 
 MAX_READERS = 100
-"""How many of those who read under a key are shown: the last to end."""
+"""Readers of one key that are shown: those whose leases end last."""
 
 
 class _Parser(Parser):
-    """Reads what a node tells of all its keys."""
+    """Parser with the limits for a survey of all keys."""
 
     largest = MAX_REPLY_BYTES
     budget = MAX_NODE_BYTES
@@ -70,12 +71,12 @@ class _Parser(Parser):
 
 
 class RedisReader:
-    """Reads one node, over one connection made for it.
+    """Reader of one node, over a connection of its own.
 
     Attributes:
-        prefix: What our keys begin with.
-        heard: When it last answered; seconds of the monotonic clock.
-        by_script: Whether values were read by the script: this user may not read wait queues.
+        prefix: Prefix of our keys.
+        heard: Time of its last answer; seconds of the monotonic clock.
+        by_script: True if values were read by the script: this user may not read wait queues.
     """
 
     def __init__(self, address: Address, prefix: str, timeout: float) -> None:
@@ -107,12 +108,12 @@ class RedisReader:
             self._connection.disconnect()
 
     def why(self, error: Exception) -> str:
-        """Say why a node was not read, in one line without a secret; empty if it was too slow."""
+        """Return the reason of a failed read, in one line without secrets; empty if too slow."""
         if isinstance(error, redis.TimeoutError):
             return ""
         if isinstance(error, (redis.RedisError, OSError, NodeError)):
             return reason(error)
-        # No Redis, or a credential provider that failed: the text may be anything.
+        # Not Redis, or a failed credential provider: the text may be anything.
         return f"its answers make no sense ({type(error).__name__})"
 
     def scan(self, head: str) -> dict[str, bytes]:
@@ -129,7 +130,7 @@ class RedisReader:
                 return found
 
     def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
-        """Return what is under some keys, by their names, without those that do not exist."""
+        """Return the values of some keys, by their names, without those that do not exist."""
         found = {}
         for batch in _batches(keys):
             pairs = self._ask_each(batch, ("GETRANGE", 0, MAX_VALUE_BYTES), ("PTTL",))
@@ -155,7 +156,7 @@ class RedisReader:
         return found
 
     def _readers(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
-        """Return what is under some keys, as far as readers hold them."""
+        """Return the readers of some keys, by the keys' names."""
         if not keys:
             return {}
         found = {}
@@ -174,7 +175,7 @@ class RedisReader:
     def queues(self, keys: Mapping[str, bytes], members: int) -> dict[str, KeyValue]:
         """Return the wait queues under some keys, by their names, with their first `members`.
 
-        A key that is no queue is `FOREIGN`. One that is gone by now is left out.
+        A key that is no queue is `FOREIGN`. A key that has ended meanwhile is left out.
         """
         found = {}
         for batch in _batches(keys):
@@ -195,11 +196,11 @@ class RedisReader:
         return found
 
     def rtt(self) -> float:
-        """Return the seconds that a question takes which costs a node nothing."""
+        """Return the seconds of a round trip that costs a node nothing."""
         key, taken = to_bytes(self.prefix), []
         for _ in range(RTT_SAMPLES):
             begun = monotonic()
-            self.ask([("PTTL", key)])  # to be refused takes as long
+            self.ask([("PTTL", key)])  # a refusal takes as long
             taken.append(monotonic() - begun)
         return min(taken)
 
@@ -212,7 +213,7 @@ class RedisReader:
     def _ask_each(
         self, keys: Mapping[str, bytes], *commands: tuple[Any, ...]
     ) -> list[tuple[Any, ...]]:
-        """Return the replies to some commands, whose first argument is the key, for each key."""
+        """Return the replies to some commands for each key, which is their first argument."""
         replies = self.ask(
             [(name, key, *rest) for key in keys.values() for name, *rest in commands]
         )
@@ -221,12 +222,12 @@ class RedisReader:
         ]
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the replies to commands that are written at once, error replies among them."""
+        """Return the replies to commands that are written at once, error replies included."""
         pack = self._connection.pack_command
         return self.ask_packed([b"".join(pack(*command)) for command in commands])
 
     def ask_packed(self, requests: Sequence[bytes]) -> list[Any]:
-        """Return the same for requests in RESP."""
+        """Return the replies to requests in RESP, in the same way."""
         replies = ask(self._connection, requests)
         self.heard = monotonic()
         return replies
@@ -242,18 +243,18 @@ def _glob_escaped(text: bytes) -> bytes:
     return b"".join(b"\\" + bytes([c]) if c in b"\\*?[]^-" else bytes([c]) for c in text)
 
 
-# -- What may be an answer -------------------------------------------------------------------------
+# -- Checks of answers -----------------------------------------------------------------------------
 
 NO_KEY = -2
-"""PTTL of a key that does not exist. Of one without a ttl it is -1; else milliseconds."""
+"""PTTL of a key that does not exist. For a key without a ttl it is -1; else milliseconds."""
 
 
 def _checked(command: str, reply: Any, fits: bool) -> Any:
-    """Return a reply that can be an answer.
+    """Return a reply that is valid for the command.
 
     Raises:
-        redis.ResponseError: It is an error reply: no right to ask, or worse.
-        NodeError: It is no answer to the command.
+        redis.ResponseError: It is an error reply, such as for a missing right.
+        NodeError: It is not an answer to the command.
     """
     if isinstance(reply, redis.ResponseError):
         raise reply

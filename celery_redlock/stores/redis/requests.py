@@ -1,6 +1,6 @@
-"""What a Redis node is asked: a request for each verb.
+"""Encode the requests to a Redis node: one for each verb.
 
-Milliseconds and bytes live here and in `scripts.py`, and nowhere else.
+Milliseconds and bytes occur here and in `scripts.py`, and nowhere else.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ __all__ = ["encode", "request"]
 QUEUE_LIFE_MS = b"%d" % (QUEUE_LIFE_S * 1000)
 FENCE_LIFE_MS = b"%d" % (FENCE_LIFE_S * 1000)
 
-# -- Requests: of some claims, the prefix of keys, and whether to use only words that any server
-# understands at once, for a node that has shown that it does not.
+# -- Requests. Each encoder takes some claims, the prefix of keys, and True to use only wording that
+# any server accepts at once, for a node that has rejected the usual one.
 
 
 def encode(round_: Round, prefix: str, *, plain: bool = False) -> bytes:
@@ -41,8 +41,8 @@ def request(*words: bytes) -> bytes:
 
 
 LOOK = request(b"INFO", b"replication")
-# The two that nearly all are, with a hole for each value and its length: for every task there is
-# one of each.
+# Templates of the two most frequent requests, one of each per task, with a gap for each value and
+# its length.
 _SET = request(b"SET", b"<>", b"<>", b"NX", b"GET", b"PX", b"<>").replace(b"$2\r\n<>", b"$%d\r\n%b")
 _FREE = request(b"EVALSHA", scripts.RELEASE_DIGEST, b"1", b"<>", b"<>").replace(
     b"$2\r\n<>", b"$%d\r\n%b"
@@ -81,7 +81,7 @@ def _extension(
 ) -> bytes:
     script = scripts_[any(map(is_shared, [claim.token for claim in claims]))]
     values: list[bytes] = []
-    ttl, lasts = 0.0, b""  # most have the same
+    ttl, lasts = 0.0, b""  # encoded once: most claims have the same
     for claim in claims:
         if claim.ttl != ttl:
             ttl, lasts = claim.ttl, _milliseconds(claim.ttl)
@@ -121,7 +121,7 @@ def _on_keys(
     *suffixes: str,
     values: Callable[[Any], tuple[bytes, ...]] = lambda claim: (_bytes(claim.token),),
 ) -> Callable[[Sequence[Any], str, bool], bytes]:
-    """Make requests that run a script on keys with some suffixes, with values of the claim."""
+    """Return an encoder of requests that run a script on suffixed keys and a claim's values."""
 
     def encoded(claims: Sequence[Any], prefix: str, _plain: bool) -> bytes:
         keys = [key for suffix in suffixes or ("",) for key in _keys(claims, prefix, suffix)]

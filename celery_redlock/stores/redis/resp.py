@@ -1,10 +1,10 @@
-"""From the bytes of a connection to replies: RESP2, from a node that is not trusted.
+"""Parse the bytes of a connection into replies: RESP2, from a node that is not trusted.
 
-Everything a node sends us is read by `Replies`: the answers to locks, which are never waited for
-here, and through `Parser` what redis-py's connections wait for: the handshake and surveys. Each
-byte is looked at once, however slowly they come. And nothing that a node sends can grow this
-process by more than is known beforehand: a number is one that a server can mean, and a reply is
-bounded in length, in depth and in time. Anything else ends the connection.
+`Replies` reads everything that a node sends: the answers to locks, which this module never waits
+for, and through `Parser` the replies that redis-py's connections wait for: the handshake and
+surveys. Each byte is read once, however slowly they come. And nothing that a node sends can grow
+this process beyond limits that are known beforehand: a number must be one that a server can mean,
+and a reply is bounded in length, in depth and in time. Anything else ends the connection.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from ...runtime.polling import SIZE
 __all__ = ["MAX_REPLY_BYTES", "REPLY_S", "Parser", "Replies", "reason"]
 
 MAX_REPLY_BYTES = 2**20
-"""The longest reply to a lock or a handshake: a look at the slots of a hundred keys with the
-largest limit is answered in a fifth of it, unless thousands hold them."""
+"""The longest reply to a lock or a handshake. The reply about the slots of a hundred keys with the
+largest limit is a fifth of it, unless thousands hold them."""
 MAX_DEPTH = 2
-"""Arrays in one another: SCAN is answered with two."""
+"""Nesting of arrays: a reply to SCAN has two levels."""
 REPLY_S = 2.0
-"""From the first byte of a reply to its last one: a packet that was lost is there by then. Waiting
-for the first byte is another matter: see `pipeline.py`."""
+"""Seconds from the first byte of a reply to its last one: a packet that was lost is there by then.
+The wait for the first byte is limited in `pipeline.py`."""
 HANDSHAKE_TIMEOUTS = 5
-"""How many timeouts a whole handshake may take, which is a dozen replies: one from the other side
-of the world has taken half of that."""
+"""Timeouts that a whole handshake, a dozen replies, may take: one from the other side of the world
+took half of that."""
 ITEM_BYTES = 64
-"""What an item of an array may cost us besides its bytes: on the wire an empty list has four."""
+"""Memory that an item of an array may cost besides its bytes: on the wire, `[]` has four."""
 
 _USUAL: dict[bytes, tuple[Any, ...]] = {
     b":1\r\n": (1,),
@@ -45,12 +45,12 @@ _USUAL: dict[bytes, tuple[Any, ...]] = {
     b":1\r\n$-1\r\n": (1, None),
     b"$1\r\n1\r\n": (b"1",),
 }
-"""What nearly all reads are, and what it means: reading it costs as much as all that follows."""
+"""Results of nearly all reads, by their bytes: parsing them would cost as much as all the rest."""
 _SIMPLE = {bytes, int, type(None)}
-"""Replies that can be handed out again: nobody can change them."""
+"""Types of replies that can be returned again, because they are immutable."""
 MAX_SAME_BYTES = 4096
-"""Up to which size what is read is compared with what was read before. What a master says of its
-replication stays the same for as long as it has no replica, and goes ahead of every vote."""
+"""Up to this size, data is compared with that of the last read. A master's INFO on its replication
+stays the same for as long as it has no replica, and precedes every vote."""
 _ERRORS: dict[str, type[RedisError]] = {
     "READONLY": exceptions.ReadOnlyError,
     "OOM": exceptions.OutOfMemoryError,
@@ -60,7 +60,7 @@ _ERRORS: dict[str, type[RedisError]] = {
     "WRONGPASS": exceptions.AuthenticationError,
     "NOAUTH": exceptions.AuthenticationError,
 }
-"""By the code that an error begins with; without it the rest is the exception's text."""
+"""Exceptions by the code that an error begins with; their text is the rest without the code."""
 _CODES: dict[type, str] = {kind: code for code, kind in _ERRORS.items()}
 _CODES[exceptions.AuthenticationError] = "AUTH"
 _MORE = object()
@@ -85,27 +85,27 @@ class Replies:
         self._largest = largest
         self._left = budget
         self._patience = patience
-        self._since: float | None = None  # when the reply under way began
-        self._size = 0  # of the reply under way, as far as it was read
-        self._buffer = bytearray()  # what was not read yet
+        self._since: float | None = None  # time at which the reply under way began
+        self._size = 0  # bytes read of the reply under way
+        self._buffer = bytearray()  # bytes not read yet
         self._reading = self._replies()
         self._last: tuple[bytes, tuple[Any, ...]] = b"", ()
 
     @property
     def partial(self) -> bool:
-        """Whether the beginning of a reply has come, and not its end."""
+        """True if the beginning of a reply has come, but not its end."""
         return self._size > 0 or len(self._buffer) > 0
 
     def feed(self, data: bytes, now: float = 0.0) -> Iterable[Any]:
         """Return the replies that `data`, read at `now`, completes; error replies as exceptions.
 
         Raises:
-            redis.RedisError: Behind the replies before it: an error reply that ends the connection;
-                or what is not the protocol, too long, or under way for too long.
+            redis.RedisError: After the replies before it: an error reply that ends the connection;
+                or data that is not the protocol, too long, or under way for too long.
         """
         if self._left < math.inf:
             self._spend(len(data))
-        whole = not (self._size or self._buffer)  # as `partial` says, at a call less
+        whole = not (self._size or self._buffer)  # `not self.partial`, without a call
         if whole and data in _USUAL:
             return _USUAL[data]
         if whole and data == self._last[0]:
@@ -114,7 +114,7 @@ class Replies:
         return self._completed(now, data if whole and len(data) <= MAX_SAME_BYTES else b"")
 
     def _completed(self, now: float, data: bytes) -> Generator[Any, None, None]:
-        """Yield what is complete; remember it, if that is all that `data` says."""
+        """Yield complete replies; store them if they are all of `data`."""
         replies: list[Any] = []
         for reply in self._reading:
             if reply is _MORE:
@@ -139,7 +139,7 @@ class Replies:
     def _reply(self, depth: int) -> Generator[Any, None, Any]:
         """Read a reply; yield `_MORE` whenever more must arrive.
 
-        What came is never quoted in an error: it may be a token.
+        Errors never quote the data: it may be a token.
         """
         searched = 0
         while (end := self._buffer.find(b"\r\n", searched)) < 0:
@@ -152,7 +152,7 @@ class Replies:
         if kind == b"-":
             return _error(line)
         if kind == b"+":
-            return line.decode("utf-8", "replace")  # no bytes: a lock must not take it for a value
+            return line.decode("utf-8", "replace")  # not bytes: a lock must not take it for a value
         if kind not in (b"$", b"*"):
             raise InvalidResponse("not the protocol: is it the port of another program?")
         length = _number(line)
@@ -168,7 +168,7 @@ class Replies:
             if not text.endswith(b"\r\n"):
                 raise InvalidResponse("not the protocol: a string without its end")
             return text[:-2]
-        self._room_for(4 * length)  # an item has four bytes at least
+        self._room_for(4 * length)  # an item has at least four bytes
         self._spend(ITEM_BYTES * length)
         if length and depth == MAX_DEPTH:
             raise InvalidResponse(f"more than {MAX_DEPTH} arrays in one another")
@@ -194,10 +194,10 @@ class Replies:
 
 
 class Parser:
-    """Reads for a connection of redis-py's, which waits for each reply.
+    """Parser for redis-py's connections, which wait for each reply.
 
-    Each reply as a whole must be there in the connection's timeout, and the last in `longest` times
-    that, from the connection's beginning on. For `largest` and `budget` see `Replies`.
+    Each whole reply must arrive within the connection's timeout, and the last one within `longest`
+    times that, from the beginning of the connection on. For `largest` and `budget` see `Replies`.
     """
 
     largest = MAX_REPLY_BYTES
@@ -209,25 +209,25 @@ class Parser:
         self.on_disconnect()
 
     def on_connect(self, connection: Any) -> None:
-        """Read from a connection that has been made."""
+        """Start to read from a connection that has been made."""
         self._socket, self._timeout = connection._sock, connection.socket_timeout
         self._end = monotonic() + self.longest * self._timeout
 
     def on_disconnect(self) -> None:
-        """Forget the connection, and what has come from it."""
+        """Drop the connection, with all data from it."""
         self._socket = None
         self._ready: deque[Any] = deque()
         self._replies = Replies(self.largest, self.budget, patience=math.inf)
 
     def can_read(self, timeout: float = 0.0) -> bool:
-        """Whether more has come than was asked for, as far as it was read. Never waits."""
+        """Return True if more was read than was asked for. Never waits."""
         return bool(self._ready) or self._replies.partial
 
     def read_response(self, disable_decoding: bool = False, **_options: object) -> Any:
-        """Return the next reply; an error reply, too, is returned.
+        """Return the next reply; an error reply is returned, too, not raised.
 
         Raises:
-            TimeoutError: It is not there in time.
+            TimeoutError: It did not arrive in time.
             redis.RedisError: See `Replies.feed`; or the connection was closed.
         """
         stream = self._socket
@@ -244,12 +244,12 @@ class Parser:
                     raise ConnectionError("Connection closed by server.")
                 self._ready.extend(self._replies.feed(data))
         finally:
-            stream.settimeout(self._timeout)  # for what is written next
+            stream.settimeout(self._timeout)  # for the next write
         return self._ready.popleft()
 
 
 def _number(line: bytes) -> int:
-    """Read an integer as servers write it: of 64 bits at most."""
+    """Parse an integer as servers write it: of 64 bits at most."""
     if len(line) <= 20 and (line.isdigit() or (line[:1] == b"-" and line[1:].isdigit())):
         number = int(line)
         if -(2**63) <= number < 2**63:
@@ -272,12 +272,12 @@ def _error(line: bytes) -> RedisError:
 
 
 def reason(error: BaseException) -> str:
-    """Say what went wrong, in one line that begins with the server's own error code."""
+    """Return the reason of an error in one line, beginning with the server's own error code."""
     known = isinstance(error, OSError) and error.errno is not None
     if not known and not isinstance(error, (RedisError, NodeError)):
-        # Such as a credential provider's, whose text may be a secret.
+        # Such as an error of a credential provider, whose text may be a secret.
         return f"{type(error).__name__} while connecting"
-    # A server that does not know a command quotes its arguments: our token.
+    # For an unknown command a server quotes its arguments: our token.
     text = str(error).split(", with args beginning with")[0]
     text = printable(" ".join(text.split())[:200])
     prefix = _CODES.get(type(error), "")

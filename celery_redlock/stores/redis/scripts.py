@@ -1,8 +1,8 @@
-"""What nodes run for us: Lua scripts, each of them one atomic step.
+"""Lua scripts that nodes run for us, each of them one atomic step.
 
-They are sent as text: EVALSHA may be answered NOSCRIPT, and the EVAL that follows would run behind
-a release that was already queued. Only a release goes by its digest, once the text was sent:
-nothing of its token follows it.
+They are sent as text. An EVALSHA may be answered with NOSCRIPT, and the EVAL that follows would run
+after a release that was already queued. Only a release is sent by its digest, once its text was
+sent: no other request with its token follows it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from ...protocol.replies import DONE, FOREIGN
 from ...protocol.values import SHARED
 
 BARRIER, BARRIER_MS = b"~", 1000
-"""For how long new readers let a writer that the last reader called pass, at most; and what the
-entry in its queue that says so begins with."""
+"""Beginning of the queue entry that keeps new readers back for a writer that the last reader has
+woken; and the milliseconds for which it does so at most."""
 
-# A writer is a string under its key. Readers are a sorted set there, of their tokens and when each
-# ends by the node's own clock: so a writer's SET is refused, and need not know of them. A set whose
-# members do not end in a reader's mark is not ours.
+# A writer is a string under its key. Readers are a sorted set there: their tokens, scored by the
+# ends of their leases by the node's own clock. So a writer's SET is refused without a look at them.
+# A set whose members do not end in a reader's mark is foreign.
 _SHARED = b"local function shared(token) return string.sub(token, -%d) == '%b' end\n" % (
     *(len(SHARED), SHARED.encode()),
 )
 
-# What is asked for writers alone; a script is sent as text each time.
+# The functions for writers alone; they are short, because a script is sent as text each time.
 _WRITERS = (
     _SHARED
     + b"""\
@@ -36,8 +36,8 @@ local function free(key) return redis.call('DEL', key) end
 """
 )
 
-# And where there is a reader among them. Whose it is, is as it sees it: it is in no other reader's
-# way. The key ends with the last of them. A node that is full renews no reader.
+# The functions if there is a reader among the claims. Ownership is evaluated per reader: readers
+# never block each other. The key ends with the last reader. A node that is full renews no reader.
 _READERS = (
     _SHARED
     + b"""\
@@ -83,14 +83,14 @@ end
 """
 )
 
-# A key of another type is not ours. Any other error is no answer at all, and least of all a no.
+# A key of another type is foreign: it is held. Any other error is no answer, least of all a no.
 _GET = b"""\
   local held = whose(key, token)
   if type(held) == 'table' and not string.find(held.err, 'WRONGTYPE') then return held end
 """
 
-# A claim may be of several keys: all of them or none. They stand side by side, the first with its
-# token, the others with nothing. A key of another type does not fail the other claims.
+# A claim may have several keys: it gets all of them or none. They are side by side, the first with
+# the token, the others with empty values. A key of another type does not fail the other claims.
 _TOGETHER = b"""\
 local votes, last = {}, 0
 while last < #KEYS do
@@ -108,7 +108,7 @@ return table.concat(votes)""" % _GET.replace(b"%", b"%%")
 
 
 def _both(script: bytes) -> tuple[bytes, bytes]:
-    """Return a script for writers alone, and for readers as well."""
+    """Return a script for writers alone, and the same for readers as well."""
     return _WRITERS + script, _READERS + script
 
 
@@ -134,8 +134,8 @@ EXTEND = _both(
     )
 )
 
-# Never for less than there is: the holder may just have left it locked for longer. Nor, if asked,
-# where more is left than the claim says.
+# Never for less time than is left: the holder may just have prolonged it. Nor, if the claim says
+# `below`, if more than that is left.
 RENEW = _both(
     _TOGETHER
     % (
@@ -151,7 +151,7 @@ RENEW = _both(
     )
 )
 
-# Answers 2 more if a waiter was called.
+# Adds 2 to the answer if a waiter was woken.
 _DELETE = b"""\
 %%blocal freed, called, token = 0, false, ARGV[1]
 for _, key in ipairs(KEYS) do
@@ -161,9 +161,10 @@ return (freed == #KEYS and 1 or 0) + (called and 2 or 0)""" % _GET.replace(b"%",
 
 UNDO = _both(_DELETE % (b"", b""))
 
-# Wakes the first waiter whose process listens, and takes it from the queue; whether there is one.
-# With a reader it wakes those right behind it. A reader that calls a writer leaves a barrier for
-# new readers, at the head of the queue, until the writer has come: the next call takes it away.
+# Wake the first waiter whose process listens, and take it from the queue; return true if there is
+# one. If it is a reader, also wake the readers right behind it. If a reader's release wakes a
+# writer, it puts a barrier for new readers at the head of the queue, until the writer has come: the
+# next call removes it.
 _CALL = b"""\
 local function call(name, by)
   local line, called, behind, deaf = name .. '#line', false, false, 0
@@ -192,9 +193,9 @@ end
 """ % (BARRIER, BARRIER_MS, BARRIER_MS, MAX_DEAF)
 
 # A release wakes the next waiter, whoever held the key here. All slots of a resource share a queue
-# under its name. With ARGV[2], the last key is a mark that lives for so long. It is set first, in
-# one atomic step: where this node is seen to be free, the mark is seen as well. A node that has no
-# room for a mark is freed all the same.
+# under its name. With ARGV[2], the last key is a mark that lives for that long. It is set first, in
+# the same atomic step: if the key is seen to be free on this node, the mark is seen as well. A node
+# without room for a mark is released all the same.
 RELEASE = _both(
     _DELETE
     % (
@@ -224,9 +225,9 @@ local stood = 0
 for _, line in ipairs(KEYS) do stood = stood + redis.call('ZREM', line, ARGV[1]) end
 return stood == #KEYS and 1 or 0"""
 
-# A waiter that is not in the queue any more has been called, and does not come: wake the next one.
-# Wake it as well where nobody holds the key: a waiter may have been called, and have queued again.
-# And readers that waited behind us for our turn, where others read.
+# A waiter that is no longer in the queue was woken, and does not come: wake the next one. Do so
+# also if nobody holds the key, because a waiter may have been woken and have queued again. And
+# wake readers that waited behind us if other readers hold the key.
 HAND_ON = (
     _SHARED
     + _CALL
@@ -242,8 +243,8 @@ end
 return stood == #KEYS and 1 or 0"""
 )
 
-# Whose token keeps a new reader out where readers may be: one who works on the same message, or any
-# where a writer that lives waits, or has just been called. For how long, if that is known.
+# Return the token that blocks a new reader, if any: that of a reader for the same message; or any
+# reader's, if a living writer waits or was just woken. And the end of that, if it is known.
 _IN_THE_WAY = b"""\
 local function work(token)
   local id, rest = string.match(token, '^[^|]*|[^|]*|[^|]*|([^|]+)(|[^|]*|[^|]*|)')
@@ -263,7 +264,7 @@ local function in_the_way(key, token)
 end
 """ % (MAX_DEAF - 1, BARRIER)
 
-# What is no string is told by the token of the reader that is the last to end, or as foreign.
+# Non-string keys report the longest-lived reader's token, or FOREIGN.
 _NAMED = b"""\
     held = redis.pcall('ZRANGE', key, -1, -1)[1]
     held = held and shared(held) and held or '%b'
@@ -285,7 +286,7 @@ return seen"""
     % _NAMED
 )
 
-# As a reader would be answered; for others as above.
+# The answer that a reader would get; for others the same as PEEK.
 PEEK_SHARED = b"""\
 %blocal seen = {}
 for i, key in ipairs(KEYS) do
@@ -308,9 +309,9 @@ if held then return held end
 if not put(key, token, ARGV[2]) then return redis.error_reply('OOM a reader has no room') end
 return false""" % (_READERS + _IN_THE_WAY, _GET)
 
-# For several keys: answers whose token is in the way, and under which of them. And for one, where a
-# server does not know SET with NX and GET together (Redis 6.2): our own token is here if an earlier
-# answer was lost.
+# For several keys: the answer names the token that is in the way, and its key. And for one key, on
+# a server that does not support SET with NX and GET together (Redis 6.2). Our own token is there if
+# an earlier answer was lost.
 ACQUIRE = b"""\
 for i, key in ipairs(KEYS) do
   local held = redis.call('GET', key)
@@ -319,10 +320,10 @@ end
 for _, key in ipairs(KEYS) do redis.call('SET', key, ARGV[1], 'PX', ARGV[2]) end
 return false"""
 
-# With a fencing token: the key as above, and the last token, raised, in one atomic step. Our own
-# token is here if an earlier answer was lost; a larger number does no harm. '%.0f': Lua would
-# write 1.7e+15. What is no number is not of ours, and overwriting it might lower a token. One that
-# is too far ahead is as it was: raised once more, it would be remembered for another week.
+# With a fencing token: acquire the key as above, and raise the last token, in one atomic step. Our
+# own token is there if an earlier answer was lost; a larger number does no harm. '%.0f' because Lua
+# would write 1.7e+15. A value that is no number is foreign, and overwriting it might lower a token.
+# A number too far ahead is left alone: raised again, it would be remembered for another week.
 ACQUIRE_FENCED = b"""\
 local held = redis.call('GET', KEYS[1])
 if held and held ~= ARGV[1] then return held end
@@ -349,7 +350,7 @@ if tonumber(redis.call('GET', KEYS[2]) or 0) < tonumber(ARGV[2]) then
 end
 return 1""" % (_WRITERS, _GET)
 
-# Without a ttl: it is of the data, and stays as long as that does.
+# Without a ttl: it belongs to the data, and stays as long as they do.
 MARK = b"""\
 redis.call('SET', KEYS[1], ARGV[1])
 return 1"""

@@ -1,4 +1,4 @@
-"""Reads the URL of a Redis whose address moves: the master of a service that Sentinels watch."""
+"""Parse the URL of a Redis whose address moves: the master of a service that Sentinels watch."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from ..secrecy import is_among
 __all__ = ["pool_of"]
 
 PORT = 26379
-"""Where a Sentinel listens, unless the URL says otherwise."""
+"""Port of a Sentinel, unless the URL has another."""
 OF_SENTINELS = "sentinel_"
-"""Begins the arguments of a URL that are for the connections to the Sentinels."""
+"""Prefix of a URL's arguments for the connections to the Sentinels."""
 
 
 class Watching(Sentinel):
-    """Some Sentinels.
+    """A client for some Sentinels.
 
     Attributes:
-        masters: What they may name, see `is_among`; empty for any host.
+        masters: The hosts that they may name, see `is_among`; empty for any host.
     """
 
     masters: Sequence[str] = ()
 
     def check_master_state(self, state: Any, service_name: str) -> bool:
-        """Return False for what one of them says, so that the next one is asked."""
+        """Return False for an answer that must not count, so that the next Sentinel is asked."""
         ours = super().check_master_state(state, service_name)  # type: ignore[no-untyped-call]
         return bool(ours) and is_among(str(state["ip"]), self.masters)
 
@@ -42,11 +42,11 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
 
     User and password are the master's. Arguments that begin with `sentinel_` are for the Sentinels
     (`sentinel_password`), all others for the master, as in a URL of redis-py; `ssl=true` for TLS.
-    `masters=10.0.0.0/24,db.example`: what Sentinels may name. `timeout`: seconds to wait for each
-    Sentinel.
+    `masters=10.0.0.0/24,db.example`: the hosts that Sentinels may name. `timeout`: seconds to wait
+    for each Sentinel.
 
     Raises:
-        ValueError: It names no service, or no host, or `masters` cannot be understood.
+        ValueError: It names no service, or no host, or `masters` is invalid.
     """
     parts = urlsplit(url)
     credentials, _, hosts = parts.netloc.rpartition("@")
@@ -61,7 +61,7 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
         )
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     masters = given.pop("masters").lower().split(",") if "masters" in given else []
-    is_among("", masters)  # or they cannot be understood
+    is_among("", masters)  # raises ValueError if they are invalid
     asking = {k: v for k, v in given.items() if k.startswith(OF_SENTINELS)}
     master = _arguments(credentials, {k: v for k, v in given.items() if k not in asking})
     asking = _arguments("", {k.removeprefix(OF_SENTINELS): v for k, v in asking.items()})
@@ -79,12 +79,12 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
 
 
 def _arguments(credentials: str, given: dict[str, str]) -> dict[str, Any]:
-    """Return arguments of a connection, as redis-py reads them; `ssl` is none of its URLs'."""
+    """Return arguments of a connection, parsed by redis-py; its URLs have no `ssl`."""
     url = f"redis://{credentials}{'@' if credentials else ''}-?{urlencode(given)}"
     arguments = {name: value for name, value in parse_url(url).items() if name != "host"}
     if to_bool(arguments.pop("ssl", "")):
         arguments["ssl"] = True
-        # As redis-py does by default since 6.0.
+        # redis-py's default since 6.0.
         certified = arguments.get("ssl_cert_reqs") != "none"
         arguments.setdefault("ssl_check_hostname", certified)
     return arguments
