@@ -1,6 +1,6 @@
-"""From an etcd URL to how to connect to a member; and a name for it without secrets.
+"""Parse the URL of an etcd cluster, and connect to its members; a name for it without secrets.
 
-No client of etcd is needed: its JSON gateway is spoken to over a socket.
+No client of etcd is needed: requests go to its JSON gateway over a socket.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ PORT = 2379
 TIMEOUT_S = 1.0
 """Seconds to connect to a member, and for each of its answers to the handshake."""
 LEAST_S = 2.0
-"""How long an answer is waited for at least where there is another member, so that it can still
-give it once the first is left (`LEAVE_S`)."""
+"""Minimum seconds to wait for an answer if there is another member, so that it can still answer
+once the first one is left (`LEAVE_S`)."""
 OPTIONS = ("ca", "cert", "key", "verify")
 NO_ANSWER = "it answers what is no answer"
 TOKEN = re.compile(rb"[ -~]{1,8192}")
-"""What a member may give us to name ourselves with in the head of each request."""
+"""The login token that a member may give us, for the head of each request."""
 VERSION = re.compile(r"\d{1,9}\.\d{1,9}[\w.+-]{0,40}", re.ASCII)
 
 
 @dataclass(frozen=True)
 class EtcdAddress:
-    """How to reach one cluster.
+    """The address of one cluster.
 
     Attributes:
         name: `host:port,host:port`; never a credential.
-        members: Host and port of each member that was named.
-        user: Who we are there, and the password; None where it knows no users.
-        tls: Of what certificates are checked with; None for no TLS.
-        unverified: What to set so that certificates and their names are checked, where it speaks
-            TLS and anybody may answer; else empty.
+        members: Host and port of each member in the URL.
+        user: Our user and the password; None if the cluster has no users.
+        tls: The options for the TLS context; None for no TLS.
+        unverified: If TLS accepts any certificate or name: the option that makes it check them.
+            Else empty.
     """
 
     name: str
@@ -56,11 +56,11 @@ class EtcdAddress:
     tls: Mapping[str, str] | None = field(repr=False)
     store: ClassVar[Literal["etcd"]] = "etcd"
     moves: ClassVar[bool] = False
-    """A member that takes the place of another has forgotten nothing: it answers by a majority."""
+    """A member that takes the place of another has forgotten nothing: a majority answers."""
 
     @property
     def least_timeout(self) -> float:
-        """How long an answer is waited for at least, in seconds."""
+        """Minimum seconds to wait for an answer."""
         return LEAST_S if len(self.members) > 1 else 0.0
 
     @property
@@ -69,7 +69,7 @@ class EtcdAddress:
 
     @property
     def exposed(self) -> Exposed:
-        """How others can learn the password that is sent there, if they can."""
+        """The way in which others can learn the password that is sent there, if there is one."""
         if (
             self.user is None
             or self.tls is not None
@@ -79,7 +79,7 @@ class EtcdAddress:
         return PLAIN, "write etcds://"
 
     def connect(self, first: int = 0, timeout: float = TIMEOUT_S, **limits: Any) -> Connection:
-        """Return a new connection to a member: the first that answers, from one on.
+        """Return a new connection to the first member that answers, in order from `first` on.
 
         Args:
             first: Index of the member to ask first.
@@ -95,29 +95,29 @@ class EtcdAddress:
                 return Connection(self, at, timeout, **limits)
             except (NodeError, OSError) as error:
                 whys.append(f"{':'.join(map(str, self.members[at]))}: {reason(error)}")
-        # In one order, whichever was asked first: it is logged when it changes.
+        # Sorted, whichever was asked first, because the text is logged whenever it changes.
         raise NodeError(whys[0].partition(": ")[2] if len(whys) == 1 else "; ".join(sorted(whys)))
 
 
 class Connection:
-    """A connection to one member, which waits for each answer until it is made not to block.
+    """A connection to one member; it waits for each answer until it is set not to block.
 
-    A member that hangs takes connections, too: so it is asked at once what it is.
+    A member that hangs still accepts connections, so its status is asked for at once.
 
     Args:
         address: The cluster.
         at: Index of the member.
-        timeout: Seconds to wait for each answer as a whole; to the handshake, `TIMEOUT_S` at most.
+        timeout: Seconds to wait for each whole answer; in the handshake at most `TIMEOUT_S`.
         life: Seconds for all answers together.
         largest: Bytes of the longest answer.
         budget: Bytes of all answers together.
 
     Attributes:
         at: Index of the member.
-        head: The fields of the head of each request.
-        cluster: Id of the cluster, as the member says.
-        version: Version of the member, as it says.
-        leads: True if the cluster has a leader, as the member says.
+        head: The header fields of each request.
+        cluster: Id of the cluster, as the member reports it.
+        version: Version of the member, as it reports it.
+        leads: True if the member reports that the cluster has a leader.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class Connection:
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) or not isinstance(error, MALFORMED):
-                raise  # a certificate's error is both
+                raise  # an error about a certificate is both an OSError and a ValueError
             raise NodeError(NO_ANSWER) from None
         self._timeout = timeout
 
@@ -160,7 +160,7 @@ class Connection:
         try:
             said = self.ask("auth/authenticate", {"name": name, "password": password})
         except NodeError as error:
-            # It is switched on while all runs: first everybody gets a password, then it is asked.
+            # Authentication may be enabled while all runs: first all clients get a password.
             if "authentication is not enabled" not in str(error):
                 raise
         else:
@@ -170,10 +170,10 @@ class Connection:
             self.head += b"Authorization: %b\r\n" % token
 
     def ask(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Ask one thing, and wait for the answer.
+        """Send one request, and wait for the answer.
 
         Raises:
-            NodeError: It refuses, or sends what is no answer.
+            NodeError: It refuses, or the answer is malformed.
             OSError: There is no whole answer in time, or the connection has ended.
         """
         until = min(monotonic() + self._timeout, self._end)
@@ -204,7 +204,7 @@ class Connection:
         return str(self._sock.getpeername()[0])
 
     def hang_up(self) -> None:
-        """End it, while another thread may just be reading from it."""
+        """Shut it down, even while another thread reads from it."""
         self._sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -214,7 +214,7 @@ class Connection:
     disconnect = close
 
     def __del__(self) -> None:
-        with contextlib.suppress(Exception):  # in a fork, and where its owner ends
+        with contextlib.suppress(Exception):  # runs in forks, and when its owner is collected
             self.close()
 
 
@@ -224,13 +224,13 @@ def parse(url: str, where: str) -> EtcdAddress:
     Args:
         url: `etcd://user:password@host:port,host:port`, or `etcds://` with TLS, and then
             `?ca=file&cert=file&key=file`; `verify=no` checks no certificate.
-        where: What to call it in an error.
+        where: Name of the URL in errors.
 
     Raises:
-        ConfigurationError: It cannot be understood.
+        ConfigurationError: It is invalid.
     """
     credentials, members = "@", list[tuple[str, int]]()
-    with contextlib.suppress(ValueError):  # whose text may quote the password
+    with contextlib.suppress(ValueError):  # its text may quote the password
         parts = parted(url)
         credentials, _, hosts = parts.netloc.rpartition("@")
         members = [_member(host) for host in hosts.split(",")]
@@ -271,7 +271,7 @@ def parse(url: str, where: str) -> EtcdAddress:
 
 
 def reason(error: BaseException) -> str:
-    """Say what went wrong, in one line without a secret."""
+    """Return the reason of an error, in one line without secrets."""
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, (NodeError, OSError)):

@@ -1,4 +1,4 @@
-"""What a member of an etcd cluster is asked about itself, right after a connection was made."""
+"""The questions to a member of an etcd cluster, right after a connection to it was made."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .wire import Keys, above, text
 __all__ = ["FOREVER_S", "cluster_of", "introduce"]
 
 FOREVER_S = 10 * 365 * 86_400.0
-"""In the place of a server's uptime: a cluster forgets nothing when its members are restarted."""
+"""Stands for a server's uptime: a cluster forgets nothing when its members are restarted."""
 OLDEST = (3, 4)
 LOOK_TIMEOUT_S = 0.3
-"""For all that a member answers that is only compared with the one that is asked."""
+"""Seconds for all answers of a member that is only compared with the connected one."""
 
 
 def cluster_of(address: EtcdAddress, at: int) -> str:
-    """Return which cluster a member is of; empty if it does not say so at once.
+    """Return the cluster id of a member; empty if it does not report it at once.
 
-    Nobody is named to it: a password costs the server a tenth of a second.
+    It connects without credentials: a login costs the server 0.1 s.
     """
     try:
         connection = Connection(
@@ -35,7 +35,7 @@ def cluster_of(address: EtcdAddress, at: int) -> str:
 
 
 def introduce(connection: Connection, keys: Keys) -> NodeInfo:
-    """Ask a member about itself and its cluster.
+    """Query a member about itself and its cluster.
 
     Raises:
         NodeError: It has no leader, or does not reach a majority.
@@ -45,7 +45,7 @@ def introduce(connection: Connection, keys: Keys) -> NodeInfo:
     if not connection.leads:
         raise NodeError("it has no leader")
     try:
-        # By a majority: one that was cut off answers nothing.
+        # This needs a majority, so a member that was cut off does not answer.
         every = {"key": text(keys.locks), "range_end": above(keys.locks)}
         connection.ask("kv/range", {**every, "count_only": True, "limit": "1"})
     except NodeError as error:

@@ -1,8 +1,8 @@
-"""An etcd cluster as the one node of a lock: what is written to a member of it, what it answers.
+"""An etcd cluster as the one node of a lock: the requests to one of its members, and the answers.
 
-One connection to one member, on which requests are written behind one another: a release that
-follows the request that it undoes can never be overtaken by it. A member that is silent, or says
-that it has no leader, is left for the next.
+There is one connection to one member, on which requests are written one after another: a release
+can never be overtaken by the request that it undoes. A member that is silent, or reports that it
+has no leader, is left for the next one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from .wire import MALFORMED, Keys, Replies, Request, answer, refusal, request
 __all__ = ["EtcdNode"]
 
 HANDSHAKE_TIMEOUTS = 3
-"""How many timeouts a whole handshake with one member may take."""
+"""Timeouts that a whole handshake with one member may take."""
 
 
 class _Talk(NamedTuple):
-    """A round that is being asked: what is still to be said, and what was answered so far."""
+    """A round under way: the steps still to send, and the answers so far."""
 
     round: Round
     steps: Conversation
-    grants: int  # how many of the answers are to leases that were granted ahead
+    grants: int  # how many of the answers are to grants of leases, which were sent first
     asked: int
     answers: list[dict[str, Any]]
 
@@ -45,7 +45,7 @@ class EtcdNode(StreamNode):
     forgets: ClassVar[str] = "was its data lost or a backup restored, was a lease of it revoked"
     calls_itself: ClassVar[bool] = False
     lapses: ClassVar[bool] = False
-    """With a new leader all leases start over."""
+    """False: when a new leader is elected, all leases start anew."""
 
     _address: EtcdAddress
 
@@ -62,7 +62,7 @@ class EtcdNode(StreamNode):
         self._granting: list[Request] = []
 
     def connect(self) -> tuple[Any, NodeInfo]:
-        """Return a new connection and what is at its end; see `Node.connect`."""
+        """Return a new connection and the facts of its node; see `Node.connect`."""
         count = len(self._address.members)
         first, connection = self._first, None
         self._first = (first + 1) % count  # if this one fails
@@ -77,7 +77,7 @@ class EtcdNode(StreamNode):
             raise NodeError(reason(error), node=self.name) from None
         if not facts.unfit:
             clusters = {self._cluster or facts.run_id, facts.run_id}
-            if not self._cluster:  # once: two processes may begin with two members
+            if not self._cluster:  # only once; two processes may have begun with different members
                 others = [at for at in range(count) if at != connection.at]
                 clusters |= {cluster_of(self._address, at) for at in others} - {""}
             if len(clusters) > 1:
@@ -87,7 +87,7 @@ class EtcdNode(StreamNode):
         return connection, facts
 
     def encode(self, round_: Round) -> None:
-        """Return nothing: with which lease a request goes is known when it is written."""
+        """Return None: the lease id is only known when the request is written."""
 
     def _begin(self) -> None:
         self._replies = Replies()
@@ -108,10 +108,10 @@ class EtcdNode(StreamNode):
     def tend(self, now: float) -> None:
         """Read what has arrived, and leave a member that has not answered for too long.
 
-        What it was asked is asked of the next one, as long as somebody waits for it.
+        Its unanswered requests go to the next member, as long as a caller waits for them.
         """
         super().tend(now)
-        # One that works off what it was asked is not left: the next would begin with all of it.
+        # Do not leave a member that is making progress: the next one would start from scratch.
         silent = self.channel.stalled(now, LEAVE_S) and now > self._heard + LEAVE_S
         if self.leaves and silent and self.connection is not None:
             self._drop("it does not answer", blame=False)
@@ -130,9 +130,10 @@ class EtcdNode(StreamNode):
         self.unsent += b"".join([request(one, head) for one in (*grants, *asked)])
 
     def _lease(self, ttl: float) -> str:
-        """Return a lease that lasts for a ttl from now on, granted ahead of what is being written.
+        """Return a lease that lasts for a ttl from now on, and request its grant if it is new.
 
-        All that is written at once shares it, and what is written shortly afterwards.
+        The grant is sent before the request that needs it. All requests written at the same time,
+        or shortly afterwards, share the lease.
         """
         shared = shared_for(ttl)
         until, lease = self._leases.get(ttl, (-1.0, ""))
@@ -148,12 +149,12 @@ class EtcdNode(StreamNode):
 
     def _read(self) -> None:
         data = self.connection._sock.recv(SIZE)
-        now = self._clock()  # behind it: see `RedisNode._read`
+        now = self._clock()  # read after the data: see `RedisNode._read`
         if not data:
             raise NodeError("connection closed by the server")
         for status, body in self._replies.feed(data, now):
             if self.connection is None:
-                return  # it broke when an answer was followed up
+                return  # the connection was dropped while an answer was handled
             self._heard = now  # not at each byte: a member whose answer drips is left, too
             if not self._talks:
                 raise NodeError("it sent what nobody asked for")
@@ -167,7 +168,7 @@ class EtcdNode(StreamNode):
         why = "".join([refusal(said) for said in talk.answers][talk.grants :])
         for said in talk.answers[: talk.grants]:
             if refusal(said) or "ID" not in said:
-                # Such an id may be another's lease: nothing that was written behind it counts.
+                # The id may be another's lease: no request that was written after the grant counts.
                 raise NodeError(f"it grants no lease: {refusal(said)}")
         self._talks.popleft()
         self.channel.unanswered.popleft()

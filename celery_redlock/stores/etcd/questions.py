@@ -1,11 +1,12 @@
-"""What etcd is asked: for each verb a generator of requests, which returns a reply.
+"""The requests to etcd: for each verb a generator of requests, which returns a reply.
 
-Each step is one transaction, or few where one would have too many operations; most verbs take one.
-A reply is what a Redis node would have answered, for the checks of `protocol/replies.py`.
+Each step is one transaction, or a few if one would have too many operations; most verbs take one.
+A reply takes the form that a Redis node would give it, for the checks of `protocol/replies.py`.
 
-A key lives as long as the lease that it was put with. An extension puts it again with a new one,
-through consensus: `lease/keepalive` is answered by the leader alone, also by one that was stopped
-and does not know yet that there is another, where the key is over earlier (etcd before 3.4.31).
+A key lives as long as the lease that it was put with. An extension puts it again with a new lease,
+through consensus. `lease/keepalive` is not used, because the leader alone answers it: also one that
+was paused and has not noticed that there is another, where the key ends earlier (etcd before
+3.4.31).
 """
 
 from __future__ import annotations
@@ -25,43 +26,45 @@ __all__ += ["seconds_left", "shared_for"]
 
 Conversation = Generator[Sequence[Request], Sequence[dict[str, Any]], Any]
 Lease = Callable[[float], str]
-"""Of a ttl in seconds: the id of a lease that lasts for it from now on."""
+"""Function that returns, for a ttl in seconds, the id of a lease that lasts for it from now on."""
 
 MAX_OPS = 120
-"""Operations of one transaction, with those that are in one another: a server takes 128."""
+"""Operations of one transaction, including nested ones: a server accepts 128."""
 UNIT_S, TTL_SHIFT = 0.125, 31
-"""An id has in its upper bits for how many of these its lease is to last."""
+"""The upper bits of a lease's id are the time that it is to last, in these units."""
 SHARED_S = 6.0
-"""For how long who waits puts his places in queues with one lease."""
+"""Seconds for which all places of a waiter in queues share one lease."""
 LEASES, FEW_S = 16, 8.0
-"""How many leases of one ttl a connection has alive at most, as each lasts until its end; and from
-which ttl on. Below, the whole second that it costs would be more than a sixteenth."""
+"""Most leases of one ttl that a connection keeps alive, as each lasts until its end; and the ttl in
+seconds from which leases are shared. For a shorter ttl the whole second that sharing costs would be
+more than a sixteenth."""
 UNSURE_S = 0.6
-"""etcd tells whole seconds of what is left. More than half: what was just put is never told to last
-for longer than asked, which a beat would take for a tick that was sent."""
+"""Seconds to add to the time left, which etcd reports in whole seconds. More than half of one, but
+less than one: a key that was just put must not be reported to last longer than its ttl, because a
+beat would take it for a tick that was sent."""
 
 
 def shared_for(ttl: float) -> float:
-    """Return for how many seconds what is put with one ttl shares a lease, which lasts longer."""
+    """Return the seconds during which requests with one ttl share a lease, which lasts longer."""
     if ttl == QUEUE_LIFE_S:
         return SHARED_S
     return ttl / LEASES if ttl >= FEW_S else 0.0
 
 
 def granted_for(ttl: float) -> int:
-    """Return for how many whole seconds a lease is granted, to last for a ttl."""
+    """Return the whole seconds for which a lease is granted, so that it lasts for a ttl."""
     return math.ceil(ttl)
 
 
 def lease_id(ttl: float, number: int = 0) -> int:
-    """Return the id of a lease for a ttl, above those of all that are for a shorter one."""
+    """Return the id of a lease for a ttl; ids for longer ttls are larger."""
     return math.ceil(ttl / UNIT_S) << TTL_SHIFT | number
 
 
 def seconds_left(said: dict[str, Any]) -> float:
-    """Return for how long what a lease was granted for still lasts, from what etcd says of it.
+    """Return the seconds that are left of a lease's ttl, from etcd's answer about the lease.
 
-    Negative if it is over; the lease itself may last for a second or two more.
+    Negative if it is over; the lease itself may last for a second or two longer.
     """
     left, granted = number(said.get("TTL", 0)), number(said.get("grantedTTL", 0))
     asked = (number(said.get("ID", 0)) >> TTL_SHIFT) * UNIT_S
@@ -71,11 +74,11 @@ def seconds_left(said: dict[str, Any]) -> float:
 
 
 def conversation(round_: Round, keys: Keys, lease: Lease) -> Conversation:
-    """Return what is to be asked for a round, and then for its answers."""
+    """Return the generator of the requests for a round, and of its reply."""
     return _VERBS[round_.verb](round_, keys, lease)
 
 
-# -- The words of a transaction
+# -- The operations of a transaction
 
 
 def _txn(success: list[Any], failure: Sequence[Any] = (), compare: Sequence[Any] = ()) -> Request:
@@ -99,7 +102,7 @@ def _get(key: str) -> Any:
 
 
 def _first(start: bytes) -> Any:
-    """Get who has waited for the longest time."""
+    """Return the operation that gets the waiter that has waited longest."""
     of = {"limit": "1", "sort_order": "ASCEND", "sort_target": "VALUE"}
     return {"requestRange": {"key": text(start), "range_end": above(start), **of}}
 
@@ -116,7 +119,7 @@ def _token(claim: Any) -> str:
     return text(claim.token.encode("utf-8", "surrogatepass"))
 
 
-# -- What they answer
+# -- Their answers
 
 
 def _parts(said: dict[str, Any]) -> list[Any]:
@@ -140,8 +143,8 @@ def _acquire(round_: Round, keys: Keys, lease: Lease) -> Conversation:
     (claim,) = round_.claims
     fenced = claim.proposal is not None
     if fenced:
-        # The number is the revision at which the key was made: it grows with every change that is
-        # made to the cluster, whatever the holder proposes.
+        # The fencing token is the revision at which the key was made: it grows with every change in
+        # the cluster, whatever the holder proposes.
         claim.proposal, claim.ceiling = 0, FENCE_LIMIT
     names, token = [keys.lock(name) for name in claim.resources], _token(claim)
     compare = [_there(name, "EQUAL") for name in names]
@@ -156,9 +159,10 @@ def _acquire(round_: Round, keys: Keys, lease: Lease) -> Conversation:
             if kv and not ours[place]:
                 holder = value_of(kv.get("value", ""))
                 return [holder, place] if len(names) > 1 else holder
-        # Ours already, or some of it: an answer was lost. It is put again, for as long as we count.
+        # The keys, or some of them, are ours: an earlier answer was lost. Put them again with the
+        # full ttl.
         if claim.ended or round_.closed:
-            return b""  # but not behind its own undoing
+            return b""  # but not after an undo of this claim
         compare = [
             _is(name, token) if mine else _there(name, "EQUAL")
             for name, mine in zip(names, ours, strict=True)
@@ -175,7 +179,7 @@ def _extend(round_: Round, keys: Keys, lease: Lease) -> Conversation:
             names, token = [keys.lock(name) for name in claim.resources], _token(claim)
             compare = [_is(name, token) for name in names]
             if not again:
-                # What lasts longer, or is not to be touched while more is left of it, is let be.
+                # Skip keys whose remaining ttl is longer than requested or above `below`.
                 most = str(lease_id(min(claim.ttl, claim.below) + UNIT_S))
                 older = {"target": "LEASE", "result": "LESS", "lease": most}
                 compare.append({"key": names[0], **older})
@@ -194,7 +198,7 @@ def _extend(round_: Round, keys: Keys, lease: Lease) -> Conversation:
 
 
 def _batches(claims: Sequence[Any]) -> Iterator[list[Any]]:
-    """Yield claims that fit into one transaction; it may not put a key twice."""
+    """Yield batches of claims that fit into one transaction, which may not put a key twice."""
     batch: list[Any] = []
     names: set[str] = set()
     most = 0
@@ -231,7 +235,7 @@ def _release(round_: Round, keys: Keys, lease: Lease) -> Conversation:
 
 
 def _call(queues: Sequence[tuple[bytes, Any]]) -> Generator[Any, Any, bool]:
-    """Call the first of each queue whose process listens; return whether any was called."""
+    """Notify the first waiter of each queue whose process listens; return True if there is any."""
     called = False
     queues = [(line, _found(part)) for line, part in queues]
     for _ in range(MAX_DEAF):
@@ -271,7 +275,7 @@ def _peek(round_: Round, keys: Keys, _lease: Lease) -> Conversation:
     reply: list[Any] = []
     for kv in found:
         if kv is None or left.get(kv.get("lease", ""), 0.0) < 0:
-            reply += (None, -2)  # that lease is just over
+            reply += (None, -2)  # its lease has just ended
         else:
             milliseconds = int(left[kv["lease"]] * 1000) if "lease" in kv else -1
             reply += (value_of(kv.get("value", "")), milliseconds)
@@ -322,4 +326,4 @@ _VERBS: dict[Verb, Callable[[Round, Keys, Lease], Conversation]] = {
     Verb.DEQUEUE: _dequeue,
     Verb.HAND_ON: _hand_on,
 }
-"""What one authority is asked: FENCE, LOOK and MARK are for several Redis nodes."""
+"""Requests to one authority: the verbs FENCE, LOOK and MARK are for several Redis nodes."""

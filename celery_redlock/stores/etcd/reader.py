@@ -1,7 +1,7 @@
-"""Reads the locks of one etcd cluster, over a connection made for it.
+"""Read the locks of one etcd cluster, over a connection of its own.
 
 Names and values are those that a Redis node would have: the last fencing token of a resource, and
-its wait queue, go by its name with a suffix.
+its wait queue, have its name with a suffix.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ from .wire import END, Keys, above, number, text, value_of
 __all__ = ["EtcdReader"]
 
 RTT_SAMPLES = 3
-"""The fastest of these round trips counts: the others had to wait for this process."""
+"""Round trips to measure; the fastest counts, because the others had to wait for this process."""
 MAX_REPLY_BYTES = 4 * 2**20
 """The longest answer: a page of the longest keys is three quarters of it."""
 MAX_NODE_BYTES = 64 * 2**20
-"""Bytes that are read of one cluster; its JSON takes up to 24 times as much memory, an answer at a
-time."""
+"""Bytes read from one cluster at most. The JSON of one answer at a time takes up to 24 times as
+much memory."""
 PAGE = 1000
-"""Keys of one answer."""
+"""Keys per answer."""
 _SUFFIXED = re.compile(rb"#[a-z]+\d*\Z")
 
 
 class EtcdReader:
-    """Reads one cluster, over one connection.
+    """Reader of one cluster, over one connection.
 
     Attributes:
-        prefix: What our names begin with.
-        heard: When it last answered; seconds of the monotonic clock.
+        prefix: Prefix of our names.
+        heard: Time of its last answer; seconds of the monotonic clock.
         connection: The connection, once there is one.
-        keys: What its keys are called.
-        by_script: Never: who may read locks may read queues.
+        keys: The keys under the prefix.
+        by_script: Always False: a user who may read locks may read queues.
     """
 
     connection: Connection
@@ -62,7 +62,7 @@ class EtcdReader:
         Raises:
             NodeError: None can be reached, or it refuses us.
         """
-        # Each member has the timeout: one that hangs is no silence of the cluster.
+        # Each member may take the timeout: the cluster is not silent while one of them hangs.
         self.heard = monotonic() + self._timeout * (len(self._address.members) - 1)
         self.connection = self._address.connect(
             timeout=self._timeout,
@@ -78,11 +78,11 @@ class EtcdReader:
             self.connection.close()
 
     def why(self, error: Exception) -> str:
-        """Say why it was not read, in one line without a secret; empty if it was too slow."""
+        """Return the reason of a failed read, in one line without secrets; empty if too slow."""
         return "" if isinstance(error, TimeoutError) else reason(error)
 
     def rtt(self) -> float:
-        """Return the seconds that a question takes which costs the server nothing."""
+        """Return the seconds of a round trip that costs the server nothing."""
         taken = []
         for _ in range(RTT_SAMPLES):
             begun = monotonic()
@@ -103,13 +103,13 @@ class EtcdReader:
             key[len(keys.lines) :].rpartition(END)[0]
             for key, _ in self._range(keys.lines + begin, only=True)
         }
-        # Of a lock, and of nothing that has a suffix of ours.
+        # Only locks have a fencing token, not names with a suffix of ours.
         names += [n + to_bytes(FENCE_SUFFIX) for n in names if not _SUFFIXED.search(n)]
         names += [line + to_bytes(LINE_SUFFIX) for line in sorted(lines)]
         return {to_text(name): to_bytes(self.prefix) + name for name in names}
 
     def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
-        """Return what is under some keys, by their names, without those that do not exist."""
+        """Return the values of some keys, by their names, without those that do not exist."""
         lines = {name: key for name, key in keys.items() if name.endswith(LINE_SUFFIX)}
         names = {n: self._name(key) for n, key in keys.items() if n not in lines}
         bases = list({name.removesuffix(FENCE_SUFFIX) for name in names.values()})
@@ -146,8 +146,8 @@ class EtcdReader:
         return found
 
     def members(self) -> tuple[dict[str, str], frozenset[str]]:
-        """Ask each member by itself: why it cannot be asked, by its name, and of which clusters
-        they are."""
+        """Query each member alone; return by its name why it cannot be asked (empty if it can), and
+        the ids of the members' clusters."""
         whys, clusters = {}, set()
         for host, port in self._address.members:
             name = f"{host}:{port}"
@@ -159,14 +159,14 @@ class EtcdReader:
                 whys[name] = "" if connection.leads else "it has no leader"
             except Exception as error:
                 whys[name] = reason(error)
-            self.heard = monotonic()  # that one is being asked is no silence of the cluster
+            self.heard = monotonic()  # the cluster is not silent while a member is asked
         return whys, frozenset(clusters)
 
     def _name(self, key: bytes) -> str:
         return to_text(key[len(to_bytes(self.prefix)) :])
 
     def _range(self, start: bytes, *, only: bool = False) -> list[tuple[bytes, dict[str, Any]]]:
-        """Return the keys that begin so, and what is there; `only` the keys."""
+        """Return the keys that begin with `start`, with their values unless `only` is set."""
         end, found = above(start), []
         while True:
             asked = {"range_end": end, "limit": str(PAGE), "keys_only": only}
@@ -177,14 +177,14 @@ class EtcdReader:
             start = found[-1][0] + b"\0"
 
     def _left(self, leases: set[str]) -> dict[str, float]:
-        """Return for how many seconds leases last; negative if they are over, or infinite."""
+        """Return the seconds that leases last: negative if they are over, infinite for no lease."""
         left = {"": math.inf}
         for lease in leases - {""}:
             left[lease] = seconds_left(self.ask("lease/timetolive", ID=str(number(lease))))
         return left
 
     def ask(self, path: str, **body: Any) -> dict[str, Any]:
-        """Ask one thing, and wait for the answer."""
+        """Send one request, and wait for the answer."""
         said = self.connection.ask(path, body)
         self.heard = monotonic()
         return said

@@ -1,7 +1,7 @@
-"""How etcd is spoken to: JSON over HTTP/1.1, as each member's gateway takes it on its client port.
+"""The protocol of etcd: JSON over HTTP/1.1, as each member's gateway accepts it on its client port.
 
 A member executes the requests of one connection one after the other, in the order in which they
-were written, and answers in it: so they may be written behind one another without waiting.
+were written, and answers in the same order. So they may be written without waiting for answers.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ __all__ += ["number", "refusal", "request", "text", "value_of"]
 MAX_REPLY_BYTES = 2**20
 """The longest answer to a lock or a handshake."""
 MAX_HEAD_BYTES = 65_536
-"""Of a head, of the line that begins a chunk, and of the fields behind the last one."""
+"""Bytes of a head, of the line that begins a chunk, and of the fields after the last chunk."""
 REPLY_S = 2.0
-"""From the first byte of an answer to its last: a packet that was lost is there by then."""
+"""Seconds from the first byte of an answer to its last: a packet that was lost is there by then."""
 INTEGER = re.compile(r"-?\d{1,20}", re.ASCII)
 DIGITS = re.compile(rb"[0-9a-fA-F]{1,16}")
 LENGTH = re.compile(rb"\n(content-length|transfer-encoding):([^\n]*)")
 MALFORMED = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError),
 )
-"""What code raises that reads an answer with fields missing or of other types."""
+"""Exceptions of code that reads an answer with fields missing or of other types."""
 BROKEN = frozenset({2, 4, 5, 13, 14, 16})
-"""gRPC codes after which another member, or a new connection, is to be asked: it has no leader, it
-was not in time, our authentication or a lease has ended."""
+"""gRPC codes after which another member, or a new connection, must be asked: the member has no
+leader, it was too slow, our authentication or a lease has ended."""
 END = b"\xff"
-"""Ends a name in a longer key: no text has it in UTF-8."""
+"""Ends a name in a longer key: no text has this byte in UTF-8."""
 
 
 class Request(NamedTuple):
-    """What is asked: the end of the path, and the body."""
+    """A request: the end of its path, and its body."""
 
     path: str
     body: dict[str, Any]
 
 
 class Keys:
-    """The keys under a prefix: of locks, and of those who wait for them.
+    """The keys under a prefix: those of locks, and those of their waiters.
 
-    A process hears whom a release calls under the name of its channel, which begins so too.
+    A process receives notifications under the name of its channel, which has the same prefix.
     """
 
     def __init__(self, prefix: str) -> None:
@@ -59,7 +59,7 @@ class Keys:
         return text(self.locks + _bytes(name))
 
     def line(self, name: str) -> bytes:
-        """Return what the keys of all begin with who wait for a name."""
+        """Return the beginning of the keys of all waiters for a name."""
         return self.lines + _bytes(name) + END
 
     def waiter(self, name: str, member: str) -> str:
@@ -67,7 +67,7 @@ class Keys:
 
 
 def request(asked: Request, head: bytes) -> bytes:
-    """Return a request's bytes; `head`: the fields of its head that all have."""
+    """Return a request's bytes; `head` has the header fields that all requests share."""
     body = json.dumps(asked.body, separators=(",", ":")).encode()
     return b"POST /v3/%b HTTP/1.1\r\n%bContent-Length: %d\r\n\r\n%b" % (
         *(asked.path.encode(), head, len(body), body),
@@ -75,17 +75,17 @@ def request(asked: Request, head: bytes) -> bytes:
 
 
 class Replies:
-    """Reads answers as they arrive, from a member that is not trusted.
+    """Parser of answers as they arrive, from a member that is not trusted.
 
     Args:
         largest: Bytes of the longest body.
-        endless: What is read is one answer that does not end: its lines are handed out.
+        endless: True if the stream is one answer without an end: its lines are yielded.
     """
 
     def __init__(self, largest: int = MAX_REPLY_BYTES, *, endless: bool = False) -> None:
         self._largest = largest
         self._endless = endless
-        self._since: float | None = None  # when the answer under way began
+        self._since: float | None = None  # time at which the answer under way began
         self._unread = bytearray()
         self._body = bytearray()
         self._status = 0
@@ -93,14 +93,14 @@ class Replies:
 
     @property
     def partial(self) -> bool:
-        """True if the beginning of an answer has come, and not its end."""
+        """True if the beginning of an answer has come, but not its end."""
         return bool(self._unread or self._body or (self._status and not self._endless))
 
     def feed(self, data: bytes, now: float = 0.0) -> Iterator[tuple[int, bytes]]:
         """Yield the status and the body of each answer that `data`, read at `now`, completes.
 
         Raises:
-            NodeError: This is no HTTP, it is too long, or under way for too long.
+            NodeError: The data is not HTTP, too long, or under way for too long.
         """
         self._unread += data
         try:
@@ -128,7 +128,7 @@ class Replies:
         while (end := self._end(b"\r\n")) >= 0:
             size = _size(unread[:end].partition(b";")[0].strip(), 16)
             if size == 0:
-                last = self._end(b"\r\n\r\n", end)  # behind what fields there are
+                last = self._end(b"\r\n\r\n", end)  # after the trailer fields, if any
                 if last < 0:
                     return None
                 del unread[: last + 4]
@@ -152,7 +152,7 @@ class Replies:
         end = self._end(b"\r\n\r\n")
         if end < 0:
             return False
-        # Of two lengths, proxies and servers have taken either: neither is believed.
+        # If there are two lengths, proxies and servers differ in which one counts: accept neither.
         ((name, value),) = LENGTH.findall(bytes(unread[: end + 2]).lower())
         if name == b"content-length":
             self._length = _size(value.strip())
@@ -166,7 +166,7 @@ class Replies:
         return True
 
     def _end(self, mark: bytes, start: int = 0) -> int:
-        """Return where the next mark is; -1 if it has not come yet."""
+        """Return the position of the next mark; -1 if it has not come yet."""
         end = self._unread.find(mark, start)
         if (len(self._unread) if end < 0 else end) - start > MAX_HEAD_BYTES:
             raise ValueError
@@ -188,10 +188,10 @@ class Replies:
 
 
 def answer(status: int, body: bytes) -> dict[str, Any]:
-    """Return what an answer says.
+    """Return the content of an answer.
 
     Raises:
-        NodeError: It says nothing that etcd says.
+        NodeError: etcd would not send this.
     """
     try:
         said: dict[str, Any] = json.loads(body)
@@ -203,23 +203,23 @@ def answer(status: int, body: bytes) -> dict[str, Any]:
 
 
 def refusal(said: dict[str, Any]) -> str:
-    """Return why a request was refused; empty if it was not.
+    """Return the reason for which a request was refused; empty if it was not.
 
     Raises:
-        NodeError: It is the member that cannot serve, or the connection.
+        NodeError: The fault is the member's, or the connection's.
     """
     if "code" not in said:
         return ""
     given = said.get("error") or said.get("message")
     why = printable(" ".join(given.split())[:200]) if isinstance(given, str) else "no reason given"
-    # The rights of all have changed, say, or everybody must name himself from now on.
+    # For example, rights have changed, or authentication has been enabled.
     if said["code"] in BROKEN or "auth" in why or "user name is empty" in why:
         raise NodeError(why)
     return why
 
 
 def text(raw: bytes) -> str:
-    """Return bytes as they stand in a body."""
+    """Return bytes as they are written in a body."""
     return b64encode(raw).decode()
 
 
@@ -232,7 +232,7 @@ def number(field: Any) -> int:
     """Return the integer in a field: of 64 bits at most, which the gateway writes as text.
 
     Raises:
-        ValueError, TypeError: It is none.
+        ValueError, TypeError: The field is not an integer.
     """
     if not INTEGER.fullmatch(str(field) if isinstance(field, int) else field):
         raise ValueError
@@ -240,7 +240,7 @@ def number(field: Any) -> int:
 
 
 def above(start: bytes) -> str:
-    """Return the end of the range of keys that begin so, exclusive."""
+    """Return the end, exclusive, of the range of keys that begin with `start`."""
     head = start.rstrip(b"\xff")
     return text(head[:-1] + bytes([head[-1] + 1]))
 

@@ -1,4 +1,4 @@
-"""From a PostgreSQL URL to how to connect to it; and a name for it without secrets."""
+"""Parse the URL of a PostgreSQL database: how to connect, and a name without secrets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from ..secrecy import PLAIN, Exposed, is_clear, is_here
 __all__ = ["PostgresAddress", "parse", "reason"]
 
 CONNECT_TIMEOUT_S = 2
-"""Seconds to connect to each host, unless the URL says otherwise: libpq takes no less."""
+"""Seconds to connect to each host, unless the URL sets others: libpq accepts no less."""
 DEFAULTS = {
     "application_name": "celery_redlock",
-    "target_session_attrs": "read-write",  # of the hosts of a cluster, the primary
+    "target_session_attrs": "read-write",  # chooses the primary of a cluster's hosts
     # The kernel gives up a host that does not even acknowledge packets within ten seconds.
     "keepalives_idle": 5,
     "keepalives_interval": 2,
@@ -33,20 +33,20 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class PostgresAddress:
-    """How to reach one database.
+    """The address of one database.
 
     Attributes:
         name: `host:port/database`; never a credential.
-        arguments: What to connect with. Holds the password: never log or show it.
-        unverified: What to set so that certificates and their names are checked, where it speaks
-            TLS and anybody may answer; else empty.
+        arguments: The arguments to connect with. They contain the password: never log or show them.
+        unverified: If TLS accepts any certificate or name: the setting that makes it check them.
+            Else empty.
     """
 
     name: str
     arguments: Mapping[str, Any] = field(repr=False)
     store: ClassVar[Literal["PostgreSQL"]] = "PostgreSQL"
     least_timeout: ClassVar[float] = 0.0
-    """How long an answer is waited for at least, in seconds."""
+    """Minimum seconds to wait for an answer."""
     moves: ClassVar[bool] = True
 
     @property
@@ -55,10 +55,10 @@ class PostgresAddress:
 
     @property
     def exposed(self) -> Exposed:
-        """How others can learn the password that is sent there, if they can.
+        """The way in which others can learn the password that is sent there, if there is one.
 
-        Without `sslmode`, or with `prefer`, libpq answers whoever says that there is no TLS, and
-        sends the password as it is asked for it.
+        Without `sslmode`, or with `prefer`, libpq accepts a server that claims not to support TLS,
+        and sends the password in the form that the server asks for.
         """
         hosts = (self._setting("host") or self._setting("hostaddr")).split(",")
         passwords = ("password", "passfile")
@@ -77,7 +77,7 @@ class PostgresAddress:
         return str(self.arguments.get(name) or os.environ.get(f"PG{name.upper()}") or "")
 
     def connect(self, **changed: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """Return a new connection that commits each statement, with some arguments changed.
+        """Return a new connection that commits each statement; `changed` replaces some arguments.
 
         Raises:
             NodeError: The server cannot be reached, or it refuses us.
@@ -92,16 +92,16 @@ def parse(url: str, where: str) -> PostgresAddress:
     """Return the address that a URL names.
 
     Args:
-        url: `postgresql://user:password@host:port/database?option=value`, as libpq reads it; what
-            it leaves out comes from libpq's environment variables and password file.
-        where: What to call it in an error.
+        url: `postgresql://user:password@host:port/database?option=value`, as libpq reads it; parts
+            that are missing come from libpq's environment variables and password file.
+        where: Name of the URL in errors.
 
     Raises:
-        ConfigurationError: libpq does not understand it.
+        ConfigurationError: libpq cannot parse it.
     """
     given = None
     if is_clear(url):
-        with contextlib.suppress(psycopg.Error, ValueError):  # which may quote the password
+        with contextlib.suppress(psycopg.Error, ValueError):  # their text may quote the password
             given = conninfo.conninfo_to_dict(url)
     ports = str((given or {}).get("port") or 5432).split(",")
     if given is None or not all(re.fullmatch("[0-9]{0,5}", port) for port in ports):
@@ -111,7 +111,7 @@ def parse(url: str, where: str) -> PostgresAddress:
             " written %40, %3A, %2F and %25)"
         )
     arguments = {**DEFAULTS, **given}
-    arguments["client_encoding"] = "utf8"  # names are written in it, whatever the server's is
+    arguments["client_encoding"] = "utf8"  # names are sent in it, whatever the server's encoding
     arguments.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
     hosts = str(given.get("host") or given.get("hostaddr") or "localhost").split(",")
     ports *= len(hosts) if len(ports) == 1 else 1
@@ -121,7 +121,7 @@ def parse(url: str, where: str) -> PostgresAddress:
 
 
 def reason(error: BaseException) -> str:
-    """Say what went wrong, in one line without a secret."""
+    """Return the reason of an error, in one line without secrets."""
     if isinstance(error, psycopg.Error):
         said = error.diag.message_primary or str(error)
     elif isinstance(error, (NodeError, OSError)):

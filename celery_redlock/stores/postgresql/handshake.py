@@ -1,4 +1,4 @@
-"""What a PostgreSQL server is asked about itself, right after a connection to it was made."""
+"""The questions to a PostgreSQL server about itself, right after a connection to it was made."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .schema import VERSION
 __all__ = ["hang_up", "introduce", "pooled"]
 
 ANSWER_S = 5.0
-"""Seconds for the answer. libpq waits for ever for a server that sends none, or drips it."""
+"""Seconds for the answer. libpq waits without a limit if a server sends nothing, or too slowly."""
 ISOLATION = "read committed"
 HELLO = """\
 SELECT redlock_version(), pg_catalog.current_setting('transaction_isolation'), h.*
@@ -27,13 +27,13 @@ MAX_AGE_S = 10 * 365 * 86_400.0
 
 
 def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
-    """Ask a server about itself.
+    """Query a server about itself.
 
-    What it forgets, it forgets when it is promoted, or set back to a backup, and its identity
-    changes with that: its age is counted from there, in the place of a server's uptime.
+    A database can only forget locks when it is promoted, or restored from a backup. Either changes
+    its identity, so its age counts from that change, in place of a server's uptime.
 
     Raises:
-        psycopg.Error: It refuses, but for what its user can mend; or does not answer in time.
+        psycopg.Error: An error that its user cannot mend, or no answer in time.
     """
     end = threading.Timer(ANSWER_S, hang_up, [connection])
     end.daemon = True
@@ -63,7 +63,7 @@ def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
 
 
 def pooled(connection: psycopg.Connection[Any]) -> bool:
-    """Whether there is a pooler in front of it: then LISTEN may be another's in a moment."""
+    """Return True if a pooler is in front of it: a LISTEN may soon belong to another client."""
     (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone() or (0,)
     return bool(pid != connection.pgconn.backend_pid)
 

@@ -1,8 +1,8 @@
-"""A PostgreSQL database as the one node of a lock: what is written to it, what it answers.
+"""A PostgreSQL database as the one node of a lock: the requests to it, and their answers.
 
-psycopg makes the connection. Then it is libpq's pipeline that we use, without blocking: as on a
-Redis node, requests are written behind one another, each a transaction of its own, and executed in
-this order; a release that follows the request that it undoes can never be overtaken by it.
+psycopg makes the connection. After that we use libpq's pipeline without blocking: as on a Redis
+node, requests are written one after another and executed in this order, each in a transaction of
+its own. So a release can never be overtaken by the request that it undoes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .statements import SWEEP, Values, encode, reply_to
 __all__ = ["PostgresNode"]
 
 MAX_UNSENT = 10_000
-"""Requests that may wait to be written before it is asked nothing new, though it goes on reading.
-libpq buffers them, and does not tell how many bytes that is."""
+"""Unwritten requests from which on it is asked nothing new, though it goes on reading. A count,
+because libpq buffers requests and does not report their bytes."""
 SWEEP_EVERY_S = 60.0
-"""How often a process that asks at all has what is over deleted; one of them does it."""
+"""Seconds between two sweeps of ended rows, for each active process; only one sweep is done."""
 
 
 class PostgresNode(Node):
@@ -46,10 +46,10 @@ class PostgresNode(Node):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._swept = self._clock()
-        self._sweeps: deque[bool] = deque()  # of what is not answered: whether it is no round
+        self._sweeps: deque[bool] = deque()  # per unanswered request: True for a sweep, not a round
 
     def connect(self) -> tuple[Any, NodeInfo]:
-        """Return a new connection and what is at its end; see `Node.connect`."""
+        """Return a new connection and the facts of its node; see `Node.connect`."""
         connection = self._address.connect()
         try:
             facts = introduce(connection)
@@ -85,19 +85,19 @@ class PostgresNode(Node):
 
     def _send(self, sweeps: bool, statement: bytes, values: Values) -> None:
         if self.connection is None:
-            return  # it broke at the sweep
+            return  # the connection was lost in the sweep
         pgconn = self.connection.pgconn
         try:
             pgconn.send_query_params(statement, values)
             pgconn.pipeline_sync()
-        except psycopg.Error as error:  # libpq may write, and see then that the connection is down
+        except psycopg.Error as error:  # libpq may write here, and find that the connection is down
             self._broke(error)
             return
         self._sweeps.append(sweeps)
         self.unsent = b"unsent"
 
     def flush(self) -> None:
-        """Write what the connection takes of what was put; libpq keeps the rest."""
+        """Write as much as the connection accepts; libpq keeps the rest."""
         if self.connection is None:
             return
         try:
@@ -119,17 +119,17 @@ class PostgresNode(Node):
     def _read(self) -> None:
         pgconn = self.connection.pgconn
         pgconn.consume_input()
-        # Behind it: what was read before this moment came before it.
+        # Read after the input, so that no answer can be later than this time.
         now = self._clock()
         result: Any = pgconn  # none yet
         while self._sweeps and not pgconn.is_busy():
             before, result = result, pgconn.get_result()
             if result is None and before is None:
-                raise NodeError("it answers less than it was asked")  # or this would never end
+                raise NodeError("it answers less than it was asked")  # or this loop would never end
             if result is None or result.status == pq.ExecStatus.PIPELINE_SYNC:
                 continue  # between two requests
             if result.status != pq.ExecStatus.TUPLES_OK and _ends(pgconn, result):
-                raise NodeError(_error(result))  # and no answer to what was asked: ask again
+                raise NodeError(_error(result))  # this answers no request: send them again
             if self._sweeps.popleft():
                 continue
             round_ = self.channel.unanswered.popleft()
@@ -138,7 +138,7 @@ class PostgresNode(Node):
                 continue
             self._take(round_, result, now)
             if self.connection is None:
-                return  # it broke when the answer was followed up
+                return  # the connection was dropped while the answer was handled
         if self.unsent:
             self.flush()
 
@@ -172,7 +172,7 @@ class _Connection:
 
 
 def _ends(pgconn: Any, result: Any) -> bool:
-    """Whether it is the connection that has ended, and not a request that has failed."""
+    """Return True if the connection has ended, rather than one request failed."""
     severity = result.error_field(pq.DiagnosticField.SEVERITY_NONLOCALIZED)
     return severity in (b"FATAL", b"PANIC") or pgconn.status != pq.ConnStatus.OK
 

@@ -1,7 +1,7 @@
-"""Reads the locks of one PostgreSQL database, over a connection made for it.
+"""Read the locks of one PostgreSQL database, over a connection of its own.
 
 Names and values are those that a Redis node would have: the last fencing token of a resource, and
-its wait queue, go by its name with a suffix.
+its wait queue, have its name with a suffix.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .statements import to_text as to_name
 __all__ = ["PostgresReader"]
 
 RTT_SAMPLES = 3
-"""The fastest of these round trips counts: the others had to wait for this process."""
+"""Round trips to measure; the fastest counts, because the others had to wait for this process."""
 
-# Whoever may create objects in a schema of the search_path must not get theirs called: a function
-# that takes arguments is named with its schema, and operators get the types that they are made for.
+# A role that may create objects in a schema of the search_path must not get its own called. So a
+# function with arguments is named with its schema, and operators get the types they are made for.
 SCAN = """\
 SELECT resource, until > clock_timestamp(), fence > 0 FROM redlock_lease
 WHERE pg_catalog.starts_with(resource, %(head)s) AND (until > clock_timestamp() OR fence > 0)"""
 SCAN_QUEUES = """\
 SELECT DISTINCT resource FROM redlock_waiter
 WHERE pg_catalog.starts_with(resource, %(head)s) AND until > clock_timestamp()"""
-# What was given back is free since -infinity, which no version before 17 subtracts from.
+# A released row has -infinity, which versions before 17 cannot subtract from.
 VALUES = """\
 SELECT resource, token, fence,
     extract(epoch FROM until)::float8 - extract(epoch FROM clock_timestamp())::float8,
@@ -53,14 +53,14 @@ SELECT resource, waiter, since, count, seconds FROM (
 
 
 class PostgresReader:
-    """Reads one database, over one connection.
+    """Reader of one database, over one connection.
 
     Attributes:
-        prefix: What our names begin with.
-        heard: When it last answered; seconds of the monotonic clock.
+        prefix: Prefix of our names.
+        heard: Time of its last answer; seconds of the monotonic clock.
         connection: The connection, once there is one.
-        columns: What the columns of the last answer are called.
-        by_script: Never: who may read locks may read queues.
+        columns: Names of the columns of the last answer.
+        by_script: Always False: a user who may read locks may read queues.
     """
 
     connection: psycopg.Connection[tuple[Any, ...]]
@@ -81,7 +81,7 @@ class PostgresReader:
         Raises:
             NodeError: It cannot be reached, or refuses us.
         """
-        # Without prepared statements, and nothing is set that lasts: there may be a pooler.
+        # Without prepared statements or settings that last, because there may be a pooler.
         self.connection = connection = self._address.connect(cursor_factory=psycopg.ClientCursor)
         # A server that is frozen answers nothing any more, not even that a statement took too long.
         self._end = threading.Timer(MAX_TIMEOUTS * self._timeout, hang_up, [connection])
@@ -96,11 +96,11 @@ class PostgresReader:
             self.connection.close()
 
     def why(self, error: Exception) -> str:
-        """Say why it was not read, in one line without a secret; empty if it was too slow."""
+        """Return the reason of a failed read, in one line without secrets; empty if too slow."""
         return "" if isinstance(error, psycopg.errors.QueryCanceled) else reason(error)
 
     def rtt(self) -> float:
-        """Return the seconds that a question takes which costs the server nothing."""
+        """Return the seconds of a round trip that costs the server nothing."""
         taken = []
         for _ in range(RTT_SAMPLES):
             begun = monotonic()
@@ -124,7 +124,7 @@ class PostgresReader:
         return {key[len(self.prefix) :]: to_bytes(key) for key in keys}
 
     def values(self, keys: Mapping[str, bytes]) -> dict[str, KeyValue]:
-        """Return what is under some keys, by their names, without those that do not exist."""
+        """Return the values of some keys, by their names, without those that do not exist."""
         found: dict[str, KeyValue] = {}
         rows = {row[0]: row[1:] for row in self.ask(VALUES, names=_bases(keys))}
         for name, key in keys.items():
@@ -154,7 +154,7 @@ class PostgresReader:
         return found
 
     def ask(self, query: str, **values: Any) -> Sequence[tuple[Any, ...]]:
-        """Return the rows of a query, of the last if there are several; each has the timeout."""
+        """Return the rows of a query, or of the last of several; each may take the timeout."""
         limit = f"SET LOCAL statement_timeout = {max(1, int(self._timeout * 1000))};"
         cursor = self.connection.execute(limit + query, values)
         while cursor.nextset():
@@ -166,7 +166,7 @@ class PostgresReader:
 
 
 def _split(key: bytes) -> tuple[str, str]:
-    """Return the resource of a key, as the table has it, and the suffix of what is asked of it."""
+    """Return the resource of a key, as the table names it, and the suffix of the key."""
     name = to_text(key)
     for suffix in (FENCE_SUFFIX, LINE_SUFFIX):
         if name.endswith(suffix):

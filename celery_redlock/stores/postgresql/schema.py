@@ -1,6 +1,6 @@
 """The tables and functions of a PostgreSQL database: their DDL, and how it is applied.
 
-Imports no client: who only prints it, and Django, which has its own, need none of ours.
+Imports no client: neither printing the DDL nor Django, which has a client of its own, needs one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["DROP", "VERSION", "ddl", "migrate"]
 
 VERSION = 2
-"""Of `schema.sql`."""
+"""Version of `schema.sql`."""
 DROP = """\
 DO $$ DECLARE one pg_catalog.regprocedure; BEGIN
     FOR one IN SELECT p.oid FROM pg_catalog.pg_proc p
@@ -26,14 +26,15 @@ DO $$ DECLARE one pg_catalog.regprocedure; BEGIN
 END $$;
 DROP TABLE redlock_lease, redlock_waiter, redlock_memory;
 """
-"""Takes all of it away again, and with it every lock."""
-# Read, and not called: whoever may create functions there may have made it.
+"""Removes all of it, and with it every lock."""
+# Its source is read, and it is not called: another role with the right to create functions may
+# have made it.
 _VERSION_THERE = """\
 SELECT prosrc FROM pg_catalog.pg_proc
 WHERE oid = pg_catalog.to_regprocedure('redlock_version()')::oid"""
 PATIENCE = """\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '20s'"""
-"""Any role that may connect can hold the lock that keeps two from doing it at once."""
+"""A limit, because any role that may connect can hold the lock that serialises migrations."""
 _ALONE = "SELECT pg_catalog.pg_advisory_xact_lock(pg_catalog.hashtext('redlock_version'))"
 
 
@@ -45,11 +46,11 @@ def ddl() -> str:
 def migrate(address: PostgresAddress) -> int | None:
     """Make the tables and functions of a database, or bring them up to date.
 
-    All or nothing, and one at a time: who comes second finds them made. What is of a newer version
-    is left alone.
+    All or nothing, and one at a time: the second of two callers finds them made. Objects of a newer
+    version are left alone.
 
     Returns:
-        Which version was there; None if there was none.
+        The version that was there; None if there was none.
 
     Raises:
         NodeError: It cannot be reached.

@@ -1,7 +1,7 @@
-"""What PostgreSQL is asked: a statement for each verb, what goes into it, and what its rows mean.
+"""Statements for PostgreSQL: one for each verb, with its parameters and the meaning of its rows.
 
-Each is one call of a function of `schema.sql`, and so one transaction. A reply is handed on as a
-Redis node would give it, to the checks of `protocol/replies.py`.
+Each is one call of a function of `schema.sql`, and so one transaction. A reply takes the form that
+a Redis node would give it, for the checks of `protocol/replies.py`.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Values = tuple[bytes | None, ...]
 SWEEP = b"SELECT redlock_sweep()"
 QUEUE_LIFE = b"%f" % QUEUE_LIFE_S
 UNSTORABLE = re.compile("[\\\\\0\ud800-\udfff]")
-"""What a text of PostgreSQL cannot hold, and what it is written with instead."""
+"""Characters that a text of PostgreSQL cannot hold, and the backslash that escapes them."""
 MAX_BYTES = 2600
 HEAD_BYTES, TAIL_BYTES = 600, 300
-"""Of a longer name: the rest is a digest. The tail has the suffix that tells what it is."""
+"""Bytes kept of a longer name; the rest becomes a digest. The tail has the suffix with the kind."""
 
 
 @dataclass(frozen=True)
 class Statement:
-    """How a verb is asked.
+    """The statement of a verb.
 
     Attributes:
         sql: The statement.
-        values: Makes its parameters of the claims and the prefix of names.
-        reply: Makes a reply of its rows.
+        values: Function that makes its parameters from the claims and the prefix of names.
+        reply: Function that makes a reply from its rows.
     """
 
     sql: bytes
@@ -46,21 +46,21 @@ class Statement:
 
 
 def encode(round_: Round, prefix: str) -> tuple[bytes, Values]:
-    """Return the statement to ask for a round, and its parameters."""
+    """Return the statement for a round, and its parameters."""
     statement = _STATEMENTS[round_.verb]
     return statement.sql, statement.values(round_.claims, prefix)
 
 
 def reply_to(round_: Round, rows: Sequence[Row]) -> Any:
-    """Return what the rows mean, as a reply that `replies.decode` takes."""
+    """Return the meaning of the rows, as a reply for `replies.decode`."""
     return _STATEMENTS[round_.verb].reply(round_.claims, rows)
 
 
 def to_text(name: str) -> bytes:
-    """Return a name as PostgreSQL can hold it; no two are the same.
+    """Return a name as PostgreSQL can hold it; different names stay different.
 
-    An index takes no more than 2704 bytes. A resource's name is always shorter; a mark has a task's
-    id in it, which may be anything: of that the middle is replaced by a digest.
+    An index takes no more than 2704 bytes. The name of a resource is always shorter. A mark
+    contains a task's id, which may be anything: the middle of such a name becomes a digest.
     """
     text = UNSTORABLE.sub(lambda found: f"\\{ord(found[0]):04x}", name).encode()
     if len(text) <= MAX_BYTES:
@@ -70,7 +70,7 @@ def to_text(name: str) -> bytes:
 
 
 def from_text(text: bytes) -> str:
-    """Return the name that was written so."""
+    """Return the name that `to_text` has written."""
     return re.sub(r"\\([0-9a-f]{4})", lambda found: chr(int(found[1], 16)), text.decode())
 
 
@@ -174,5 +174,5 @@ _STATEMENTS = {
     Verb.DEQUEUE: Statement(b"SELECT redlock_dequeue($1::text[], $2::text)", _undo, _number),
     Verb.HAND_ON: Statement(b"SELECT redlock_hand_on($1::text[], $2::text)", _undo, _number),
 }
-"""What one authority is asked. It alone raises a fence, is not asked if it is a master still, and
-keeps no mark of its own trust: FENCE, LOOK and MARK are for several Redis nodes."""
+"""Requests to one authority. It raises fences alone, its role is not asked for again, and it has no
+mark of its trust: the verbs FENCE, LOOK and MARK are for several Redis nodes."""
