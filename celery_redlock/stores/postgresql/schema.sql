@@ -1,14 +1,14 @@
--- What celery_redlock keeps in PostgreSQL (12 or later): two tables for locks and who waits for
--- them, one for what the server is known as, and the functions that are all a worker calls.
--- It may be run again; `celery redlock migrate` does.
+-- The objects of celery_redlock in PostgreSQL (12 or later): a table of locks, one of their
+-- waiters, one of the server's identities, and the functions, which are all that a worker calls.
+-- It may be run again; `celery redlock migrate` does so.
 --
--- READ COMMITTED is enough. Whether a lock is free is decided by one INSERT ... ON CONFLICT, which
--- waits for whoever is just writing the row, and then reads the row as that left it. Times are this
+-- READ COMMITTED is enough. One INSERT ... ON CONFLICT decides whether a lock is free: it waits for
+-- a transaction that is writing the row, and then reads the row as that has left it. Times are this
 -- server's clock_timestamp(), read while the row is locked.
 --
--- One statement, all or nothing. Whoever may create objects in the schema must not get one of theirs
--- executed here, nor by a function later on: operators and functions are looked up in pg_catalog
--- alone, and each name of ours gets its schema in front.
+-- One statement, all or nothing. A role that may create objects in the schema must not get one of
+-- its own executed, neither here nor later by a function. So operators and functions are looked up
+-- in pg_catalog alone, and each name of ours is prefixed with its schema.
 
 DO $install$ DECLARE
     home text := CURRENT_SCHEMA;
@@ -29,27 +29,28 @@ ELSIF current_setting('transaction_isolation') NOT LIKE 'read%' THEN
 ELSIF patience = '0' THEN
     SET LOCAL lock_timeout = '20s';
 END IF;
--- Before each part: while the first one waits for a lock, others may make what is not there yet.
+-- The checks precede each part: while the first one waits for a lock, other roles may make objects
+-- that do not exist yet.
 FOREACH part IN ARRAY ARRAY[$sql$
 CREATE TABLE IF NOT EXISTS redlock_lease (
     resource text COLLATE "C" PRIMARY KEY,
-    token text COLLATE "C" NOT NULL,         -- the proof of who holds it, or held it last
+    token text COLLATE "C" NOT NULL,         -- the proof of its holder, or of its last one
     fence bigint NOT NULL,                   -- its last fencing token; 0 if it never had one
-    until timestamptz NOT NULL,              -- it is free from then on; -infinity: given back
-    changed timestamptz NOT NULL             -- when it was last granted, extended or given back
+    until timestamptz NOT NULL,              -- it is free from then on; -infinity: released
+    changed timestamptz NOT NULL             -- when it was last granted, extended or released
 ) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.05);
 
 CREATE TABLE IF NOT EXISTS redlock_waiter (
     resource text COLLATE "C",
     waiter text COLLATE "C",                 -- the channel of its process, and its own name
     since bigint NOT NULL,                   -- when it first waited, in microseconds since 1970
-    until timestamptz NOT NULL,              -- it is forgotten then; each of its tries renews it
+    until timestamptz NOT NULL,              -- its place ends then; each of its tries renews it
     PRIMARY KEY (resource, waiter)
 );
 
--- A promoted standby may not have heard of the last locks that the old primary granted. Which
--- server with which history this is, and since when clients have met it; `migrate` meets it first,
--- before there is any lock.
+-- The identities of this server and its history, with the time since which clients have met each: a
+-- promoted standby may lack the last locks that the old primary granted. `migrate` adds the first
+-- one, before there is any lock.
 CREATE TABLE IF NOT EXISTS redlock_memory (
     memory text PRIMARY KEY,
     since timestamptz NOT NULL,
@@ -58,9 +59,10 @@ CREATE TABLE IF NOT EXISTS redlock_memory (
 
 CREATE OR REPLACE FUNCTION redlock_version() RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 2';
 
--- Its timeline changes with each promotion and each point-in-time recovery. Where commits are
--- acknowledged before they are on disk, a crash forgets locks as well: then each start counts, and
--- each crash of one process, with which all start anew but the first, and the statistics.
+-- The timeline changes with each promotion and each point-in-time recovery. If commits are
+-- acknowledged before they are on disk, a crash loses locks as well. Then the identity also has the
+-- time of the start, and that of the last reset of statistics: after a crash of one process all
+-- others but the postmaster start anew, and the statistics are reset.
 CREATE OR REPLACE FUNCTION redlock_identity() RETURNS text LANGUAGE plpgsql AS $$
 DECLARE identity text;
 BEGIN
@@ -72,8 +74,8 @@ BEGIN
     RETURN identity;
 END $$;
 
--- Who this server is, and for how many seconds clients have known it. Fails at once where a right
--- is missing that a lock will need.
+-- Return the identity of this server, and the seconds since clients first met it. Fails at once if
+-- a right is missing that a lock will need.
 CREATE OR REPLACE FUNCTION redlock_hello(OUT identity text, OUT age float8) LANGUAGE plpgsql AS $$
 BEGIN
     INSERT INTO redlock_lease SELECT l.* FROM redlock_lease l WHERE false;
@@ -85,16 +87,18 @@ BEGIN
     DELETE FROM redlock_waiter WHERE false;
     identity := redlock_identity();
     INSERT INTO redlock_memory VALUES (identity, clock_timestamp()) ON CONFLICT DO NOTHING;
-    -- With the time: each of two standbys of one primary becomes the same timeline, if promoted.
+    -- With the time, because two standbys of one primary get the same timeline if they are
+    -- promoted.
     SELECT concat_ws(' ', m.memory, extract(epoch FROM m.since)),
            CASE WHEN isfinite(m.since)
                 THEN extract(epoch FROM clock_timestamp() - m.since) ELSE 'infinity' END
     INTO identity, age FROM redlock_memory m WHERE m.memory = identity;
 END $$;
 
--- All of these names or none, for one token; in one order, so that no two wait for each other.
--- held_by and place (from 1): whose lock is in the way, and which of the names it is. A fence is
--- raised when the holder changes, to what the holder proposes at least, and not by its own retry.
+-- Acquire all of these names or none, for one token; in one order, so that no two callers wait for
+-- each other. held_by and place (from 1): the token that is in the way, and the number of its name.
+-- A fence is raised when the holder changes, to at least the proposal, and not by the holder's
+-- retry.
 CREATE OR REPLACE FUNCTION redlock_acquire(
     names text[], mine text, seconds float8, proposal bigint, ceiling bigint,
     OUT held_by text, OUT place bigint, OUT granted bigint
@@ -133,10 +137,11 @@ BEGIN
     END IF;
 END $$;
 
--- One character per claim: 1, it was ours and is renewed; 2, nobody's, and is ours again; 0, not
--- ours. A row that another has had since is never taken back, and of two that miss the same name the
--- first has it. Without `again`, for a supervisor, what has ended stays so, nothing is shortened,
--- and what has more than `below` left is let be.
+-- Extend claims; return one character per claim: 1, it was ours and is renewed; 2, it had no
+-- holder, and is ours again; 0, it is not ours. A row that another has had since is never taken
+-- back, and of two claims that miss the same name the first gets it. Without `again`, for a
+-- supervisor, a claim that has ended stays so, none is shortened, and none with more than `below`
+-- left is changed.
 CREATE OR REPLACE FUNCTION redlock_extend(
     names text[], tokens text[], claims int[], seconds float8[], below float8[], again boolean
 ) RETURNS text LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
@@ -178,7 +183,7 @@ BEGIN
     RETURN votes;
 END $$;
 
--- How many of these names were held by this token until now. A row with a fence is kept.
+-- Release these names; return how many of them this token held until now. A row with a fence stays.
 CREATE OR REPLACE FUNCTION redlock_free(names text[], mine text) RETURNS bigint
 LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
 DECLARE
@@ -202,8 +207,9 @@ BEGIN
     RETURN gone + kept;
 END $$;
 
--- Calls the first waiter whose process listens, and takes it from the queue; whether there is one.
--- A process that listens holds a lock under the name of its channel: who can have it is alone.
+-- Notify the first waiter whose process listens, and take it from the queue; return true if there
+-- is one. A listening process holds an advisory lock of its channel's name: if we can get that
+-- lock, nobody listens.
 CREATE OR REPLACE FUNCTION redlock_call(name text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
     called text;
@@ -226,8 +232,8 @@ BEGIN
     RETURN false;
 END $$;
 
--- 1 if all were held, and 2 more if a waiter was called. All slots of a resource share one queue.
--- The mark, of a delivery that is done, is there as soon as the lock is seen to be free.
+-- Release; return 1 if all were held, and 2 more if a waiter was notified. All slots of a resource
+-- share one queue. The mark, of a delivery that is done, appears together with the free lock.
 CREATE OR REPLACE FUNCTION redlock_release(
     names text[], mine text, mark text, life float8
 ) RETURNS int LANGUAGE plpgsql SET lock_timeout = '1s' AS $$
@@ -264,7 +270,7 @@ CREATE OR REPLACE FUNCTION redlock_dequeue(names text[], mine text) RETURNS int 
     ) SELECT (count(*) = cardinality(names))::int FROM gone;
 $$;
 
--- Leaves the queues; where it had been called, or nobody holds the lock, the next one is called.
+-- Leave the queues; where we had been notified, or nobody holds the lock, notify the next waiter.
 CREATE OR REPLACE FUNCTION redlock_hand_on(names text[], mine text) RETURNS int
 LANGUAGE plpgsql AS $$
 DECLARE
@@ -283,7 +289,7 @@ BEGIN
     RETURN (stood = cardinality(names))::int;
 END $$;
 
--- Who holds each of these names, in their order, and for how many seconds yet.
+-- Return the token of each of these names, in their order, and its seconds left.
 CREATE OR REPLACE FUNCTION redlock_peek(names text[])
 RETURNS TABLE (token text, seconds float8) LANGUAGE sql STABLE AS $$
     SELECT l.token, extract(epoch FROM l.until - clock_timestamp())
@@ -292,8 +298,8 @@ RETURNS TABLE (token text, seconds float8) LANGUAGE sql STABLE AS $$
     ORDER BY u.n;
 $$;
 
--- Deletes what is over, once a minute whoever asks: a row with a fence a week after its last use,
--- so that no fencing token comes again while a late write may still be under way.
+-- Delete ended rows, at most once a minute for all callers; a row with a fence a week after its
+-- last use, so that no fencing token is granted again while a late write may still be under way.
 CREATE OR REPLACE FUNCTION redlock_sweep() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
     UPDATE redlock_memory m SET swept = clock_timestamp() WHERE m.memory = (
@@ -313,7 +319,7 @@ BEGIN
     END IF;
 END $$;
 
--- Nobody makes a trigger there from now on.
+-- From here on nobody can create a trigger on it.
 LOCK TABLE redlock_memory IN ROW EXCLUSIVE MODE;
 $sql$, $sql$
 INSERT INTO redlock_memory SELECT redlock_identity(), '-infinity'
