@@ -1,1 +1,1 @@
-"""One tick, one message, however many beats run."""
+"""Send one message per tick, however many beats run."""

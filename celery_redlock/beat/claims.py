@@ -1,11 +1,12 @@
-"""Claim ticks: of all beats that run, one sends each.
+"""Claim ticks, so that each tick is sent by one of the running beats.
 
-A beat that is due claims the tick on the nodes, before it sends. Between the claim and the message
-it may die, or the broker be away. Therefore a claim is short at first, extended while the message
-is being sent, and then made long: it is *kept*, nobody gives it back, it expires when the next tick
-is due (`ticks.py`). A beat that is refused can tell the two by what is left of the claim, because
-its token says how long it was at first. If more is left, the tick is sent, and the entry moves on
-as if this beat had sent it. If not, the entry stays due, and is tried again a second later.
+Before a beat sends a due tick, it claims the tick on the nodes. Between the claim and the message
+the beat may die, or the broker may be down. Therefore a claim is short at first, extended while the
+message is being sent, and then made long: it is *kept*. Nobody releases a kept claim; it expires
+when the next tick is due (`ticks.py`). A beat that is refused can distinguish the two by the time
+left of the claim, because its token contains its first ttl. If more is left than that, the tick is
+sent, and the entry moves on as if this beat had sent it. If not, the entry stays due, and is tried
+again a second later.
 """
 
 from __future__ import annotations
@@ -53,35 +54,38 @@ __all__ = [
 logger = logging.getLogger("celery_redlock.beat")
 
 OPTION = "redlock"
-"""An entry's option (or, where its scheduler has none, message header): False to leave it alone."""
+"""Name of an entry's option (or, if its scheduler has no options, of a message header); with False
+the entry is sent without a claim."""
 ROUTING = ("queue", "exchange", "routing_key")
-"""Options of an entry that say where its message goes."""
+"""Options of an entry that route its message."""
 USUAL_QUEUE = "celery"
-"""Where it goes if nothing says so (`task_default_queue`)."""
+"""The queue of a message without such options (`task_default_queue`)."""
 RETRY_DELAY_S = 1.0
-"""Seconds until an entry that could not be decided upon is tried again; how late a tick may be."""
+"""The seconds until an undecided entry is tried again; so late a tick may be."""
 BROKEN_DELAY_S = 60.0
-"""The same if its schedule raises: its author has to correct it, and the log has the traceback."""
+"""The seconds until an entry is tried again if its schedule raises: its author has to correct it,
+and the log has the traceback."""
 AFTER_OTHER_S = 0.01
-"""Seconds by which a beat looks later than the one that sent last, so that it finds that claim."""
+"""The seconds by which a beat looks later than the beat that sent last, so that it finds the claim
+of that beat."""
 MIN_SHORT_S = 0.5
-"""Seconds that a claim lasts at first, at least, if it is to be kept for so long: time to send."""
+"""The least first ttl of a claim in seconds, unless it is kept for less: time to send."""
 NODE_RESOLUTION_S = 0.001
-"""Seconds that nodes tell apart."""
+"""The resolution of the nodes' times, in seconds."""
 
 
 @dataclass(frozen=True)
 class SendDecision:
-    """What a beat does with a tick that is due.
+    """The decision of a beat about a tick that is due.
 
     Attributes:
-        entry: The entry, as it was when it was found to be due.
-        send: Whether it is this beat's to send.
-        claim: What it holds in that case; None if it sends without.
-        sent: Otherwise: whether another beat has certainly sent it.
+        entry: The entry, in its state when it was found due.
+        send: True if this beat sends the tick.
+        claim: The claim of this beat, if it sends; None if it sends without a claim.
+        sent: If this beat does not send: True if another beat has certainly sent the tick.
         again: Seconds until the entry is looked at again; None for its regular time.
-        last: When the entry is to remember that it was sent, if that is not now.
-        count: How often it is to remember that it was, if not once more.
+        last: The time to store as the entry's last run, if that is not now.
+        count: The count of runs to store in the entry, if not one more.
     """
 
     entry: Any
@@ -94,16 +98,16 @@ class SendDecision:
 
 
 def stays_due(entry: Any, again: float) -> SendDecision:
-    """Not now: as if nobody had looked at it yet, in `again` seconds."""
+    """Return the decision to leave an entry unchanged and look at it again in `again` seconds."""
     return SendDecision(entry, again=again, last=entry.last_run_at, count=entry.total_run_count)
 
 
 class TickClaim(HeldLease):
-    """A tick that is claimed, while its message is being sent.
+    """The claim of a tick while its message is being sent.
 
     Attributes:
-        tick: What it is called in the log.
-        kept: Until when it is kept once it is sent; seconds of the clock of leases.
+        tick: The name of the tick in the log.
+        kept: The time until which the claim is kept after sending; seconds of the leases' clock.
         left: How long to wait for the nodes then; seconds.
     """
 
@@ -111,9 +115,10 @@ class TickClaim(HeldLease):
     kept = left = 0.0
 
     def finish(self, sent: bool, *, ended: bool = False) -> None:
-        """Keep it, because its message has left; or let another beat send it.
+        """Keep the claim if the message was sent; else release it, for another beat to send.
 
-        `ended`: this beat was told to end meanwhile. The broker may have the message all the same.
+        `ended` is True if this beat was ended meanwhile. Then the broker may have the message all
+        the same.
         """
         late = self.lost
         if sent and not self.keep(self.kept - monotonic(), timeout=self.left):
@@ -135,7 +140,11 @@ class TickClaim(HeldLease):
                 )
 
     def outlived(self, holder: Holder) -> bool:
-        """Free it if it is what a node still keeps past its end (etcd does); return whether."""
+        """Delete our own expired claim if the store still has it (etcd); return True if deleted.
+
+        Args:
+            holder: The holder that the nodes report.
+        """
         mine = monotonic() >= self.kept and holder.digest == token_digest(self.token)
         if mine:
             blocking(
@@ -155,8 +164,8 @@ class TickClaims:
     """The claims of one beat.
 
     Args:
-        app: The Celery app, whose name tells its entries from another's.
-        redlock: Where ticks are claimed.
+        app: The Celery app; its name distinguishes its entries from those of other apps.
+        redlock: The nodes where ticks are claimed.
         on_unavailable: "hold" or "send".
     """
 
@@ -171,14 +180,14 @@ class TickClaims:
 
     @property
     def resources(self) -> str:
-        """What the names of all that is claimed begin with."""
+        """The prefix of the names of all claims."""
         return f"beat:{escape(str(self._app.main or ''))}:"
 
     def decide(self, entry: Any, timeout: float) -> SendDecision:
-        """Claim the tick of an entry that is due; return what to do with it.
+        """Claim the tick of an entry that is due; return the decision about it.
 
-        The nodes are waited for `timeout` seconds at most, in all: they are asked for the tick, and
-        then either for its holder or to keep it.
+        In all, this waits at most `timeout` seconds for the nodes. They are asked to grant the
+        claim, and then either for its holder or to keep it.
         """
         try:
             wish = _wish(entry)
@@ -196,7 +205,7 @@ class TickClaims:
         except QuorumUnavailable as error:
             return self._without_quorum(entry, error)
         except Exception:
-            # A schedule of the user's own. An error here would end the whole beat.
+            # A user's own schedule may raise anything, and an error here would end the whole beat.
             logger.exception("%s: cannot tell which tick is due; it is not sent", entry.name)
             return stays_due(entry, BROKEN_DELAY_S)
 
@@ -204,7 +213,8 @@ class TickClaims:
         names = f"{escape(str(entry.name))}:{_message(entry, self._app.conf)}"
         resource = shortened(f"{self.resources}{names}:{tick.name}")
         now = monotonic()
-        # Half of what it is to be kept, so that one can tell; but long enough to ask nodes for.
+        # At most half of the time for which it is kept, so that a short claim can be distinguished
+        # from a kept one; but long enough to ask the nodes.
         longest = max(tick.kept / 2, min(tick.kept, MIN_SHORT_S))
         short = max(MIN_TTL, min(self._redlock.ttl, longest))
         patience = min(timeout, short / 2)
@@ -212,7 +222,7 @@ class TickClaims:
         request = LockRequest(
             names=checked_names(resource), ttl=short, owner=owner, patience=patience
         )
-        # One that hangs between claim and message must not keep the others waiting for good.
+        # A beat that hangs between claim and message must not keep the others waiting forever.
         claim = TickClaim(self._redlock, request, max_lifetime=self._redlock.ttl)
         claim.tick = _in_log(entry, tick)
         claim.kept = now + tick.kept
@@ -223,7 +233,7 @@ class TickClaims:
         except ResourceHeld:
             decision = None
         except QuorumUnavailable as error:
-            # Another entry may be less in a hurry.
+            # Another entry may allow a longer patience.
             return self._without_quorum(entry, error, for_all=patience == timeout)
         claim.left = max(NODE_RESOLUTION_S, timeout - (monotonic() - now))
         if decision is None:
@@ -234,7 +244,7 @@ class TickClaims:
             elif holder is not None and (decision := refused(entry, tick, holder, short)):
                 self._tell(decision, tick, holder)
         self._outage.ended(monotonic())
-        # Several beats asked at once, and none got a quorum: one is to ask before the others.
+        # Several beats asked at once, and none got a quorum. The random pause lets one ask first.
         most = min(RETRY_DELAY_S, timeout)
         return decision or stays_due(entry, random.uniform(AFTER_OTHER_S, most))
 
@@ -247,7 +257,7 @@ class TickClaims:
         return stays_due(entry, RETRY_DELAY_S)
 
     def _tell(self, decision: SendDecision, tick: Tick, holder: Holder) -> None:
-        """Say who sends a tick: to the log once, and to the signal if it is sent."""
+        """Log once which beat sends a tick, and send the signal if it is sent."""
         entry, sent = decision.entry, decision.sent
         ours = holder.owner is not None and replace(holder.owner, stamp="") == self._owner
         if self._told.get(entry.name) != holder.digest:
@@ -270,13 +280,13 @@ class TickClaims:
 
 
 def refused(entry: Any, tick: Tick, holder: Holder, short: float) -> SendDecision | None:
-    """Return what follows from another beat's claim; None if no beat has the tick.
+    """Return the decision after another beat's claim; None if no beat has the tick.
 
-    A claim of ours would last `short` seconds at first.
+    `short` is the first ttl that a claim of ours would have, in seconds.
     """
     left = holder.expires_in or 0.0
     at_first = short
-    with suppress(ValueError):  # of a key that somebody else has made
+    with suppress(ValueError):  # the stamp is not a number if another program has made the key
         at_first = float(holder.owner.stamp) if holder.owner else short
     sent = left > at_first + NODE_RESOLUTION_S
     if holder.nodes < holder.quorum and not sent:
@@ -286,20 +296,21 @@ def refused(entry: Any, tick: Tick, holder: Holder, short: float) -> SendDecisio
             return SendDecision(entry, sent=True)
         coming = math.inf if tick.next_in is None else max(0.0, tick.next_in)
         return stays_due(entry, min(RETRY_DELAY_S, left, coming) + AFTER_OTHER_S)
-    # Due when the beat that sent it is due, and after it: that one goes on, unless it is gone.
+    # For an interval: become due shortly after the beat that sent it. So that beat goes on sending,
+    # and another takes over only if it is gone.
     again = left + tick.margin + AFTER_OTHER_S
     if sent:
         return SendDecision(entry, sent=True, again=again, last=_ago(entry, tick.period - again))
-    telling = (tick.kept - short) / 2  # then one could tell
+    telling = (tick.kept - short) / 2  # by then a kept claim can be distinguished
     soon = telling if telling > AFTER_OTHER_S else again
     return stays_due(entry, min(RETRY_DELAY_S, again, soon))
 
 
 def _message(entry: Any, conf: Any) -> str:
-    """Name what an entry sends: by its task, and a digest of its arguments and its queue, if any.
+    """Return a name for an entry's message: its task, and a digest of its arguments and queue.
 
-    Apps of one name may share a Redis and have entries of one name, and none may keep the other
-    from sending what is another message. Where arguments have no stable text, they do not count.
+    Apps with the same name may share a Redis and have entries with the same name. If their messages
+    differ, none may keep the other from sending. Arguments without a stable text do not count.
     """
     options = entry.options if isinstance(entry.options, Mapping) else {}
     prefix = (conf.broker_transport_options or {}).get("global_keyprefix", "")
@@ -317,8 +328,8 @@ def _message(entry: Any, conf: Any) -> str:
 
 
 def _wish(entry: Any) -> Any:
-    """What an entry's options, or headers, say of claiming it; True if nothing."""
-    # Whatever else they are made of: sending will fail, as it does without us.
+    """Return the value of `OPTION` in an entry's options, or its headers; True without one."""
+    # Options of a wrong type are ignored here: sending will fail, as it would without us.
     options = entry.options if isinstance(entry.options, Mapping) else {}
     headers = options.get("headers")
     default = headers.get(OPTION, True) if isinstance(headers, Mapping) else True

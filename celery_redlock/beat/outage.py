@@ -1,7 +1,7 @@
-"""A time without a quorum, as a beat lives through it: when to ask the nodes, and what to log.
+"""A beat's treatment of a time without a quorum: when to ask the nodes, and what to log.
 
-However many entries are due, the nodes are asked once in a while, not once for each; and the log
-has an error a minute, not one for each. Pure: the time is an argument.
+However many entries are due, the nodes are asked once in a while, and not once per entry. The log
+gets one error a minute, and not one per entry. Pure: the time is an argument.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ __all__ = ["Outage"]
 logger = logging.getLogger("celery_redlock.beat")
 
 LOG_INTERVAL_S = 60.0
-"""Seconds between two errors in the log: often enough for an alarm on them to stay on."""
+"""The seconds between two errors in the log: often enough for an alarm on them to stay on."""
 MAX_NAMES = 5
-"""Entries that a line of the log names; the others are counted."""
+"""The most entries that a log line names; the others are counted."""
 
 
 class Outage:
-    """None yet, one that goes on, or one that is over.
+    """The state of a beat's quorum: no outage, or an outage that goes on.
 
     Args:
-        again: Seconds between two questions to the nodes.
-        send: Whether what is due is sent all the same.
+        again: Seconds between two requests to the nodes during an outage.
+        send: True if due entries are sent all the same.
     """
 
     def __init__(self, again: float, *, send: bool) -> None:
@@ -38,15 +38,20 @@ class Outage:
         self._names: set[str] = set()
 
     def pause(self, now: float) -> float:
-        """Seconds in which it is too soon to ask again; 0 if there is no outage."""
+        """Return the seconds until the nodes may be asked again; 0 if there is no outage."""
         return max(0.0, self._next_question - now)
 
     def met(
         self, name: str, error: QuorumUnavailable | None, now: float, *, for_all: bool = True
     ) -> None:
-        """Note that an entry is due; and the nodes' answer, if they were asked.
+        """Note an entry that is due without a quorum.
 
-        Unless the answer holds `for_all` entries, the nodes are asked about the next one as well.
+        Args:
+            name: The entry's name.
+            error: The error of the nodes; None if they were not asked.
+            now: The time; seconds.
+            for_all: True if the error applies to all entries. If not, the nodes are asked for the
+                next entry, too.
         """
         if self._began is None:
             self._began = now

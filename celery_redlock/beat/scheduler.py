@@ -1,13 +1,13 @@
-"""Any number of beats, each tick sent once, whichever of them sends it.
+"""Let any number of beats run, and one of them send each tick.
 
-There is no leader. Every beat goes through its own schedule, and before it sends a tick it claims
-it (`claims.py`). A beat that is refused goes on as if it had sent the tick itself; so a beat that
-dies is missed by nobody.
+There is no leader. Every beat goes through its own schedule, and claims each tick before sending it
+(`claims.py`). A beat that is refused goes on as if it had sent the tick itself. So if a beat dies,
+the others send its ticks without any take-over.
 
-Works by wrapping methods of the scheduler at hand, whichever it is: they all send through
-`apply_async`, and all but celery-redbeat's share Celery's `tick`, which goes by a heap of times.
-The wrapped methods are looked up at each call, because other tools patch the scheduler's class, and
-perhaps after us: Sentry does so for its cron monitors.
+The adapter wraps methods of any scheduler: all schedulers send through `apply_async`, and all but
+celery-redbeat's share Celery's `tick`, which uses a heap of times. The wrapped methods are looked
+up at each call, because other tools patch the scheduler's class, and perhaps after us: Sentry does
+so for its cron monitors.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ __all__ = ["SchedulerAdapter", "guard"]
 logger = logging.getLogger("celery_redlock.beat")
 
 WRAPPED = ("tick", "is_due", "apply_entry", "apply_async", "_when", "should_sync")
-"""The methods of a scheduler in whose place the adapter's stand."""
+"""The methods of a scheduler that are replaced by the adapter's."""
 EARLY_S = 0.01
-"""Seconds by which a beat wakes up before the time it was told (`Scheduler.adjust`)."""
+"""The seconds by which a beat wakes up before the requested time (`Scheduler.adjust`)."""
 ENOUGH = 0.8
-"""Part of the node timeout that must be left to ask about one more entry in a pass: with less, an
-answer that is merely slow would look like an outage."""
+"""The part of the node timeout that must be left to ask for one more entry in a pass: with less, a
+slow answer would look like an outage."""
 
 
 class SchedulerAdapter:
-    """Stands between one scheduler and the broker: lets each tick through in one beat of all.
+    """A filter between one scheduler and the broker: each tick passes in one of all beats.
 
     Args:
-        scheduler: A `celery.beat.Scheduler`, of whatever class.
-        redlock: Where ticks are claimed.
+        scheduler: A `celery.beat.Scheduler`, of any class.
+        redlock: The nodes where ticks are claimed.
         on_unavailable: "hold" or "send".
 
     Attributes:
-        resources: What the names of all that is claimed begin with.
+        resources: The prefix of the names of all claims.
     """
 
     def __init__(self, scheduler: Any, redlock: Redlock, on_unavailable: str) -> None:
@@ -65,30 +65,32 @@ class SchedulerAdapter:
         self._claims = TickClaims(scheduler.app, redlock, on_unavailable)
         self.resources = self._claims.resources
         self._timeout = redlock.node_timeout
-        # What is being sent; and whether anything of it was (None: nothing was tried).
+        # The decision that is being carried out, and True if a message of it was sent (None: not
+        # tried).
         self._granted: SendDecision | None = None
         self._sent: bool | None = None
-        # What is not sent, until the scheduler asks when to look at its entry again.
+        # A decision not to send, until the scheduler asks when to look at its entry again.
         self._refused: SendDecision | None = None
         self._put_off: set[str] = set()
-        # For schedules that all beats share: until when an entry is left alone, and whether it was
-        # said to be sent; what could not be sent once; when to wake up; when this pass began.
+        # For schedules that all beats share. By entry: the time until which it is left alone, and
+        # True if another beat was found to have sent it. Then by entry: the claim of a tick that
+        # could not be sent once. Then: when to wake up, and when this pass began.
         self._resting: dict[str, tuple[float, bool]] = {}
         self._failed: dict[str, str] = {}
         self._wake = math.inf
         self._began = math.inf
-        # What somebody else has put in the place of a method of this very scheduler, not its class.
+        # Methods that another tool has replaced on this very scheduler, and not on its class.
         self._instead = {name: vars(scheduler)[name] for name in WRAPPED if name in vars(scheduler)}
         for name in WRAPPED:
             setattr(scheduler, name, getattr(self, name))
 
     def _own(self, name: str) -> Any:
-        """Return a method of the scheduler's own, as it is now."""
+        """Return the scheduler's own method, looked up now."""
         if name in self._instead:
             return self._instead[name]
         return getattr(type(self._scheduler), name).__get__(self._scheduler)
 
-    # -- In place of the scheduler's own ----------------------------------------------------------
+    # -- Replacements of the scheduler's methods --------------------------------------------------
 
     def tick(self, *args: Any, **kwargs: Any) -> float | None:
         """Go over the schedule once; return the seconds until the next time."""
@@ -100,9 +102,9 @@ class SchedulerAdapter:
         return wait if wait is None else min(wait, self._wake)
 
     def is_due(self, entry: Any) -> Any:
-        """Whether an entry is due, and when next. One that was put off is not, until then."""
+        """Return the `schedstate` of an entry; one that was put off is not due until its time."""
         if entry.name in self._put_off:
-            # Celery up to 5.6 asks for the first entry whenever it wakes up, before its time too.
+            # Celery up to 5.6 asks for the first entry at each wake-up, also before its time.
             heap = self._scheduler._heap
             if heap and heap[0][2] is entry:
                 wait = heap[0][0] - self._own("_when")(entry, 0)
@@ -112,7 +114,7 @@ class SchedulerAdapter:
         return self._own("is_due")(entry)
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
-        """Send an entry, and log it; or see that another beat does."""
+        """Send an entry and log it, unless another beat does."""
         decision = self._decide(entry)
         if decision.send:
             with self._sending(decision):
@@ -121,10 +123,10 @@ class SchedulerAdapter:
     def apply_async(
         self, entry: Any, producer: Any = None, advance: bool = True, **kwargs: Any
     ) -> Any:
-        """Send an entry, or see that another beat does: then None.
+        """Send an entry and return its result; None if another beat sends it.
 
-        `advance`: the schedule does not yet know that this entry had its turn. One that all beats
-        share (celery-redbeat's) is told by the beat that sends.
+        `advance` is True if the schedule has not moved on to the entry's next run yet. A schedule
+        that all beats share (celery-redbeat's) is advanced by the beat that sends.
         """
         granted = self._granted
         if granted is not None and granted.entry.name == entry.name:
@@ -138,17 +140,17 @@ class SchedulerAdapter:
             return self._publish(decision, entry, producer, advance=advance, **kwargs)
 
     def _when(self, entry: Any, next_time_to_run: Any, *args: Any, **kwargs: Any) -> Any:
-        """When to look at an entry again. That of one that is not sent is told here."""
+        """Return when to look at an entry again, also for an entry that was not sent."""
         refused, self._refused = self._refused, None
         if refused is not None and refused.entry.name == entry.name:
             again = refused.again
             if again is None and next_time_to_run is not None and next_time_to_run <= 0:
-                again = RETRY_DELAY_S  # seen in the hour that is repeated in autumn
+                again = RETRY_DELAY_S  # it happens in the hour that is repeated in autumn
             if again is not None:
                 next_time_to_run = again + EARLY_S
                 self._put_off.add(entry.name)
             if refused.last is not None:
-                # Also where it is kept in a database: django-celery-beat's row.
+                # If the entry is stored in a database (django-celery-beat), change its row, too.
                 for keeper in filter(None, (entry, getattr(entry, "model", None))):
                     keeper.last_run_at = refused.last
                     if refused.count is not None:
@@ -156,7 +158,7 @@ class SchedulerAdapter:
         return self._own("_when")(entry, next_time_to_run, *args, **kwargs)
 
     def should_sync(self) -> bool:
-        """Whether to write the schedule to its disk or database; not between claim and message."""
+        """Return True if the schedule must be written now; never between claim and message."""
         return self._granted is None and bool(self._own("should_sync")())
 
     # -- Sending ----------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class SchedulerAdapter:
         return decision
 
     def _apply_shared(self, entry: Any, producer: Any, kwargs: Mapping[str, Any]) -> Any:
-        """An entry of a scheduler that asks for all that is due in one pass, and advances it."""
+        """Send an entry of a scheduler that handles all due entries in one pass, and advance it."""
         now = monotonic()
         left = self._timeout - max(0.0, now - self._began)
         until, was_sent = self._resting.get(entry.name, (0.0, False))
@@ -178,7 +180,7 @@ class SchedulerAdapter:
         decision = self._claims.decide(entry, left)
         if not decision.send:
             if decision.sent and was_sent:
-                # And still due: the beat that has sent it died before it could tell the others.
+                # It is still due: the beat that sent it died before it could advance the schedule.
                 self._scheduler.reserve(entry)
             again = RETRY_DELAY_S if decision.again is None else decision.again
             again = min(RETRY_DELAY_S, again)
@@ -188,13 +190,13 @@ class SchedulerAdapter:
         self._resting.pop(entry.name, None)
         if decision.claim is None:
             return self._publish(decision, entry, producer, advance=True, **kwargs)
-        # What all beats share must not say that it is sent before it is.
+        # Advance the shared schedule only after the message was sent.
         try:
             with self._sending(decision):
                 result = self._publish(decision, entry, producer, advance=False, **kwargs)
         except Exception:
             if self._failed.pop(entry.name, None) == decision.claim.resource:
-                self._scheduler.reserve(entry)  # twice: the schedule moves on
+                self._scheduler.reserve(entry)  # it failed for the second time: move on
             else:
                 self._failed[entry.name] = decision.claim.resource
                 self._wake = min(self._wake, RETRY_DELAY_S)
@@ -205,14 +207,14 @@ class SchedulerAdapter:
 
     @contextmanager
     def _sending(self, decision: SendDecision) -> Iterator[None]:
-        """All that is sent in here is of one tick. Its claim is kept if anything was."""
+        """Treat everything that is sent in this block as one tick; keep its claim if any was."""
         self._granted, self._sent, ended = decision, None, False
         try:
             yield
             if self._sent is None:
-                self._sent = True  # the user's own scheduler, which sends in another way
+                self._sent = True  # a user's own scheduler may send in another way
         except BaseException as error:
-            ended = not isinstance(error, Exception)  # SystemExit, of SIGTERM
+            ended = not isinstance(error, Exception)  # such as SystemExit after SIGTERM
             raise
         finally:
             self._granted = None
@@ -229,12 +231,12 @@ class SchedulerAdapter:
     ) -> Any:
         self._sent = bool(self._sent)
         if decision.claim is not None and decision.claim.lost and not self._sent:
-            # This process was stopped for so long.
+            # This process was stopped between the claim and the message.
             self._refused = stays_due(decision.entry, AFTER_OTHER_S)
             raise decision.claim.loss()
         options = entry.options
-        if options and OPTION in options:  # it is ours, and no option of a message
-            if advance:  # as Celery's own does first; the schedule keeps the option
+        if options and OPTION in options:  # the option is for us, and not for the message
+            if advance:  # Celery's own method also does this first; the schedule keeps the option
                 entry, advance = self._scheduler.reserve(entry), False
             entry.options = {name: options[name] for name in options if name != OPTION}
         try:
@@ -243,7 +245,7 @@ class SchedulerAdapter:
             duplicate = error if isinstance(error, DuplicateTask) else error.__context__
             if not isinstance(duplicate, DuplicateTask):
                 raise
-            # Its task is queued: no beat needs to send this tick, and the log has said so.
+            # Its task is queued already: no beat needs to send this tick, and that has been logged.
             result = self._scheduler.app.AsyncResult(duplicate.task_id)
         finally:
             entry.options = options
@@ -252,10 +254,10 @@ class SchedulerAdapter:
 
 
 def guard(sender: Any = None, **_signal: Any) -> None:
-    """A beat begins: let each tick through it only if no other beat has sent it.
+    """Adapt the scheduler of a beat that begins, so that it sends only ticks that no other sends.
 
-    Celery logs what a signal handler raises and goes on, here without a guard; it does not so with
-    SystemExit.
+    An error is turned into SystemExit, because after any other exception of a signal handler Celery
+    would go on, without a guard.
     """
     try:
         _guard(sender.scheduler)
@@ -268,7 +270,7 @@ def guard(sender: Any = None, **_signal: Any) -> None:
 
 
 def _way_out(app: Any) -> str:
-    """Say how a beat starts all the same, if nobody has asked for its guard."""
+    """Return a hint how to start a beat without claims, if no setting asks for them; else ""."""
     if app.conf.get("redlock_beat") is not None or app.conf.get("redlock_nodes") is not None:
         return ""
     return " (if this is the only beat, redlock_beat = False starts it without claims)"

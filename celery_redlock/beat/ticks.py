@@ -1,15 +1,16 @@
 """Name the tick of a periodic task that is due: the same name in every beat.
 
-Beats that hold the same schedule wake up at different moments, with different memories of the last
-run. What they share is, for a crontab or a solar event, the *due time*: the tick is named by it, in
-UTC and to the second, and stays claimed for as long as any beat may take that tick for the current
-one. A plain interval counts from the last run, so every beat has its own phase, and nothing to
-name a tick by: there the claim itself keeps the period, by lasting a little less than the interval.
-(Numbering intervals by the clock would give them names; but each beat would keep its phase, so that
-the death of one would leave a gap of up to two intervals, and the hosts' clocks would count.)
+Beats with the same schedule wake up at different moments, and have stored different last runs. For
+a crontab or a solar event they share the *due time*. The tick is named by it, in UTC and to the
+second, and stays claimed for as long as any beat may treat it as the current tick.
 
-All arithmetic is the schedule's own: a tick is due when it would be for a lone beat, in the
-schedule's time zone, and when its clocks change.
+A plain interval counts from the last run, so every beat has a phase of its own, and the beats share
+no time to name a tick by. There the claim itself keeps the period: it lasts a little less than the
+interval. (Intervals could be numbered by the clock. But then each beat would keep its phase, the
+death of one would leave a gap of up to two intervals, and the hosts' clocks would matter.)
+
+All arithmetic is left to the schedule: a tick is due at the same time as for a single beat, in the
+schedule's time zone, and also when its clocks change.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from celery.schedules import schedule as interval
 __all__ = ["Tick", "current_tick"]
 
 GRACE_S = 60.0
-"""Seconds for which a due time stays claimed after the next one is due: clocks of hosts differ."""
+"""The seconds for which a due time stays claimed after the next one is due, because the clocks of
+hosts differ."""
 FINAL_S = 86_400.0
-"""Seconds for which a due time that nothing follows stays claimed."""
+"""The seconds for which the last due time of a schedule stays claimed."""
 MARGIN_RATE, MARGIN_MAX_S = 1 / 20, 0.5
-"""By how much an interval's claim is shorter than the interval: a part of it, and seconds at most.
-A beat that is due once in an interval must not be refused because it is a little early."""
+"""The difference between an interval and its claim: a part of the interval, and the most seconds. A
+beat that is due once in an interval must not be refused because it is a little early."""
 LOOK_BACK = timedelta(days=4 * 366)
-"""How far back the latest due time is looked for: the 29th of February comes every four years."""
+"""The longest search for the latest due time: the 29th of February comes every four years."""
 HOUR, MINUTE, HALF = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=0.5)
 
 
@@ -39,11 +41,11 @@ class Tick(NamedTuple):
     """One tick of an entry.
 
     Attributes:
-        name: What names it; the same in every beat.
-        kept: Seconds from now for which it stays claimed, once it is sent.
+        name: Its name, the same in every beat.
+        kept: Seconds from now for which it stays claimed after it was sent.
         due: When it was due, in UTC; None for the tick of an interval.
-        next_in: Seconds from now until the next is due; None if none follows.
-        period: The interval, in seconds; None for what has a due time.
+        next_in: Seconds from now until the next tick is due; None if none follows.
+        period: The interval, in seconds; None for a tick with a due time.
         margin: Seconds by which an interval's claim ends before the next tick.
     """
 
@@ -56,14 +58,14 @@ class Tick(NamedTuple):
 
 
 def current_tick(schedule: Any, last_run_at: datetime | None) -> Tick:
-    """Return the tick that is due now. Several that were missed are one, the latest.
+    """Return the tick that is due now. If several were missed, return the latest.
 
     Args:
         schedule: A schedule of Celery's, or a user's own.
-        last_run_at: When the entry was sent last, as its beat remembers it; None for never.
+        last_run_at: When the entry was sent last, as stored by this beat; None for never.
     """
     if isinstance(schedule, BaseSchedule) and not isinstance(schedule, interval):
-        with suppress(NotImplementedError):  # a user's own, of which Celery asks is_due() alone
+        with suppress(NotImplementedError):  # Celery requires only is_due() of a user's schedule
             tick = _of_due_time(_DueTimes(schedule), last_run_at)
             if tick is not None:
                 return tick
@@ -83,7 +85,7 @@ def _of_interval(schedule: Any, last_run_at: datetime | None) -> Tick:
     if isinstance(schedule, interval):
         period = left = float(schedule.seconds)
         name = f"every-{period:g}s"
-        if schedule.relative:  # due at the next full minute, hour or day
+        if schedule.relative:  # it is due at the next full minute, hour or day
             now = schedule.maybe_make_aware(schedule.now())
             left = schedule.remaining_estimate(now).total_seconds()
             left = left if left > 0 else period
@@ -97,22 +99,25 @@ def _of_interval(schedule: Any, last_run_at: datetime | None) -> Tick:
 
 
 class _DueTimes:
-    """The due times of a schedule, as its own arithmetic gives them at one moment. All in UTC."""
+    """The due times of a schedule at one moment, by the schedule's own arithmetic. All in UTC."""
 
     def __init__(self, schedule: Any) -> None:
         local = schedule.maybe_make_aware(schedule.now())
         self.now = local.astimezone(timezone.utc)
         self._zone = local.tzinfo
-        # And not one of a user's own making, that adds to it.
+        # A user's subclass with arithmetic of its own does not count as a crontab.
         estimate = getattr(type(schedule), "remaining_estimate", None)
         self._is_crontab = estimate is crontab.remaining_estimate
-        # Schedules count from now(), again and again; a process may be stopped in between.
-        # Not copy.copy(): what they pickle leaves out the app, and so its time zone.
+        # Fix now() for all calculations, because the process may be stopped between two of them.
+        # copy.copy() does not work: the pickled state lacks the app, and so its time zone.
         self._schedule = object.__new__(type(schedule))
         self._schedule.__dict__.update(schedule.__dict__, nowfun=lambda: local)
 
     def latest(self, last: datetime | None) -> tuple[datetime | None, datetime | None]:
-        """Return the one that is due (the first after `last`, or a later one), and the next."""
+        """Return the due time that has come, and the next one.
+
+        The first of the two is the first due time after `last`, or a later one.
+        """
         due = following = None
         if last is not None:
             last = self._schedule.maybe_make_aware(last).astimezone(timezone.utc)
@@ -120,7 +125,7 @@ class _DueTimes:
             following = None if due is None else self._following(due)
             if following is None or following > self.now:
                 return due, following
-        # Look back, twice as far each time, until one lies between; then for the last of these.
+        # Look back, twice as far each time, until a due time is found; then search for the latest.
         floor = last or self.now - LOOK_BACK
         back, low, high = MINUTE, self.now - MINUTE, self.now
         while not self._has_come(low):
@@ -135,15 +140,16 @@ class _DueTimes:
         return due, None if due is None else self._following(due)
 
     def _following(self, due: datetime) -> datetime | None:
-        # Solar events come once a day, and are computed to a fraction of a second.
+        # Solar events come once a day. Start an hour later, so that the computation, which is
+        # exact to a fraction of a second only, does not find the same event again.
         start = due + HOUR if isinstance(self._schedule, solar) else due
         found = self._after(start)
         return found if found is not None and found > due else None
 
     def repeated(self, due: datetime) -> float:
-        """Return the seconds until the wall clock shows the same again: 0 unless it is set back.
+        """Return the seconds until the wall clock shows this time again; 0 unless it is set back.
 
-        A beat that begins in the second of the two hours finds the due times of the first.
+        A beat that begins in the second of two equal hours finds the due times of the first one.
         """
         local = due.astimezone(self._zone)
         first, second = local.utcoffset(), local.replace(fold=1).utcoffset()
@@ -151,23 +157,24 @@ class _DueTimes:
         return (first - second).total_seconds()
 
     def are_shared(self, due: datetime) -> bool:
-        """Whether they do not depend on the last run, as those of an interval do."""
+        """Return True if the due times are independent of the last run, unlike an interval's."""
         if self._is_crontab or isinstance(self._schedule, solar):
             return True
         one, other = (self._raw(due - HALF / part) for part in (2, 4))
         return one is not None and other is not None and abs(one - other) < HALF / 10
 
     def _has_come(self, start: datetime) -> bool:
-        """Whether one after `start` is due by now."""
+        """Return True if a due time after `start` has come by now."""
         found = self._after(start)
         return found is not None and found <= self.now
 
     def _after(self, start: datetime) -> datetime | None:
-        """The first after `start`, to the second."""
+        """Return the first due time after `start`, to the second."""
         found = self._raw(start)
         if found is not None and isinstance(self._schedule, solar):
-            # Found from different starts, one event differs by up to a tenth of a second (ephem),
-            # which rounding would make two. So count from a start that all beats share.
+            # Computed from different starts, the time of one event differs by up to a tenth of a
+            # second (ephem), and rounding could make two of it. So use a start that all beats
+            # share.
             hour = found.replace(minute=0, second=0, microsecond=0)
             found = self._raw(hour - HOUR)
         return None if found is None else (found + HALF).replace(microsecond=0)
@@ -175,7 +182,7 @@ class _DueTimes:
     def _raw(self, start: datetime) -> datetime | None:
         local = start.astimezone(self._zone)
         if self._is_crontab:
-            # A crontab's end, exactly: Celery before 5.7 gives what remains in wall time.
+            # Compute a crontab's due time exactly: before 5.7 Celery's estimate is in wall time.
             begin, delta, _now = self._schedule.remaining_delta(local)
             return (begin + delta).astimezone(timezone.utc)  # type: ignore[no-any-return]
         left = self._schedule.remaining_estimate(local)
