@@ -35,7 +35,7 @@ def test_every_accepted_call_runs_and_every_tick_is_sent_once(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("broker", BROKERS)
-def test_all_faults_for_a_while(tmp_path: Path, broker: str) -> None:
+def test_every_accepted_call_runs_under_all_faults_for_a_while(tmp_path: Path, broker: str) -> None:
     if broker != "redis" and rabbitmq.missing():
         pytest.skip(rabbitmq.missing())
     report = campaign(tmp_path / "run", 60.0, seed=1, broker=broker)
@@ -44,6 +44,6 @@ def test_all_faults_for_a_while(tmp_path: Path, broker: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_oracle_finds_planted_bugs(tmp_path: Path, mutant: str) -> None:
+def test_oracle_of_the_publishing_campaign_finds_planted_bugs(tmp_path: Path, mutant: str) -> None:
     report = campaign(tmp_path / "run", 60.0, seed=1, mutant=mutant)
     assert MUTANTS[mutant].is_found(report.problems), str(report)

@@ -71,40 +71,40 @@ def found(*args: Any, **more: Any) -> list[str]:
     return [problem.kind for problem in judged(*args, **more).problems]
 
 
-def test_a_call_that_runs_is_no_problem() -> None:
+def test_oracle_accepts_a_call_that_runs() -> None:
     assert found([call("a", 1.0)], [ran("a", 2.0)]) == []
 
 
-def test_an_accepted_call_without_a_body_is_found() -> None:
+def test_oracle_finds_an_accepted_call_without_a_body() -> None:
     assert found([call("a", 1.0)], []) == [LOST]
     assert found([call("a", 1.0)], [ran("x", 2.0, "debounced:other")]) == [LOST]
 
 
-def test_a_refused_call_is_not_owed_and_the_one_before_it_is() -> None:
+def test_oracle_requires_a_body_of_the_call_before_a_refused_one() -> None:
     calls = [call("a", 1.0), refused("b", 1.1)]
     assert found(calls, [ran("a", 2.0)]) == []
     assert found(calls, []) == [LOST]
 
 
-def test_a_replaced_call_is_served_by_a_newer_one_and_not_by_an_older_one() -> None:
+def test_oracle_lets_a_newer_call_serve_a_replaced_one_and_not_an_older() -> None:
     calls = [call("a", 1.0), call("b", 1.1)]
     assert found(calls, [ran("b", 2.0)]) == []
     assert found(calls, [ran("a", 1.5)]) == [LOST]
 
 
-def test_a_call_at_the_same_time_may_serve() -> None:
+def test_oracle_lets_a_call_at_the_same_time_serve() -> None:
     calls = [call("a", 1.0), call("b", 1.01)]
     assert found(calls, [ran("a", 1.5)]) == []
 
 
-def test_a_duplicate_is_served_by_the_call_whose_id_it_was_given() -> None:
+def test_oracle_lets_the_call_whose_id_a_duplicate_got_serve_it() -> None:
     calls = [call("a", 1.0, "once:k"), call("b", 1.1, "once:k", given="a", reserved=None)]
     assert found(calls, [ran("a", 1.5, "once:k")]) == []
     assert found(calls, [ran("a", 1.02, "once:k", 0.03)]) == [LOST]
     assert found(calls, [ran("a", 1.02, "once:k", 0.3)]) == []
 
 
-def test_a_body_serves_calls_for_as_long_as_it_keeps_its_key() -> None:
+def test_oracle_lets_a_body_serve_calls_as_long_as_it_keeps_its_key() -> None:
     for later, problems in ((2.5, []), (4.0, [LOST])):
         calls = [
             call("a", 1.0, "expired:k"),
@@ -113,12 +113,12 @@ def test_a_body_serves_calls_for_as_long_as_it_keeps_its_key() -> None:
         assert found(calls, [ran("a", 1.5, "expired:k")]) == problems
 
 
-def test_each_call_of_a_plain_task_needs_a_body_of_its_own() -> None:
+def test_oracle_requires_a_body_for_each_call_of_a_plain_task() -> None:
     calls = [call("a", 1.0, "plain:k"), call("b", 1.1, "plain:k")]
     assert found(calls, [ran("b", 1.5, "plain:k")]) == [LOST]
 
 
-def test_a_purged_call_is_not_owed() -> None:
+def test_oracle_requires_no_body_of_a_purged_call() -> None:
     purge = Fault(PURGE, 1.5, 1.6)
     assert found([call("a", 1.0)], [], purge) == []
     assert found([call("a", 1.7)], [], purge) == [LOST]
@@ -129,12 +129,12 @@ def test_a_purged_call_is_not_owed() -> None:
 
 
 @pytest.mark.parametrize(("later", "problems"), [(1.55, []), (1.7, [LOST])])
-def test_a_purged_key_is_free_from_then_on(later: float, problems: list[str]) -> None:
+def test_oracle_takes_a_purged_key_as_free_from_then_on(later: float, problems: list[str]) -> None:
     calls = [call("a", 1.0, "once:k"), call("b", later, "once:k", given="a", reserved=None)]
     assert found(calls, [], Fault(PURGE, 1.5, 1.6)) == problems
 
 
-def test_what_a_worker_had_begun_is_lost_with_it_if_it_was_acknowledged() -> None:
+def test_oracle_forgives_acknowledged_work_lost_with_its_worker() -> None:
     cold = Fault("worker restart, cold", 2.0, 4.0, "one", 2)
     begun = [moved("got", "a", 1.9), ran("a", 1.95, seconds=None)]
     assert found([call("a", 1.98)], begun, cold) == []
@@ -146,7 +146,7 @@ def test_what_a_worker_had_begun_is_lost_with_it_if_it_was_acknowledged() -> Non
     assert found(late, [moved("got", "a", 1.9)], cold) == [LOST]
 
 
-def test_one_message_for_each_worker_that_ends_may_be_lost_in_the_client() -> None:
+def test_oracle_forgives_one_lost_message_for_each_worker_that_ends() -> None:
     warm = Fault(WARM, 1.5, 4.0, "one", 2)
     assert found([call("a", 1.0)], [], warm) == []
     both = [call("a", 1.0), call("b", 1.0, "debounced:j")]
@@ -154,7 +154,7 @@ def test_one_message_for_each_worker_that_ends_may_be_lost_in_the_client() -> No
     assert found([call("a", 1.0)], [moved("revoked", "a", 1.2)], warm) == [LOST]
 
 
-def test_an_error_callback_that_did_not_run_is_found() -> None:
+def test_oracle_finds_an_error_callback_that_did_not_run() -> None:
     calls = [call("a", 1.0, "failing:k")]
     failed = ran("a", 1.1, "failing:k")
     assert found(calls, [failed]) == [ERRBACK]
@@ -163,33 +163,33 @@ def test_an_error_callback_that_did_not_run_is_found() -> None:
 
 
 @pytest.mark.parametrize("order", [("b", "a"), ("a", "b")])
-def test_a_replaced_call_that_runs_is_found(order: tuple[str, str]) -> None:
+def test_oracle_finds_a_replaced_call_that_runs(order: tuple[str, str]) -> None:
     calls = [call("a", 1.0), call("b", 1.1)]
     bodies = [ran(number, 3.0 + at) for at, number in enumerate(order)]
     assert found(calls, bodies) == [REPLACED]
 
 
-def test_a_call_that_had_begun_when_the_next_was_made_is_not_replaced() -> None:
+def test_oracle_accepts_a_call_that_had_begun_when_the_next_was_made() -> None:
     calls = [call("a", 1.0), call("b", 1.1)]
     assert found(calls, [ran("a", 1.05, seconds=3.0), ran("b", 4.1)]) == []
     # Its broker delivers it again: it had begun before.
     assert found(calls, [ran("a", 1.05, seconds=None), ran("b", 2.0), ran("a", 9.0)]) == []
 
 
-def test_a_call_without_a_reservation_may_run_beside_a_newer_one() -> None:
+def test_oracle_accepts_a_call_without_a_reservation_beside_a_newer_one() -> None:
     calls = [call("a", 1.0, reserved=False), call("b", 1.1)]
     verdict = judged(calls, [ran("b", 2.5), ran("a", 3.0)])
     assert verdict.problems == []
     assert verdict.limits == {"published without a reservation": 1}
 
 
-def test_an_older_call_does_not_win_over_one_without_a_reservation() -> None:
+def test_oracle_does_not_let_an_older_call_serve_one_without_a_reservation() -> None:
     calls = [call("a", 1.0), call("b", 1.1, reserved=False)]
     assert found(calls, [ran("a", 2.0)]) == [LOST]
     assert found(calls, [ran("b", 2.0), ran("a", 2.2)]) == []
 
 
-def test_a_reservation_that_a_majority_may_have_lost_replaces_nothing() -> None:
+def test_oracle_forgives_a_reservation_that_a_majority_may_have_lost() -> None:
     calls, bodies = [call("a", 1.0), call("b", 1.1)], [ran("b", 2.5), ran("a", 3.0)]
     assert found(calls, bodies, Fault("node stop", 2.0, 2.2, nodes=(1, 2))) == []
     assert found(calls, bodies, Fault("node stop", 2.0, 2.2, nodes=(1,))) == [REPLACED]
@@ -198,7 +198,7 @@ def test_a_reservation_that_a_majority_may_have_lost_replaces_nothing() -> None:
     assert found(calls, bodies, Fault("cut", 2.0, 2.2, nodes=(0,)), nodes=1) == []
 
 
-def test_a_long_wait_for_a_free_key_is_found() -> None:
+def test_oracle_finds_a_long_wait_for_a_free_key() -> None:
     calls = [call("a", 1.0, "plain:k"), call("b", 1.1, "plain:k")]
     first = ran("a", 1.2, "plain:k", 5.0)
     assert found(calls, [first, ran("b", 7.0, "plain:k")]) == []
@@ -218,7 +218,7 @@ def test_a_long_wait_for_a_free_key_is_found() -> None:
     assert found(calls, [*late, [Line(5.0, "connected", 1, "")]]) == [LATE]
 
 
-def test_a_reservation_that_is_left_is_found() -> None:
+def test_oracle_finds_a_reservation_that_is_left() -> None:
     left = [(1, "redlock:once:k#reserved")]
     for faults, problems in (
         ([], [LEFT]),

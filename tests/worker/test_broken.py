@@ -16,7 +16,7 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import start_servers
 
 
-def test_a_replacement_waits_for_the_task_it_replaces() -> None:
+def test_replaced_task_waits_for_its_predecessor() -> None:
     class Request(dict[str, Any]):
         id = "one"
         retries = 0
@@ -55,12 +55,12 @@ def test_annotations_set_options_of_the_lock() -> None:
     assert (options.ttl, options.key) == (0.7, "k:{key}")
 
 
-def test_annotations_that_cannot_be_are_refused() -> None:
+def test_invalid_annotations_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="lock_ttl"):
         annotated(lock_ttl=-1)
 
 
-def test_a_delivery_leaves_the_program_its_own_lock() -> None:
+def test_end_of_a_delivery_leaves_the_programs_own_lock_alone() -> None:
     with start_servers(1) as (server,):
         redlock = Redlock([server.url])
         stamped = redlock.lock("left", owner=Owner("host", 1, "task", stamp="stamp"))

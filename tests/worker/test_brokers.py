@@ -28,7 +28,7 @@ pytestmark = pytest.mark.worker
 
 
 @needs_quorum_queues
-def test_with_delays_of_whole_seconds_contended_tasks_all_run_once(
+def test_contended_tasks_on_quorum_queues_all_run_once(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
     """Acknowledged late: a requeue without a delay would have them dropped after 20 of them."""
@@ -45,7 +45,7 @@ def test_with_delays_of_whole_seconds_contended_tasks_all_run_once(
 
 
 @needs_quorum_queues
-def test_what_waits_for_its_eta_is_sent_anew_before_the_broker_drops_it(
+def test_task_waiting_for_its_eta_is_sent_anew_before_the_broker_drops_it(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
     """It was with two workers that ended; the third return would be its end."""
@@ -96,7 +96,7 @@ def test_workers_survive_a_short_consumer_timeout(
             assert worker.process.poll() is None
 
 
-def test_one_that_was_sent_again_by_a_worker_that_died_then_runs_once(
+def test_task_sent_again_by_a_worker_that_then_died_runs_once(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
     """The broker has both: the old one was not acknowledged, and is delivered again first."""
@@ -121,7 +121,7 @@ def test_one_that_was_sent_again_by_a_worker_that_died_then_runs_once(
     assert len(other.runs(key)) == 1
 
 
-def test_what_is_rejected_lies_with_the_dead_letters(
+def test_rejected_task_goes_to_the_dead_letter_queue(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
     dead = Queue(f"dead-{key}", routing_key=f"dead-{key}", durable=False)
@@ -146,7 +146,7 @@ def test_what_is_rejected_lies_with_the_dead_letters(
     other.close()
 
 
-def test_with_amqp_others_pass_by_those_that_wait(
+def test_free_tasks_overtake_parked_ones_over_amqp(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
     """The window is widened when it is full, not when the worker wakes up for something else."""
@@ -208,7 +208,9 @@ RARE = [
 
 
 @pytest.mark.parametrize("where", [*USUAL, *RARE], indirect=True)
-def test_conflict_policies(where: tuple[str, str, Cluster, Worker], key: str) -> None:
+def test_conflict_policies_act_alike_on_each_broker(
+    where: tuple[str, str, Cluster, Worker], key: str
+) -> None:
     _kind, _acks, cluster, worker = where
     with cluster.redlock.lock(f"k:{key}"):
         waits = [cluster.send(name, key) for name in ("work", "policy_wait", "conflict_retry")]
@@ -236,7 +238,9 @@ def test_conflict_policies(where: tuple[str, str, Cluster, Worker], key: str) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("where", EVERYWHERE, indirect=True)
-def test_a_crowd_takes_turns(where: tuple[str, str, Cluster, Worker], key: str) -> None:
+def test_crowd_takes_turns_on_each_broker(
+    where: tuple[str, str, Cluster, Worker], key: str
+) -> None:
     _kind, _acks, cluster, _worker = where
     sent = [cluster.send("work", key, 0.02) for _ in range(30)]
     assert {cluster.state(one, 60.0) for one in sent} == {"SUCCESS"}
@@ -254,7 +258,7 @@ def watched(where: tuple[str, str, Cluster, Worker]) -> Iterator[Monitor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ending", ENDINGS, ids=str)
 @pytest.mark.parametrize("where", EVERYWHERE[1:], indirect=True)  # the first: test_endings.py
-def test_ending(
+def test_lock_is_free_after_each_ending_on_each_broker(
     where: tuple[str, str, Cluster, Worker], watched: Monitor, key: str, ending: Ending
 ) -> None:
     _kind, _acks, cluster, worker = where
@@ -265,7 +269,7 @@ def test_ending(
 @pytest.mark.slow
 @pytest.mark.parametrize("acks", ACKS)
 @pytest.mark.parametrize("kind", [kind_of(kind) for kind in KINDS[1:]])
-def test_a_killed_workers_message_comes_back_if_it_is_acknowledged_late(
+def test_late_acknowledged_message_of_a_killed_worker_comes_back(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, kind: str, acks: str
 ) -> None:
     """RabbitMQ gives it to another at once, who waits for the end of the dead one's ttl."""
@@ -290,7 +294,7 @@ def kill_main(worker: Worker) -> None:
 
 
 @needs_quorum_queues
-def test_what_is_parked_keeps_no_slot_idle(
+def test_parked_tasks_keep_no_slot_idle(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
     """Where the window cannot be widened, and is no larger than the pool."""
@@ -316,7 +320,7 @@ def test_what_is_parked_keeps_no_slot_idle(
 
 
 @needs_quorum_queues
-def test_nor_do_they_beside_tasks_that_a_rate_limit_holds_back(
+def test_parked_tasks_beside_rate_limited_ones_keep_no_slot_idle(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
     """Celery's own: what waits for it is in the window, too."""

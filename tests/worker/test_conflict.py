@@ -13,7 +13,9 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
 
-def test_a_task_waits_its_turn(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_conflicting_task_waits_its_turn_and_keeps_id_and_retries(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """Sent again with the same id, its retries unspent, in state RETRY; `max_retries` is 0."""
     with cluster.states() as states:
         with cluster.redlock.lock(f"k:{key}"):
@@ -31,7 +33,7 @@ def test_a_task_waits_its_turn(cluster: Cluster, worker: Worker, key: str) -> No
     cluster.settled()
 
 
-def test_an_end_is_not_hidden_by_a_retry_that_was_before_it(
+def test_final_state_is_not_hidden_by_an_earlier_retry(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """Who is slow, between sending it again and being done with it, does not store RETRY then."""
@@ -45,7 +47,9 @@ def test_an_end_is_not_hidden_by_a_retry_that_was_before_it(
     cluster.settled()
 
 
-def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_crowd_takes_turns_by_every_way_to_declare_a_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """By every way to declare a lock; three children; one resource."""
     ways = ["under", "over", "shared_under", "shared_over", "by_class", "conflict_retry"]
     sent = [cluster.send(way, key, 0.02) for way in ways for _ in range(3)]
@@ -57,7 +61,9 @@ def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None
     cluster.free(key)
 
 
-def test_a_task_gives_up_after_its_deadline(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_conflicting_task_gives_up_after_its_deadline(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     with cluster.redlock.lock(f"k:{key}"):
         begin = time.monotonic()
         sent = cluster.send("conflict_deadline", key)
@@ -70,7 +76,9 @@ def test_a_task_gives_up_after_its_deadline(cluster: Cluster, worker: Worker, ke
     cluster.settled()
 
 
-def test_a_task_is_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_conflicting_task_with_policy_skip_is_skipped(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     running = cluster.send("work", key, 2.0)
     cluster.entered(key)
     sent = cluster.send("conflict_skip", key)
@@ -88,7 +96,9 @@ def test_a_task_is_skipped(cluster: Cluster, worker: Worker, key: str) -> None:
     assert len(cluster.runs(key)) == 2
 
 
-def test_a_task_fails_in_one_line(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_conflicting_task_with_policy_raise_fails_in_one_log_line(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """At level INFO, without a traceback."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("conflict_raise", key)
@@ -100,7 +110,9 @@ def test_a_task_fails_in_one_line(cluster: Cluster, worker: Worker, key: str) ->
         assert "Traceback" not in worker.text.partition(sent.id)[2]
 
 
-def test_users_headers_and_options_survive(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_task_sent_again_keeps_headers_and_options_of_its_user(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """A task that is sent again for want of its lock is the same message in all else."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send(

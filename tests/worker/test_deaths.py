@@ -27,7 +27,9 @@ def test_child_is_killed_while_it_waits_for_a_lock(
     cluster.free(key, within=0.0)
 
 
-def test_another_childs_lock_survives(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_lock_of_another_child_survives_the_death_of_a_child(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """Only what the dead child held is freed."""
     other = cluster.send("work", f"{key}-other", 3.0)
     cluster.entered(f"{key}-other")
@@ -41,7 +43,9 @@ def test_another_childs_lock_survives(cluster: Cluster, worker: Worker, key: str
     bystander.gets_it(since=lambda: cluster.runs(f"{key}-other", other)[0].end)
 
 
-def test_copy_of_a_running_task(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_copy_of_a_running_task_does_not_run_beside_it(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """The same id delivered twice: the copy neither runs beside it, nor frees its lock."""
     sent = cluster.send("until_told_retry", key)
     cluster.entered(key)
@@ -58,7 +62,7 @@ def test_copy_of_a_running_task(cluster: Cluster, worker: Worker, key: str) -> N
     cluster.settled()
 
 
-def test_a_child_that_ends_has_heard_that_its_lock_is_free(cluster: Cluster, key: str) -> None:
+def test_ending_child_reads_the_answers_to_its_last_release(cluster: Cluster, key: str) -> None:
     """No task waits for the nodes' answers to that; its process reads them before it ends."""
     with ExitStack() as stack:
         fronts = [stack.enter_context(Proxy(node.port)) for node in cluster.nodes]

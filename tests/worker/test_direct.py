@@ -47,7 +47,7 @@ def charge(app: Celery, other: Redlock) -> Any:
 
 
 @pytest.mark.parametrize("way", ["plain", "apply", "always eager", "signature"])
-def test_held_meanwhile_and_free_at_once(
+def test_call_without_a_worker_holds_the_lock_and_frees_it_at_once(
     app: Celery, charge: Any, other: Redlock, way: str
 ) -> None:
     app.conf.task_always_eager = way == "always eager"
@@ -68,7 +68,7 @@ def test_held_meanwhile_and_free_at_once(
     assert other.release(lease)
 
 
-def test_a_plain_call_waits(app: Celery, charge: Any, other: Redlock) -> None:
+def test_plain_call_waits_for_its_lock(app: Celery, charge: Any, other: Redlock) -> None:
     app.conf.redlock_wait = 5.0
     lease = other.acquire("order:1")
     timer = threading.Timer(0.2, other.release, (lease,))
@@ -81,7 +81,7 @@ def test_a_plain_call_waits(app: Celery, charge: Any, other: Redlock) -> None:
     timer.join()
 
 
-def test_map_and_starmap(app: Celery, charge: Any, other: Redlock) -> None:
+def test_map_and_starmap_lock_each_call(app: Celery, charge: Any, other: Redlock) -> None:
     assert charge.map([1, 1, 2])() == ["order:1", "order:1", "order:2"]
     assert charge.starmap([(1,), (2,)])() == ["order:1", "order:2"]
     lease = other.acquire("order:2")
@@ -91,7 +91,7 @@ def test_map_and_starmap(app: Celery, charge: Any, other: Redlock) -> None:
     assert other.release(other.acquire("order:1"))
 
 
-def test_a_long_plain_call_is_extended(app: Celery, other: Redlock) -> None:
+def test_lock_of_a_long_plain_call_is_extended(app: Celery, other: Redlock) -> None:
     @app.task(base=SingletonTask, shared=False, lock_key="long", lock_ttl=2.0)
     def long() -> float:
         end = time.monotonic() + 4.5
@@ -105,7 +105,7 @@ def test_a_long_plain_call_is_extended(app: Celery, other: Redlock) -> None:
     assert other.release(other.acquire("long"))
 
 
-def test_a_plain_call_is_told_of_a_loss(app: Celery, servers: list[LocalServer]) -> None:
+def test_plain_call_is_interrupted_by_a_loss(app: Celery, servers: list[LocalServer]) -> None:
     @app.task(base=SingletonTask, shared=False, lock_key="lost", lock_ttl=0.5)
     def long() -> None:
         for server in servers[:3]:

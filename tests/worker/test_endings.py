@@ -16,7 +16,7 @@ from tests.worker.table import measure
 
 
 @pytest.mark.parametrize("ending", params("prefork", own=False), ids=str)
-def test_ending(
+def test_lock_is_free_after_each_ending_in_prefork(
     cluster: Cluster, worker: Worker, monitor: Monitor, key: str, ending: Ending
 ) -> None:
     play(ending, cluster, monitor, "prefork", worker, key)
@@ -24,13 +24,15 @@ def test_ending(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["postgresql", "etcd"])
-def test_endings_over_one_authority(store: str) -> None:
+def test_endings_free_the_lock_over_postgresql_and_etcd_too(store: str) -> None:
     """As `make endings STORE=...` plays all of them."""
     assert None not in measure("prefork", played_on("prefork", own=False), store).values()
 
 
 @pytest.mark.parametrize("then", ["retry", "retry at once"])
-def test_retry_three_times(cluster: Cluster, worker: Worker, key: str, then: str) -> None:
+def test_task_that_retries_three_times_runs_four_times_and_succeeds(
+    cluster: Cluster, worker: Worker, key: str, then: str
+) -> None:
     """With no countdown the retry meets its own predecessor's lock, and waits for it."""
     with cluster.states() as states:
         sent = cluster.send("work", key, 0.02, then)
@@ -44,7 +46,9 @@ def test_retry_three_times(cluster: Cluster, worker: Worker, key: str, then: str
     cluster.free(key)
 
 
-def test_contender_between_retries(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_lock_is_free_for_others_between_two_tries(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """The lock is free between two tries, not held from the first to the last."""
     sent = cluster.send("work", key, 0.4, "retry")
     cluster.entered(key)
@@ -55,7 +59,7 @@ def test_contender_between_retries(cluster: Cluster, worker: Worker, key: str) -
     assert cluster.runs(key, sent)[1].begin > contender.end
 
 
-def test_soft_time_limit_while_waiting_for_the_lock(
+def test_soft_time_limit_while_waiting_for_the_lock_fails_the_task(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     with cluster.redlock.lock(f"k:{key}"):
@@ -67,7 +71,7 @@ def test_soft_time_limit_while_waiting_for_the_lock(
     assert cluster.result(again) == "done"
 
 
-def test_soft_time_limit_at_any_moment(cluster: Cluster, key: str) -> None:
+def test_soft_time_limit_at_any_moment_leaves_no_lock_held(cluster: Cluster, key: str) -> None:
     """Struck while taking the lock, in the body or while giving it back: nothing stays held.
 
     A task that is struck in Celery's own code, outside of its body, never has a result; a child

@@ -39,7 +39,9 @@ def runs_on(cluster: Cluster, key: str, bound: float) -> None:
 # -- waiting stops nobody else -------------------------------------------------------------------
 
 
-def test_others_run_while_one_waits_for_a_lock(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_greenlets_run_while_another_waits_for_a_lock(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     with cluster.redlock.lock(f"k:{key}"):
         waiting = cluster.send("patient", key)
         wait_until(lambda: cluster.accepted_by(waiting), 5.0, "it has begun to wait")
@@ -52,7 +54,7 @@ def test_others_run_while_one_waits_for_a_lock(cluster: Cluster, worker: Worker,
     assert cluster.result(waiting) == "done"
 
 
-def test_others_run_while_one_waits_for_a_quorum(
+def test_greenlets_run_while_another_waits_for_a_quorum(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """Nodes that hang: an attempt takes the node timeout, and no other greenlet feels it."""
@@ -76,7 +78,9 @@ def test_greenlets_of_two_workers_take_turns(cluster: Cluster, worker: Worker, k
         cluster.settled()
 
 
-def test_one_greenlets_lease_is_not_anothers(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_greenlet_does_not_share_the_lease_of_another(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """Neither is it shared with a greenlet that the body starts: that has to wait for it."""
     assert cluster.result(cluster.send("in_a_thread", key)) == [
         "there is no current lease",
@@ -91,7 +95,7 @@ def test_one_greenlets_lease_is_not_anothers(cluster: Cluster, worker: Worker, k
 
 
 @pytest.mark.parametrize("kind", [pytest.param("loop", marks=pytest.mark.slow), "gil"])
-def test_a_body_that_never_waits_loses_its_lock_and_that_is_loud(
+def test_greenlet_that_never_yields_loses_its_lock_with_an_error(
     cluster: Cluster, worker: Worker, key: str, kind: str
 ) -> None:
     """After its ttl: the watchdog is a greenlet as well. `test_sidecar.py` has the remedy."""
@@ -109,7 +113,7 @@ def test_a_body_that_never_waits_loses_its_lock_and_that_is_loud(
 
 
 @pytest.mark.parametrize("kind", ["sleep", pytest.param("one sleep", marks=pytest.mark.slow)])
-def test_only_the_body_whose_lease_is_lost_is_struck(
+def test_only_the_greenlet_whose_lease_is_lost_is_interrupted(
     cluster: Cluster, worker: Worker, key: str, kind: str
 ) -> None:
     others = [cluster.send("short_ttl", f"{key}{i}", 2.5, kind) for i in range(8)]
@@ -132,7 +136,7 @@ def test_only_the_body_whose_lease_is_lost_is_struck(
     cluster.settled()
 
 
-def test_a_loop_that_never_waits_is_not_struck_but_can_ask(
+def test_greenlet_that_never_yields_can_ask_whether_its_lease_is_lost(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("asks", key, 20.0)
@@ -144,7 +148,7 @@ def test_a_loop_that_never_waits_is_not_struck_but_can_ask(
     worker.said(f"lost the lock k:{key} held by {TASKS}.asks[{sent.id}]")
 
 
-def test_a_strike_that_comes_too_late_strikes_nobody(
+def test_interrupt_that_comes_too_late_strikes_no_greenlet(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """The body ends without ever having waited; its greenlet, and the others, do other work."""
@@ -163,7 +167,7 @@ def test_a_strike_that_comes_too_late_strikes_nobody(
 
 
 @pytest.mark.parametrize(("limit", "state"), [(0.5, "FAILURE"), (None, "REVOKED")])
-def test_one_that_is_ended_frees_its_lock(
+def test_ended_greenlet_frees_its_lock(
     cluster: Cluster, worker: Worker, key: str, limit: float | None, state: str
 ) -> None:
     """By its hard time limit, or revoked with `terminate`."""
@@ -179,7 +183,9 @@ def test_one_that_is_ended_frees_its_lock(
     assert cluster.runs(key, sent)[0].ended
 
 
-def test_revoke_before_the_start(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_greenlet_revoked_while_it_waits_holds_nothing(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """While it waits for its lock: it holds nothing, and the holder is not robbed."""
     if VERSION < GEVENT_ENDS_TASKS:
         pytest.skip("this Celery cannot end a task of gevent's")
@@ -195,7 +201,9 @@ def test_revoke_before_the_start(cluster: Cluster, worker: Worker, key: str) -> 
     assert cluster.runs(key) == []
 
 
-def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_gevent_worker_runs_tasks_after_all_other_tests(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     sent = [cluster.send("work", f"{key}{i}") for i in range(30)]
     for one in sent:
         assert cluster.result(one) == {"retries": 0, "token": True}

@@ -42,7 +42,7 @@ def played() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("setup", "strains"), [*played()])
-def test_it_is_held(
+def test_lock_is_held_as_long_as_its_body_under_every_strain(
     cluster: Cluster, monitor: Monitor, key: str, setup: Setup, strains: list[Strain]
 ) -> None:
     """Or lost, where nobody is left to extend it; and then the holder notices.

@@ -87,7 +87,7 @@ FAILS = {"eager", "headers that are none", "a deadline long ago"}
 
 
 @pytest.mark.parametrize("name", FORGED)
-def test_a_forged_message_takes_its_turn_and_changes_no_lock(
+def test_forged_message_takes_its_turn_and_changes_no_lock(
     cluster: Cluster, worker: Worker, key: str, name: str
 ) -> None:
     headers, embed = FORGED[name]
@@ -114,7 +114,7 @@ def test_a_forged_message_takes_its_turn_and_changes_no_lock(
     assert worker.process.poll() is None
 
 
-def test_a_forged_reservation_takes_the_lock_from_no_body(
+def test_forged_reservation_takes_the_lock_from_no_body(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """Nor does it keep the key for as long as it says, or stop the worker.
@@ -136,7 +136,7 @@ def test_a_forged_reservation_takes_the_lock_from_no_body(
     assert "Traceback" not in worker.text.rpartition(holder.id)[2]
 
 
-def test_the_id_of_a_running_task_is_no_key_to_its_lock(
+def test_id_of_a_running_task_does_not_open_its_lock(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     holder = cluster.send("work", key, 0.4)
@@ -156,7 +156,7 @@ def test_the_id_of_a_running_task_is_no_key_to_its_lock(
     ["x" * 1_000_000, "\ud800", float("nan"), 10**4000, {"": [{}] * 1000}, "\x00\x1b[2J\u202e"],
     ids=["1 MB", "a lone surrogate", "NaN", "a huge number", "nested", "for terminals"],
 )
-def test_an_argument_of_any_kind_has_a_short_printable_key(
+def test_argument_of_any_kind_has_a_short_printable_key(
     cluster: Cluster, worker: Worker, argument: Any
 ) -> None:
     resource = cluster.result(cluster.send("keyed", argument))
@@ -164,7 +164,7 @@ def test_an_argument_of_any_kind_has_a_short_printable_key(
     assert cluster.result(cluster.send("keyed", argument)) == resource
 
 
-def test_an_argument_without_a_stable_text_fails_its_own_task_and_never_runs_unlocked(
+def test_argument_without_a_stable_text_fails_its_task_unrun(
     cluster: Cluster, worker: Worker
 ) -> None:
     """A silent `repr` with an address in it would never lock anything."""
@@ -230,7 +230,7 @@ def search(texts: dict[str, list[str]]) -> None:
 
 
 @pytest.mark.parametrize("serializer", [pytest.param("json", marks=pytest.mark.slow), "pickle"])
-def test_a_worker_shows_no_password_and_no_token(tmp_path: Path, key: str, serializer: str) -> None:
+def test_worker_shows_no_password_and_no_token(tmp_path: Path, key: str, serializer: str) -> None:
     with guarded(tmp_path) as cluster, overheard(cluster.broker) as heard:
         conf = {"result_serializer": serializer, "accept_content": ["json", "pickle"]}
         cluster.app.conf.update(conf)
@@ -274,9 +274,7 @@ def test_a_worker_shows_no_password_and_no_token(tmp_path: Path, key: str, seria
     ],
     ids=["twice", "another option"],
 )
-def test_a_worker_that_refuses_to_start_does_not_say_the_password(
-    cluster: Cluster, wrong: dict[str, Any]
-) -> None:
+def test_refused_worker_does_not_log_the_password(cluster: Cluster, wrong: dict[str, Any]) -> None:
     worker = Worker(cluster, ("-c", "1", "-l", "DEBUG"), wrong)
     try:
         assert worker.ended(READY) != 0
@@ -286,7 +284,7 @@ def test_a_worker_that_refuses_to_start_does_not_say_the_password(
         worker.kill()
 
 
-def test_a_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> None:
+def test_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> None:
     with LocalServer(config=["--rename-command", "EVAL", ""]) as mute:
         worker = Worker(cluster, ("-c", "1"), {"redlock_nodes": [mute.url]})
         try:
@@ -296,7 +294,7 @@ def test_a_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> 
             worker.kill()
 
 
-def test_a_wrong_password_is_said_when_a_worker_starts(cluster: Cluster) -> None:
+def test_wrong_password_of_a_node_is_logged_when_a_worker_starts(cluster: Cluster) -> None:
     """And the worker starts: a minority that refuses us costs nothing."""
     with LocalServer(password="another") as other:
         wrong = f"redis://:{CANARY}@127.0.0.1:{other.port}/0"
@@ -307,7 +305,7 @@ def test_a_wrong_password_is_said_when_a_worker_starts(cluster: Cluster) -> None
             search({"the log": [worker.text]})
 
 
-def test_the_search_finds_what_it_searches_for(cluster: Cluster, key: str) -> None:
+def test_search_for_tokens_in_logs_finds_one(cluster: Cluster, key: str) -> None:
     lease = cluster.redlock.acquire(f"k:{key}")
     with pytest.raises(AssertionError, match="there"):
         search({"there": [f"{time.time()} {lease.token}"]})

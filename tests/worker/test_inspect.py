@@ -101,7 +101,9 @@ def compared(app: Celery) -> list[Finding]:
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_a_worker_tells_what_it_holds_and_waits_for(cluster: Cluster, key: str, name: str) -> None:
+def test_inspect_shows_holds_and_waits_without_asking_the_nodes(
+    cluster: Cluster, key: str, name: str
+) -> None:
     node = f"{name}@test"
     with cluster.worker("-P", name, "-c", "3", "-n", node, queue=name) as worker:
         held = cluster.send("fenced", key, queue=name)

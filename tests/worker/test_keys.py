@@ -52,14 +52,16 @@ ARGUMENTS: list[tuple[tuple[Any, ...], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize(("args", "kwargs"), ARGUMENTS, ids=range(len(ARGUMENTS)))
-def test_producer_and_body_agree(
+def test_producer_and_body_make_the_same_key(
     cluster: Cluster, worker: Worker, tasks: Any, args: Any, kwargs: Any
 ) -> None:
     sent = cluster.send("keyed", *args, kwargs=kwargs)
     assert cluster.result(sent) == resource_of(tasks.keyed, args, kwargs)
 
 
-def test_defaults_are_filled_in(cluster: Cluster, worker: Worker, tasks: Any) -> None:
+def test_key_includes_defaults_for_producer_and_body(
+    cluster: Cluster, worker: Worker, tasks: Any
+) -> None:
     keys = {
         resource_of(tasks.defaulted, (1,), {}),
         resource_of(tasks.defaulted, (), {"a": 1}),
@@ -71,7 +73,9 @@ def test_defaults_are_filled_in(cluster: Cluster, worker: Worker, tasks: Any) ->
     assert cluster.result(cluster.send("defaulted", "1")) not in keys
 
 
-def test_pydantic(cluster: Cluster, worker: Worker, tasks: Any) -> None:
+def test_key_of_a_pydantic_model_is_the_same_for_producer_and_body(
+    cluster: Cluster, worker: Worker, tasks: Any
+) -> None:
     """The producer has a model or a dict, the message a dict, the body a model."""
     pytest.importorskip("pydantic")
     if celery.VERSION < (5, 5):
@@ -89,7 +93,9 @@ def test_pydantic(cluster: Cluster, worker: Worker, tasks: Any) -> None:
     assert len(keys) == 1
 
 
-def test_main_process_and_body_agree(cluster: Cluster, worker: Worker, tasks: Any) -> None:
+def test_main_process_and_body_make_the_same_key(
+    cluster: Cluster, worker: Worker, tasks: Any
+) -> None:
     """The main process makes it of what the message holds, to free what a dead child held."""
     sent = cluster.send("hold_model", {"id": 9})
     resource = resource_of(tasks.hold_model, ({"id": 9, "lines": []},), {})

@@ -24,7 +24,7 @@ def known(node: LocalServer) -> set[int]:
         return {int(one["id"]) for one in client.client_list()}
 
 
-def test_64_threads_that_wait_share_two(cluster: Cluster, key: str) -> None:
+def test_threads_that_wait_share_two_connections_to_a_node(cluster: Cluster, key: str) -> None:
     cluster.redlock.connect()
     for node in cluster.nodes:
         wait_until(lambda n=node: connections(n, set()), 5, "the test's own is connected")
@@ -48,7 +48,9 @@ def test_64_threads_that_wait_share_two(cluster: Cluster, key: str) -> None:
         wait_until(lambda n=node, o=old: connections(n, o) == [], 5, "all are closed")
 
 
-def test_each_prefork_child_and_their_parent_have_their_own(cluster: Cluster, key: str) -> None:
+def test_prefork_children_and_their_parent_have_connections_of_their_own(
+    cluster: Cluster, key: str
+) -> None:
     before = [known(node) for node in cluster.nodes]
     with cluster.worker("-c", "3"):
         sent = [cluster.send("patient", key, 0.2) for _ in range(6)]

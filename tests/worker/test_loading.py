@@ -18,7 +18,9 @@ APP = "tests.worker.importing"
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
 @pytest.mark.parametrize("parking", [False, True])
-def test_its_tasks_load_no_more(cluster: Cluster, key: str, pool: str, parking: bool) -> None:
+def test_first_task_of_a_worker_loads_no_more_modules(
+    cluster: Cluster, key: str, pool: str, parking: bool
+) -> None:
     """Else each child of a pool would, when its first task is waiting."""
     conf = {**cluster.conf, "redlock_parking": parking, "task_default_queue": f"loading-{key}"}
     env = {**os.environ, "TEST_CONF": json.dumps(conf), "PYTHONPATH": str(ROOT)}
@@ -39,7 +41,7 @@ def test_its_tasks_load_no_more(cluster: Cluster, key: str, pool: str, parking: 
     assert "raised" not in path.read_text()
 
 
-def test_what_its_tests_have_for_tasks_loads_no_test_tools() -> None:
+def test_task_module_of_the_tests_loads_no_test_tools() -> None:
     """Or each of their workers would take twice as long to start: three hundred do."""
     code = "import sys, tests.worker.tasks; print({'pytest', 'docker'} & {*sys.modules})"
     env = {**os.environ, "TEST_CONF": "{}", "PYTHONPATH": str(ROOT)}

@@ -81,7 +81,7 @@ def test_lease_lost_is_raised_in_the_body(
 
 
 @pytest.mark.parametrize("kind", ["sleep", "loop"])
-def test_a_majority_gone_for_longer_than_the_ttl(
+def test_body_is_interrupted_at_its_deadline_when_a_majority_is_gone(
     cluster: Cluster, worker: Worker, name: str, key: str, kind: str
 ) -> None:
     """Told at the deadline: within 50 ms, unless the machine itself was busy elsewhere.
@@ -121,7 +121,7 @@ def shown(worker: Worker, words: str) -> str:
     return next(line for line in worker.text.splitlines() if words in line)
 
 
-def test_a_long_sleep_in_a_thread_is_over_before_it_is_told(
+def test_sleeping_thread_is_interrupted_only_after_its_sleep(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     """In the main thread a signal ends a sleep, and a hub a greenlet's; threads cannot be woken."""
@@ -136,7 +136,7 @@ def test_a_long_sleep_in_a_thread_is_over_before_it_is_told(
     assert run.end - run.begin >= BRIEF
 
 
-def test_those_that_are_not_ended_by_it_run_on(
+def test_bodies_with_on_lost_log_or_callable_and_repaired_leases_run_on(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     """Side by side: one that only logs its loss, one that has a function for it, one whose keys
@@ -174,7 +174,7 @@ def test_max_lifetime_ends_a_body_that_hangs(cluster: Cluster, worker: Worker, k
     cluster.free(key)
 
 
-def test_a_body_that_reports_no_progress_is_told_and_locked_until_it_has_ended(
+def test_silent_body_is_interrupted_and_stays_locked_until_it_has_ended(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("silent", key, 20.0)
@@ -193,7 +193,7 @@ def test_a_body_that_reports_no_progress_is_told_and_locked_until_it_has_ended(
     assert f"lost the lock k:{key}" not in worker.text  # which was kept
 
 
-def test_a_body_that_is_deaf_keeps_its_lock_until_its_process_is_killed_or_it_ends(
+def test_unresponsive_body_keeps_its_lock_until_its_process_is_killed_or_it_ends(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     """For longer than the ttl, in any case; where its process is its own it is killed."""
@@ -213,7 +213,7 @@ def test_a_body_that_is_deaf_keeps_its_lock_until_its_process_is_killed_or_it_en
     contender.gets_it(since=run.end)
 
 
-def test_a_body_that_was_told_of_its_silence_and_goes_on_is_told_of_a_loss_as_well(
+def test_silent_body_that_goes_on_is_interrupted_by_a_loss_too(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     if name == "prefork":
@@ -226,7 +226,7 @@ def test_a_body_that_was_told_of_its_silence_and_goes_on_is_told_of_a_loss_as_we
     assert [loss.detail[-2] for loss in cluster.lines("loss", f"k:{key}")] == ["stalled", "refused"]
 
 
-def test_a_body_in_a_c_call_that_never_ends_is_killed(
+def test_body_in_an_endless_c_call_is_killed(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     """Nothing in its process can run: the main process sees that it is silent."""
@@ -239,7 +239,7 @@ def test_a_body_in_a_c_call_that_never_ends_is_killed(
     cluster.free(key)
 
 
-def test_a_body_that_reports_progress_is_left_alone_and_so_is_one_that_is_only_watched(
+def test_body_that_reports_progress_or_is_only_watched_runs_on(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     """Side by side: a report from inside of another block counts as well."""
@@ -256,7 +256,7 @@ def test_a_body_that_reports_progress_is_left_alone_and_so_is_one_that_is_only_w
     assert told.detail == [True, False]
 
 
-def test_a_body_that_reports_survives_that_its_whole_worker_was_stopped_for_long(
+def test_reporting_body_survives_a_long_stop_of_its_whole_worker(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """As by `docker pause`: for more than twice the time that it may be silent for."""
@@ -271,7 +271,9 @@ def test_a_body_that_reports_survives_that_its_whole_worker_was_stopped_for_long
     assert cluster.lines("loss", f"k:{key}") == []
 
 
-def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_worker_that_interrupted_bodies_still_runs_tasks(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """After all that: no exception struck outside a body, every child takes tasks."""
     sent = [cluster.send("work", f"{key}{i}") for i in range(9)]
     for one in sent:
@@ -281,7 +283,7 @@ def test_the_worker_is_unharmed(cluster: Cluster, worker: Worker, key: str) -> N
     wait_until(lambda: not cluster.client.hlen("unacked"), 5.0, "all are acknowledged")
 
 
-def test_a_body_that_lost_its_lease_in_a_c_call_and_then_returns_has_not_succeeded(
+def test_body_that_lost_its_lease_in_a_c_call_does_not_succeed(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
     """Nothing of ours could run meanwhile; so it is asked at the end."""

@@ -84,7 +84,7 @@ def meet(cluster: Cluster, path: Path, count: int) -> set[int]:
     return {cluster.result(one, LONG) for one in sent}
 
 
-def test_it_begins_at_zero(worker: Worker) -> None:
+def test_lost_counter_of_a_locked_task_begins_at_zero(worker: Worker) -> None:
     lost = {"task": f"{APP}.never", "reason": "expired"}
     wait_until(
         lambda: Shown(worker).value("celery_redlock_lost_total", **lost) == 0.0,
@@ -92,7 +92,7 @@ def test_it_begins_at_zero(worker: Worker) -> None:
     )
 
 
-def test_counts_add_up_over_children_and_outlive_them(
+def test_counters_add_up_over_children_and_outlive_them(
     cluster: Cluster, worker: Worker, directory: Path, tmp_path: Path
 ) -> None:
     before = acquired(worker)
@@ -124,7 +124,9 @@ def test_counts_add_up_over_children_and_outlive_them(
     assert acquired(worker) == before + 4
 
 
-def test_children_tell_how_nodes_do(cluster: Cluster, worker: Worker, tmp_path: Path) -> None:
+def test_metrics_of_children_include_the_nodes(
+    cluster: Cluster, worker: Worker, tmp_path: Path
+) -> None:
     meet(cluster, tmp_path, 1)
     shown = Shown(worker)
     nodes = [f"127.0.0.1:{node.port}" for node in cluster.nodes]
@@ -133,7 +135,7 @@ def test_children_tell_how_nodes_do(cluster: Cluster, worker: Worker, tmp_path: 
     assert "SECRET" not in shown.text  # the nodes' password
 
 
-def test_a_task_that_is_skipped_is_counted(cluster: Cluster, worker: Worker) -> None:
+def test_skipped_task_is_counted(cluster: Cluster, worker: Worker) -> None:
     with cluster.redlock.lock("k:skipped"):
         cluster.result(cluster.send("skips", "skipped"), LONG)
     shown = Shown(worker)

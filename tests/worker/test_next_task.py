@@ -17,7 +17,7 @@ SURVIVED = [
 
 
 @pytest.mark.parametrize("pool", [param(name) for name in POOLS])
-def test_the_lock_is_free_before_the_next_task_of_the_process(
+def test_lock_is_free_before_the_next_task_of_the_process(
     cluster: Cluster, key: str, pool: str
 ) -> None:
     survived = SURVIVED if pool == "prefork" else SURVIVED[:-1]  # the others know no limits

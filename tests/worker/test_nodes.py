@@ -9,7 +9,7 @@ from tests.support.cluster import Cluster
 from tests.support.worker import Worker
 
 
-def test_a_cluster_is_a_setup_of_pytest_celery(cluster: Cluster, worker: Worker) -> None:
+def test_cluster_of_the_tests_is_a_setup_of_pytest_celery(cluster: Cluster, worker: Worker) -> None:
     setup = cluster.setup(worker)
     assert isinstance(setup, CeleryTestSetup) and isinstance(setup.worker, CeleryTestWorker)
     assert setup.ready(control=True)
@@ -21,7 +21,7 @@ def test_a_cluster_is_a_setup_of_pytest_celery(cluster: Cluster, worker: Worker)
 
 
 @pytest.mark.slow
-def test_a_worker_is_restarted_and_killed_as_a_container_is(cluster: Cluster) -> None:
+def test_worker_of_the_tests_is_restarted_and_killed_as_a_container(cluster: Cluster) -> None:
     with cluster.worker("-c", "1") as worker:
         before = worker.process.pid
         worker.restart()

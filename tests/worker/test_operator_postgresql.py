@@ -157,7 +157,7 @@ def same(place: Place, said: str) -> list[str]:
 
 
 @pytest.mark.parametrize("arguments", LOOKS, ids=" ".join)
-def test_commands_say_the_same_of_a_database_as_of_a_redis_node(
+def test_commands_show_the_same_for_postgresql_as_for_redis(
     places: dict[str, Place], arguments: tuple[str, ...]
 ) -> None:
     def said() -> list[list[str]]:
@@ -178,7 +178,9 @@ def told(place: Place) -> dict[str, Any]:
     return wait_until(said, READY, "the worker says what waits") or {}
 
 
-def test_a_worker_tells_the_same_and_names_its_database(places: dict[str, Place]) -> None:
+def test_inspect_shows_the_same_for_postgresql_and_names_the_database(
+    places: dict[str, Place],
+) -> None:
     over_redis, over_postgresql = (told(places[kind]) for kind in KINDS)
     (url,) = places["postgresql"].cluster.conf["redlock_nodes"]
     (name,) = over_postgresql["nodes"]
@@ -195,7 +197,7 @@ def test_a_worker_tells_the_same_and_names_its_database(places: dict[str, Place]
     assert over_redis["settings_digest"] != over_postgresql["settings_digest"]
 
 
-def test_the_page_shows_the_same(places: dict[str, Place]) -> None:
+def test_dashboard_shows_the_same_for_postgresql_as_for_redis(places: dict[str, Place]) -> None:
     shown = []
     for kind in KINDS:
         page = make_app(places[kind].app)
@@ -229,7 +231,7 @@ def _settled(client: Client) -> dict[str, Any]:
     return said
 
 
-def test_a_lock_that_is_freed_by_hand_goes_to_who_waits_for_it(places: dict[str, Place]) -> None:
+def test_lock_released_by_hand_goes_to_its_waiter(places: dict[str, Place]) -> None:
     place = places["postgresql"]
     holder = json.loads(place.call("ls", "--json", "--match", "crowd:*"))["entries"][0]
     said = place.call("release", "crowd:some", "--slot", str(holder["slot"]), "--force")
@@ -251,7 +253,7 @@ def test_a_lock_that_is_freed_by_hand_goes_to_who_waits_for_it(places: dict[str,
         ),
     ],
 )
-def test_a_worker_does_not_start_before_the_tables_are_there(
+def test_worker_does_not_start_before_the_tables_are_there(
     places: dict[str, Place], database_server: LocalPostgres, tables: str, words: str
 ) -> None:
     cluster = places["postgresql"].cluster

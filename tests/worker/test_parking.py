@@ -34,7 +34,7 @@ def retries(states: Mapping[str, list[str]], sent: Sent) -> int:
     return sum(states.get(one.id, []).count("RETRY") for one in sent)
 
 
-def test_others_pass_by(cluster: Cluster, narrow: Worker, key: str) -> None:
+def test_free_tasks_overtake_twenty_parked_ones(cluster: Cluster, narrow: Worker, key: str) -> None:
     """One slot, twenty that wait: more than the worker would fetch. Each is sent again but once."""
     with cluster.states() as states:
         with cluster.redlock.lock(f"k:{key}"):
@@ -48,7 +48,9 @@ def test_others_pass_by(cluster: Cluster, narrow: Worker, key: str) -> None:
     assert all(states[one.id][-1] == "SUCCESS" for one in sent)
 
 
-def test_those_of_one_worker_follow_each_other(cluster: Cluster, narrow: Worker, key: str) -> None:
+def test_tasks_of_one_key_in_one_worker_follow_each_other(
+    cluster: Cluster, narrow: Worker, key: str
+) -> None:
     """However they come: at once, with an ETA, rate-limited, acknowledged late. None is refused."""
     with cluster.states() as states:
         sent = send(cluster, "work", key, 4, 0.05)
@@ -59,7 +61,7 @@ def test_those_of_one_worker_follow_each_other(cluster: Cluster, narrow: Worker,
     assert retries(states, sent) == 0
 
 
-def test_of_many_keys_that_are_freed_at_once_none_waits_for_a_look(
+def test_parked_tasks_of_many_keys_freed_at_once_do_not_wait_for_a_poll(
     cluster: Cluster, narrow: Worker, key: str
 ) -> None:
     """One slot: whoever ends lets the next one go, whichever its key is."""
@@ -75,7 +77,7 @@ def test_of_many_keys_that_are_freed_at_once_none_waits_for_a_look(
     in_time(released, last, 4.0, "from the release to the last start")  # 0.3 s; by looks: 16 s
 
 
-def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, key: str) -> None:
+def test_parked_tasks_can_be_revoked_and_expire(cluster: Cluster, narrow: Worker, key: str) -> None:
     with cluster.redlock.lock(f"k:{key}"):
         kept, revoked = send(cluster, "work", key, 2)
         (expired,) = send(cluster, "work", key, 1, expires=2.5)
@@ -93,7 +95,9 @@ def test_parked_ones_are_revoked_and_expire(cluster: Cluster, narrow: Worker, ke
     cluster.settled()
 
 
-def test_a_user_s_own_countdown_is_kept(cluster: Cluster, narrow: Worker, key: str) -> None:
+def test_countdown_of_a_retry_is_kept_after_parking(
+    cluster: Cluster, narrow: Worker, key: str
+) -> None:
     """Of a task that had to wait for its lock before."""
     with cluster.redlock.lock(f"k:{key}"):
         (sent,) = send(cluster, "work", key, 1, 0.0, "retry")
@@ -105,7 +109,9 @@ def test_a_user_s_own_countdown_is_kept(cluster: Cluster, narrow: Worker, key: s
 
 
 @pytest.mark.parametrize("name", [pool("gevent")])
-def test_a_full_pool_does_not_wait_for_itself(cluster: Cluster, key: str, name: str) -> None:
+def test_full_pool_of_one_greenlet_does_not_wait_for_itself(
+    cluster: Cluster, key: str, name: str
+) -> None:
     """Who ends in its only greenlet lets the next one go, and must leave it for that."""
     with cluster.worker("-P", name, "-c", "1", queue=f"full-{name}"):
         sent = send(cluster, "work", key, 10, 0.02, queue=f"full-{name}")
@@ -113,7 +119,7 @@ def test_a_full_pool_does_not_wait_for_itself(cluster: Cluster, key: str, name: 
         cluster.settled()
 
 
-def test_what_is_parked_runs_after_a_hard_time_limit(cluster: Cluster, key: str) -> None:
+def test_parked_tasks_run_after_a_hard_time_limit(cluster: Cluster, key: str) -> None:
     with cluster.worker("-c", "1", queue="limited") as worker:
         first = cluster.send("work", key, 30.0, time_limit=1.5, queue="limited")
         cluster.entered(key)
@@ -125,7 +131,7 @@ def test_what_is_parked_runs_after_a_hard_time_limit(cluster: Cluster, key: str)
         assert "Pool callback raised" not in worker.text
 
 
-def test_two_workers_take_turns(cluster: Cluster, two: None, key: str) -> None:
+def test_two_workers_take_turns_without_polling(cluster: Cluster, two: None, key: str) -> None:
     """Back to back, without polling: but for the first of each, few meet a held lock."""
     with cluster.states() as states:
         sent = send(cluster, "work", key, 40, 0.02)
@@ -135,7 +141,7 @@ def test_two_workers_take_turns(cluster: Cluster, two: None, key: str) -> None:
     cluster.settled()
 
 
-def test_none_is_lost_with_its_connection(cluster: Cluster, key: str) -> None:
+def test_parked_tasks_are_not_lost_with_their_connection(cluster: Cluster, key: str) -> None:
     """The broker delivers again what was parked; that it was parked here runs none of it twice.
 
     All are parked, for 11 s and more. One that is just being fetched may be with the broker as
@@ -151,7 +157,7 @@ def test_none_is_lost_with_its_connection(cluster: Cluster, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", [pool("threads"), pool("solo"), often("gevent")])
-def test_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
+def test_tasks_are_parked_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
     """With settings that would have them wait in their slots, and for an hour before they retry."""
     conf = {"redlock_wait": 30.0, "redlock_retry_backoff": 3600, "redlock_retry_backoff_max": 3600}
     with cluster.states() as states, cluster.worker("-P", name, "-c", "4", queue=name, **conf):
@@ -165,7 +171,7 @@ def test_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
     assert retries(states, sent) <= 10
 
 
-def test_without_a_quorum_they_wait_as_if_not_parked(
+def test_tasks_wait_without_a_quorum_as_if_not_parked(
     cluster: Cluster, narrow: Worker, key: str
 ) -> None:
     send(cluster, "work", key, 1, 4.0)

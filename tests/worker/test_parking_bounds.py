@@ -18,7 +18,7 @@ from tests.support.worker import pool
 from tests.worker.parking import all_done, cut_off, done, flood, goes_back, occupied, parked, send
 
 
-def test_1200_that_wait_for_one_key_delay_no_other(cluster: Cluster, key: str) -> None:
+def test_1200_parked_tasks_of_one_key_delay_no_other(cluster: Cluster, key: str) -> None:
     """All of them are parked, and given back to nobody, and looked after in passing."""
     with cluster.worker("-c", "2", queue="flood") as worker, cluster.redlock.lock(f"k:{key}"):
         flood(cluster, key, 1200, "flood")
@@ -78,7 +78,7 @@ def test_tasks_with_a_deadline_stay_parked_while_their_key_changes_hands(
         assert worker.text.count(" waits (held") <= 4, "no holder was there for two seconds"
 
 
-def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:
+def test_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:
     """It may keep what is within its ordinary prefetch window, as without locks: four, and one."""
     with cluster.worker("-c", "1", queue="shared") as full:
         other = occupied(cluster, full, key)
@@ -90,11 +90,11 @@ def test_a_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key
             cluster.settled()
 
 
-def test_what_is_parked_goes_back_when_the_pool_is_full(cluster: Cluster, key: str) -> None:
+def test_parked_tasks_go_back_when_the_pool_is_full(cluster: Cluster, key: str) -> None:
     goes_back(cluster, key, "back")
 
 
-def test_a_warm_shutdown_gives_back_at_once_what_is_parked(cluster: Cluster, key: str) -> None:
+def test_warm_shutdown_gives_parked_tasks_back_at_once(cluster: Cluster, key: str) -> None:
     """However long the bodies take that still run; and none is lost."""
     held = contextlib.ExitStack()
     held.enter_context(cluster.redlock.lock(f"k:{key}"))
@@ -119,7 +119,7 @@ def test_a_warm_shutdown_gives_back_at_once_what_is_parked(cluster: Cluster, key
             cluster.settled()
 
 
-def test_a_stopping_worker_keeps_nothing_in_its_socket(cluster: Cluster, key: str) -> None:
+def test_stopping_worker_keeps_nothing_in_its_socket(cluster: Cluster, key: str) -> None:
     """Its last BRPOP is with the broker for up to a second: it takes what is sent meanwhile."""
     with contextlib.ExitStack() as held, cluster.worker("-c", "2", queue="pops") as worker:
         held.enter_context(cluster.redlock.lock(f"k:{key}"))
@@ -144,7 +144,7 @@ def test_a_stopping_worker_keeps_nothing_in_its_socket(cluster: Cluster, key: st
         all_done(cluster, sent, key)
 
 
-def test_a_full_worker_leaves_to_the_broker_what_it_cannot_run(cluster: Cluster, key: str) -> None:
+def test_full_worker_leaves_tasks_it_cannot_run_to_the_broker(cluster: Cluster, key: str) -> None:
     """So a purge reaches it, as without locks."""
     with cluster.worker("-c", "1", queue="purged"):
         sent = send(cluster, "until_told_retry", key, 40, queue="purged")
@@ -159,7 +159,7 @@ def test_a_full_worker_leaves_to_the_broker_what_it_cannot_run(cluster: Cluster,
         assert len([one for one in sent if one.id in ran]) <= 6
 
 
-def test_the_most_urgent_goes_first(cluster: Cluster, key: str) -> None:
+def test_most_urgent_parked_task_goes_first(cluster: Cluster, key: str) -> None:
     """On Redis the smallest priority number is the most urgent."""
     with cluster.worker("-c", "2", queue="urgent"), contextlib.ExitStack() as held:
         held.enter_context(cluster.redlock.lock(f"k:{key}"))
@@ -179,9 +179,7 @@ def scores(cluster: Cluster) -> dict[str, float]:
     return {tag.decode(): at for tag, at in pairs}
 
 
-def test_a_killed_worker_s_parked_tasks_are_not_away_for_an_hour(
-    cluster: Cluster, key: str
-) -> None:
+def test_parked_tasks_of_a_killed_worker_return_within_a_minute(cluster: Cluster, key: str) -> None:
     """Redis gives back what is older than the visibility timeout: an hour. These are soon."""
     with cluster.redlock.lock(f"k:{key}"), cluster.worker("-c", "2", queue="dies") as worker:
         sent = send(cluster, "work", key, 20, queue="dies")
@@ -210,7 +208,7 @@ def test_a_killed_worker_s_parked_tasks_are_not_away_for_an_hour(
         pytest.param(*pool("gevent").values, marks=[*pool("gevent").marks, pytest.mark.slow]),
     ],
 )
-def test_those_that_another_worker_was_given_are_left_to_it(
+def test_parked_tasks_given_to_another_worker_are_dropped_here(
     cluster: Cluster, key: str, name: str
 ) -> None:
     """As after a long pause of ours: they run there, and not twice; and none waits for a slot.
@@ -235,7 +233,7 @@ def test_those_that_another_worker_was_given_are_left_to_it(
 
 
 @pytest.mark.slow
-def test_the_window_is_celery_s_own_after_reconnects(cluster: Cluster, key: str) -> None:
+def test_prefetch_window_is_that_of_celery_after_reconnects(cluster: Cluster, key: str) -> None:
     with cluster.worker("-c", "2", queue="window") as worker:
 
         def window() -> int:

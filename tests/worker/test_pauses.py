@@ -103,7 +103,7 @@ def place(
         cluster.close()
 
 
-def test_nothing_begins_and_all_goes_on_within_a_second(place: tuple[Cluster, Worker]) -> None:
+def test_paused_tasks_do_not_begin_and_go_on_within_a_second(place: tuple[Cluster, Worker]) -> None:
     """Whatever the policy; what runs ends, what is parked waits, and others pass by."""
     cluster, worker = place
     key = f"all{next(numbers)}-"
@@ -131,7 +131,7 @@ def test_nothing_begins_and_all_goes_on_within_a_second(place: tuple[Cluster, Wo
     cluster.settled()
 
 
-def test_what_is_in_the_pool_s_own_queue_does_not_begin(place: tuple[Cluster, Worker]) -> None:
+def test_paused_task_in_the_queue_of_the_pool_does_not_begin(place: tuple[Cluster, Worker]) -> None:
     """It was given to the pool before the pause, and has no slot before it is over."""
     cluster, _worker = place
     key = f"pool{next(numbers)}-"
@@ -160,7 +160,7 @@ def at_work(cluster: Cluster, key: str) -> int:
 
 
 @pytest.mark.parametrize("place", ["prefork", "unparked", "postgresql"], indirect=True)
-def test_a_limit_that_is_changed_while_all_runs(place: tuple[Cluster, Worker]) -> None:
+def test_limit_lowered_while_tasks_run_is_obeyed(place: tuple[Cluster, Worker]) -> None:
     """Lowered from two to one: the second waits until none is left, and one at a time goes on."""
     cluster, worker = place
     key = f"limit{next(numbers)}"
@@ -183,7 +183,7 @@ def test_a_limit_that_is_changed_while_all_runs(place: tuple[Cluster, Worker]) -
 
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
-def test_a_limit_that_is_raised_lets_more_begin_at_once(place: tuple[Cluster, Worker]) -> None:
+def test_raised_limit_lets_more_parked_tasks_begin_at_once(place: tuple[Cluster, Worker]) -> None:
     """Of what is parked; the third of three has waited for one of two."""
     cluster, _worker = place
     key = f"raised{next(numbers)}"
@@ -199,7 +199,7 @@ def test_a_limit_that_is_raised_lets_more_begin_at_once(place: tuple[Cluster, Wo
 
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
-def test_a_pause_ends_by_itself(place: tuple[Cluster, Worker]) -> None:
+def test_pause_of_a_key_ends_by_itself(place: tuple[Cluster, Worker]) -> None:
     cluster, _worker = place
     key = f"ends{next(numbers)}-"
     with paused(cluster, f"k:{key}*", 5.0) as begun:
@@ -211,7 +211,7 @@ def test_a_pause_ends_by_itself(place: tuple[Cluster, Worker]) -> None:
 
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
-def test_a_duplicate_is_one_after_the_pause_as_before(place: tuple[Cluster, Worker]) -> None:
+def test_duplicate_is_refused_during_a_pause_as_before(place: tuple[Cluster, Worker]) -> None:
     cluster, _worker = place
     reservations = Reservations(cluster)
     key = f"reserved{next(numbers)}-"
@@ -230,7 +230,7 @@ def test_a_duplicate_is_one_after_the_pause_as_before(place: tuple[Cluster, Work
 
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
-def test_what_is_held_back_is_revoked_or_goes_to_another_worker(
+def test_paused_task_can_be_revoked_and_goes_to_another_worker(
     place: tuple[Cluster, Worker],
 ) -> None:
     """When its own stops; and that one knows of the pause from its start on."""
@@ -260,7 +260,7 @@ def test_what_is_held_back_is_revoked_or_goes_to_another_worker(
 
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
-def test_its_deadline_does_not_run_while_a_task_is_held_back(place: tuple[Cluster, Worker]) -> None:
+def test_retry_deadline_does_not_run_during_a_pause(place: tuple[Cluster, Worker]) -> None:
     """It may wait 0.6 s for one and the same holder; nobody holds its key."""
     cluster, _worker = place
     key = f"deadline{next(numbers)}-"

@@ -40,7 +40,7 @@ def threads(cluster: Cluster) -> Iterator[Worker]:
 # -- wait -----------------------------------------------------------------------------------------
 
 
-def test_who_waits_has_the_lock_as_soon_as_it_is_free(
+def test_policy_wait_runs_the_body_as_soon_as_the_lock_is_free(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """In its slot: its message is not sent again."""
@@ -53,7 +53,7 @@ def test_who_waits_has_the_lock_as_soon_as_it_is_free(
     assert len(cluster.runs(key)) == 1
 
 
-def test_whose_wait_is_over_does_what_on_deadline_says(
+def test_policy_wait_obeys_on_deadline_when_its_wait_is_over(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     begin = time.monotonic()
@@ -73,7 +73,9 @@ def test_whose_wait_is_over_does_what_on_deadline_says(
 # -- reject ---------------------------------------------------------------------------------------
 
 
-def test_who_rejects_does_not_come_again(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_policy_reject_does_not_send_the_task_again(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("policy_reject", key)
         worker.said(f"policy_reject[{sent.id}] is rejected: k:{key} is held by")
@@ -96,7 +98,7 @@ def test_who_rejects_does_not_come_again(cluster: Cluster, worker: Worker, key: 
         ("longer_ttl", (3.0, "one call"), 0.3),  # it cannot be told before its C call returns
     ],
 )
-def test_a_holder_is_replaced_once_it_is_dead(
+def test_policy_replace_runs_once_the_revoked_holder_is_dead(
     cluster: Cluster, worker: Worker, key: str, task: str, arguments: tuple[float, ...],
     dies_after: float,
 ) -> None:  # fmt: skip
@@ -116,7 +118,9 @@ def test_a_holder_is_replaced_once_it_is_dead(
     cluster.settled()
 
 
-def test_a_holder_that_is_killed_is_replaced(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_policy_replace_runs_once_a_killed_holder_is_dead(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """It goes on for longer than the new one waits: only its death frees its lock."""
     old = cluster.send("stubborn", key, 60.0, 60.0)
     pid = cluster.entered(key).pid
@@ -131,7 +135,7 @@ def test_a_holder_that_is_killed_is_replaced(cluster: Cluster, worker: Worker, k
     in_time(first.end, second.begin, 1.0, "from the old one's death to the new one's begin")
 
 
-def test_replace_ends_the_task_that_has_the_lock_and_no_other_with_its_id(
+def test_policy_replace_ends_the_holder_and_no_other_task_with_its_id(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """Anybody who may publish can run a task under the id of another, and then replace it."""
@@ -147,7 +151,7 @@ def test_replace_ends_the_task_that_has_the_lock_and_no_other_with_its_id(
     cluster.settled()
 
 
-def test_a_holder_that_goes_on_is_waited_for_no_longer_than_wait(
+def test_policy_replace_waits_for_a_stubborn_holder_no_longer_than_wait(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     old = cluster.send("stubborn", key, 60.0, 2.0)
@@ -162,7 +166,7 @@ def test_a_holder_that_goes_on_is_waited_for_no_longer_than_wait(
     assert len(cluster.runs(key)) == 1
 
 
-def test_of_two_that_replace_the_same_holder_one_replaces_the_other(
+def test_second_of_two_tasks_that_replace_a_holder_replaces_the_first(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     old = cluster.send("tidy", key, 30.0, 1.5)
@@ -185,7 +189,7 @@ def test_of_two_that_replace_the_same_holder_one_replaces_the_other(
 
 
 @pytest.mark.parametrize("kind", [pool("threads")])
-def test_where_a_pool_terminates_no_task_its_end_is_waited_for(
+def test_policy_replace_waits_for_the_end_where_a_pool_terminates_no_task(
     cluster: Cluster, threads: Worker, key: str, kind: str
 ) -> None:
     """Or for as long as `wait` says."""
@@ -200,7 +204,7 @@ def test_where_a_pool_terminates_no_task_its_end_is_waited_for(
 
 
 @pytest.mark.parametrize("kind", [often("gevent")])
-def test_a_greenlet_is_replaced(cluster: Cluster, key: str, kind: str) -> None:
+def test_policy_replace_ends_a_greenlet(cluster: Cluster, key: str, kind: str) -> None:
     if VERSION < GEVENT_ENDS_TASKS:
         pytest.skip("this Celery cannot end a task of gevent's")
     with cluster.worker("-P", kind, "-c", "3", queue=kind):
@@ -214,7 +218,9 @@ def test_a_greenlet_is_replaced(cluster: Cluster, key: str, kind: str) -> None:
 # -- a function -----------------------------------------------------------------------------------
 
 
-def test_a_function_chooses(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_policy_function_chooses_among_all_policies(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     with cluster.redlock.lock(f"k:{key}"):
         retried = cluster.send("policy_asked", key, "retry")
         assert Skipped.of(cluster.result(cluster.send("policy_asked_skip", key, "skip")))
@@ -242,9 +248,7 @@ def test_a_function_chooses(cluster: Cluster, worker: Worker, key: str) -> None:
 # -- what is sent again ---------------------------------------------------------------------------
 
 
-def test_a_pickled_message_is_sent_again_pickled(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
+def test_pickled_message_is_sent_again_pickled(cluster: Cluster, worker: Worker, key: str) -> None:
     """Its arguments may be such that nothing else can write them."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("what_kind", key, {1, 2}, serializer="pickle")

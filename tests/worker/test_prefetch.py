@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow  # at once: unit/test_prefetch.py
 
 
 @pytest.mark.parametrize("name", [pool("gevent")])
-def test_what_is_parked_goes_back_when_the_pool_is_full(
+def test_parked_tasks_go_back_over_amqp_when_the_pool_is_full(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, name: str
 ) -> None:
     """With greenlets the timer's gives it back, while the main one reads the connection."""

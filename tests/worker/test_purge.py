@@ -66,7 +66,7 @@ def publish(reservations: Reservations, *keys: str) -> list[str]:
     return [reservations.tasks[scopes[number % 3]].delay(key).id for number, key in enumerate(keys)]
 
 
-def test_it_lists_and_asks_and_purges_and_frees(
+def test_purge_command_lists_asks_purges_and_frees_reservations(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
     ids = publish(reservations, "a", "b", "c")
@@ -99,7 +99,7 @@ def by_command(app: Celery, queue: str) -> int:
 
 
 @pytest.mark.parametrize("purge_by", [by_control, by_command])
-def test_celerys_own_purge_frees_what_was_reserved(
+def test_purge_by_celery_frees_the_reservations(
     broker: Cluster, reservations: Reservations, purge_by: Callable[[Celery, str], int]
 ) -> None:
     app = Celery("tests.worker.operator", set_as_current=False)
@@ -123,7 +123,7 @@ def test_celerys_own_purge_frees_what_was_reserved(
     reservations.forget("a")
 
 
-def test_a_reservation_that_only_a_quorum_has_is_freed_and_said_to_be(
+def test_purge_frees_a_reservation_that_only_a_quorum_has(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
     """The first three to answer may be two that never had it, and one."""
@@ -156,7 +156,7 @@ def test_purge_with_a_hung_node_says_that_the_keys_stay_there(
     reservations.freed("a")
 
 
-def test_another_s_reservation_is_left_alone(
+def test_purge_leaves_the_reservation_of_another_message_alone(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
     """That of the message has ended, and another has taken the key since."""
@@ -169,7 +169,7 @@ def test_another_s_reservation_is_left_alone(
     call("--yes")
 
 
-def test_what_it_is_interrupted_at_is_in_the_queue_again(
+def test_interrupted_purge_leaves_its_message_in_the_queue(
     broker: Cluster, reservations: Reservations, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between freeing and acknowledging: the message is there, and not the reservation."""
@@ -190,7 +190,7 @@ def test_what_it_is_interrupted_at_is_in_the_queue_again(
     assert broker.queued() == 0 and not reservations.tokens("a") and not reservations.tokens("b")
 
 
-def test_without_a_quorum_the_rest_stays(
+def test_purge_without_a_quorum_leaves_the_rest_in_the_queue(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
     publish(reservations, "a", "b")
@@ -205,7 +205,7 @@ def test_without_a_quorum_the_rest_stays(
     assert broker.queued() == 0 and not reservations.tokens("b")
 
 
-def test_the_reservation_of_a_body_at_work_stays(
+def test_purge_keeps_the_reservation_of_a_running_body(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
     """Its message comes again while it runs; that copy is purged."""
@@ -224,7 +224,7 @@ def test_the_reservation_of_a_body_at_work_stays(
     reservations.forget("a")
 
 
-def test_the_reservation_of_a_success_stays(
+def test_purge_keeps_the_reservation_of_a_success(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
     """It keeps its key for a time; its message came again, before that was known or afterwards."""
@@ -243,7 +243,7 @@ def test_the_reservation_of_a_success_stays(
         reservations.forget(key)
 
 
-def test_what_cannot_be_read_goes_and_is_no_hindrance(
+def test_purge_removes_unreadable_messages(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
     if broker.conf["broker_url"] != broker.broker.url:
@@ -282,13 +282,15 @@ def test_purge_takes_messages_that_kombu_cannot_decompress(
         (["-Q", " , "], "names no queue"),
     ],
 )
-def test_what_makes_no_sense_is_refused(call: Call, arguments: list[str], said: str) -> None:
+def test_contradictory_options_of_purge_are_refused(
+    call: Call, arguments: list[str], said: str
+) -> None:
     result = call(*arguments)
     assert result.exit_code == 2 and said in result.output
 
 
 @pytest.mark.parametrize("purge_by", [by_control, by_command])
-def test_a_message_sent_during_a_purge_stays_with_its_reservation(
+def test_message_sent_during_a_purge_stays_with_its_reservation(
     broker: Cluster,
     reservations: Reservations,
     purge_by: Callable[[Celery, str], int],
@@ -313,7 +315,7 @@ def test_a_message_sent_during_a_purge_stays_with_its_reservation(
     assert broker.queued() == 0 and not reservations.tokens("later")
 
 
-def test_a_purge_during_a_call_that_fails_leaves_nothing_reserved(
+def test_purge_during_a_call_that_fails_leaves_nothing_reserved(
     broker: Cluster, reservations: Reservations
 ) -> None:
     """The call had freed the place of the queued one, and restores it although that is gone."""

@@ -26,7 +26,7 @@ def started(cluster: Cluster, key: str, count: int) -> list[float]:
     return starts(cluster, key)
 
 
-def test_no_window_has_more_starts_over_two_workers(
+def test_rate_holds_in_every_window_over_two_workers(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """And each window has all it may have: those that wait start when they may."""
@@ -53,7 +53,7 @@ ENDINGS = {
 }
 
 
-def test_every_start_counts_however_its_body_ends(
+def test_start_counts_under_a_rate_however_its_body_ends(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     for name, (task, then) in ENDINGS.items():
@@ -68,9 +68,7 @@ def test_every_start_counts_however_its_body_ends(
     cluster.settled()
 
 
-def test_a_body_that_is_terminated_has_started_all_the_same(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
+def test_terminated_body_counts_as_a_start(cluster: Cluster, worker: Worker, key: str) -> None:
     for name, limit in (("revoked", None), ("limited", 1.0)):
         one = cluster.send("paced", f"{key}-{name}", "return", 60.0, time_limit=limit)
         started(cluster, f"{key}-{name}", 1)
@@ -83,7 +81,7 @@ def test_a_body_that_is_terminated_has_started_all_the_same(
         assert crowded(started(cluster, f"{key}-{name}", 3)) == [], name
 
 
-def test_a_body_that_is_longer_than_the_window_holds_nobody_up(
+def test_body_longer_than_the_window_of_a_rate_holds_up_no_other(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """Its start is over after the window; the slots of the pool are another thing."""
@@ -96,7 +94,7 @@ def test_a_body_that_is_longer_than_the_window_holds_nobody_up(
     assert cluster.result(long, MINUTE)
 
 
-def test_what_is_revoked_or_expires_before_its_start_does_not_count(
+def test_task_revoked_or_expired_before_its_start_does_not_count(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     assert cluster.result(cluster.send("paced_rarely", key))
@@ -118,7 +116,7 @@ def test_what_is_revoked_or_expires_before_its_start_does_not_count(
             assert not any(one.id.encode() in left for one in (*revoked, expired))
 
 
-def test_others_pass_by_and_what_waits_is_parked_and_not_polled(
+def test_tasks_over_their_rate_are_parked_and_not_polled(
     cluster: Cluster, worker: Worker, monitor: Monitor, key: str
 ) -> None:
     """With a minute to wait, the nodes are left alone, and an operator is told how long it is."""
@@ -147,7 +145,7 @@ def _waits(cluster: Cluster) -> list[dict[str, Any]]:
     return [wait for answer in answers.values() for wait in answer["waits"]]
 
 
-def test_a_duplicate_of_a_queued_one_does_not_start(
+def test_duplicate_of_a_queued_task_with_a_rate_does_not_start(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """A reservation goes with a rate: it is freed when its body may start."""
@@ -160,14 +158,16 @@ def test_a_duplicate_of_a_queued_one_does_not_start(
     assert (len(times), crowded(times, 1, 5.0)) == (2, [])
 
 
-def test_what_comes_too_soon_may_be_dropped(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_task_over_its_rate_with_policy_skip_is_skipped(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     results = [cluster.result(cluster.send("paced_skip", key)) for _ in range(STARTS + 1)]
     assert [Skipped.of(one) is None for one in results] == [True] * STARTS + [False]
     assert f"{STARTS} starts" not in json.dumps(results[:STARTS])
     worker.said(f"pace:{key} has its 2 starts of the last 1 s (2/s); the next in")
 
 
-def test_a_quorum_lost_starts_none_and_no_start_is_forgotten(
+def test_lost_quorum_starts_no_task_and_forgets_no_start(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     first = [cluster.send("paced", key) for _ in range(STARTS)]
@@ -188,5 +188,5 @@ def test_a_quorum_lost_starts_none_and_no_start_is_forgotten(
     assert crowded(times) == []
 
 
-def test_the_oracle_sees_a_window_that_has_one_too_many() -> None:
+def test_oracle_of_rates_finds_a_window_with_one_start_too_many() -> None:
     assert crowded([0.0, 0.1, WINDOW - 0.01, 5.0]) == [WINDOW - 0.01]

@@ -97,7 +97,7 @@ def workers(impatient: Cluster) -> Iterator[tuple[Worker, Worker]]:
 
 
 @pytest.mark.parametrize("task", [pytest.param("long", marks=pytest.mark.slow), "long_ignored"])
-def test_bodies_longer_than_the_brokers_patience_end_once(
+def test_bodies_longer_than_the_visibility_timeout_end_once(
     impatient: Cluster, workers: tuple[Worker, Worker], task: str
 ) -> None:
     """Also those whose message was given away before they began, and those who come after."""
@@ -109,7 +109,9 @@ def test_bodies_longer_than_the_brokers_patience_end_once(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["long", "long_ignored"])
-def test_twenty_bodies_of_8_s_with_a_patience_of_2_s_end_once(task: str, tmp_path: Path) -> None:
+def test_twenty_bodies_of_8_s_end_once_with_a_visibility_timeout_of_2_s(
+    task: str, tmp_path: Path
+) -> None:
     for cluster in _cluster(tmp_path, 2.0):
         with cluster.worker("-c", "4") as one, cluster.worker("-c", "4") as other:
             each_ends_once(cluster, task, 20, 8.0, 120.0)
@@ -135,7 +137,7 @@ def only_the_other_takes_it(
 
 # The worker's death is the last: nobody else has these two.
 @pytest.mark.parametrize("who", ["child", "worker"])
-def test_a_copy_runs_soon_after_the_death_of_its_first(
+def test_copy_runs_soon_after_the_death_of_its_first_delivery(
     impatient: Cluster, workers: tuple[Worker, Worker], who: str
 ) -> None:
     key = f"death-of-{who}"
@@ -159,9 +161,7 @@ def test_a_copy_runs_soon_after_the_death_of_its_first(
 
 
 @pytest.mark.parametrize("backend", ["disabled://", pytest.param("rpc://", marks=pytest.mark.slow)])
-def test_a_second_delivery_ends_without_a_result_backend_too(
-    impatient: Cluster, backend: str
-) -> None:
+def test_second_delivery_ends_without_a_result_backend(impatient: Cluster, backend: str) -> None:
     """What has succeeded is known from the nodes: no backend is asked."""
     conf = {"result_backend": backend}
     key, queue = f"no-backend-{backend[:3]}", f"without-{backend[:3]}"

@@ -17,7 +17,7 @@ KEPT = ("until_expired", "until_succeeded")
 
 
 @pytest.mark.parametrize("scope", RESERVING)
-def test_a_second_is_not_published(
+def test_reserved_call_is_not_published_twice(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     task = reservations.tasks[scope]
@@ -48,7 +48,7 @@ def test_a_second_is_not_published(
         ("until_expired", "held"),
     ],
 )
-def test_what_a_scope_holds_while_the_body_runs(
+def test_scope_decides_between_lock_and_reservation_while_the_body_runs(
     cluster: Cluster,
     worker: Worker,
     reservations: Reservations,
@@ -68,7 +68,7 @@ def test_what_a_scope_holds_while_the_body_runs(
 
 
 @pytest.mark.parametrize("then", ["raise", "retry", "ignore", "reject", "_exit", "SystemExit"])
-def test_every_end_of_a_body_frees_it(
+def test_every_end_of_a_body_frees_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, then: str
 ) -> None:
     names = ("until_executed", "until_executed_late")
@@ -83,7 +83,7 @@ def test_every_end_of_a_body_frees_it(
             assert len(cluster.runs(one)) == 4
 
 
-def test_a_retry_keeps_it(
+def test_retry_keeps_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, monitor: Monitor, key: str
 ) -> None:
     first = reservations.until_executed.delay(key, 0.05, "retry")
@@ -98,7 +98,7 @@ def test_a_retry_keeps_it(
 
 
 @pytest.mark.parametrize("scope", RESERVING)
-def test_what_replaces_a_task_has_its_reservation(
+def test_replacing_task_has_the_reservation_of_its_predecessor(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     held = scope in ("until_executed", *KEPT)
@@ -113,7 +113,7 @@ def test_what_replaces_a_task_has_its_reservation(
         reservations.freed(key)
 
 
-def test_a_message_that_waits_for_its_lock_keeps_it(
+def test_message_that_waits_for_its_lock_keeps_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """Sent again for want of the lock, it is the same message."""

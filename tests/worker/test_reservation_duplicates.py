@@ -14,7 +14,7 @@ from tests.support.worker import Worker
 from tests.worker.reserving import Reservations, replace_and_restart
 
 
-def test_existing_is_the_result_of_the_one_that_has_it(
+def test_on_duplicate_existing_returns_the_result_of_the_reserved_call(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
@@ -26,7 +26,7 @@ def test_existing_is_the_result_of_the_one_that_has_it(
     assert len(cluster.runs(key)) == 1
 
 
-def test_who_has_read_the_result_is_no_duplicate(
+def test_call_after_the_result_was_read_is_no_duplicate(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     backend, seen = cluster.app.backend, set()
@@ -42,7 +42,7 @@ def test_who_has_read_the_result_is_no_duplicate(
     reservations.freed(key)
 
 
-def test_replace_takes_the_place_of_a_queued_one(
+def test_on_duplicate_replace_takes_the_place_of_a_queued_call(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
@@ -76,7 +76,7 @@ def test_replaced_calls_do_not_run_after_a_restart_of_their_worker(
 @pytest.mark.parametrize(
     "scope", ["until_executing", "until_executed", "until_and_while_executing", "until_expired"]
 )
-def test_one_whose_reservation_is_anothers_is_skipped(
+def test_message_whose_reservation_is_that_of_another_call_is_skipped(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     """It was replaced, and its worker did not hear of it."""
@@ -95,7 +95,7 @@ def test_one_whose_reservation_is_anothers_is_skipped(
     assert [run.task for run in cluster.runs(key)] == [second.id]
 
 
-def test_one_whose_reservation_has_expired_takes_it_again(
+def test_message_whose_reservation_has_expired_takes_it_again(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
@@ -110,7 +110,7 @@ def test_one_whose_reservation_has_expired_takes_it_again(
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
-def test_a_lost_reservation_endangers_nothing(
+def test_lost_reservation_never_lets_bodies_overlap(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     """All nodes forget it, again and again: more are queued, but bodies never overlap."""
@@ -126,7 +126,7 @@ def test_a_lost_reservation_endangers_nothing(
     assert len(cluster.runs(key)) >= 1  # the oracle has seen to it that none overlapped
 
 
-def test_a_message_that_was_sent_by_name_is_a_duplicate_at_run_time(
+def test_message_sent_by_name_is_a_duplicate_at_run_time(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """`send_task`, another language, a beat: what comes without a reservation."""
@@ -146,7 +146,7 @@ def test_a_message_that_was_sent_by_name_is_a_duplicate_at_run_time(
     reservations.freed(key)
 
 
-def test_a_duplicate_at_run_time_raises_where_it_is_to(
+def test_on_duplicate_raise_raises_at_run_time(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
@@ -160,7 +160,7 @@ def test_a_duplicate_at_run_time_raises_where_it_is_to(
     cluster.result(first)
 
 
-def test_a_chain_of_equal_tasks_runs_each(
+def test_chain_of_equal_tasks_runs_each(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """The next is published while its predecessor has the reservation, and about to free it."""
@@ -171,7 +171,7 @@ def test_a_chain_of_equal_tasks_runs_each(
     reservations.freed(key)
 
 
-def test_one_queued_and_one_running(
+def test_scope_until_and_while_executing_allows_one_queued_and_one_running(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_and_while_executing
@@ -187,7 +187,7 @@ def test_one_queued_and_one_running(
     assert [run.task for run in cluster.runs(key)] == [first.id, second.id]
 
 
-def test_another_scope_for_one_call(
+def test_scope_can_be_chosen_for_one_call(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     plain, reserving = reservations.while_executing, {"scope": "until_executed"}
@@ -208,7 +208,7 @@ def test_another_scope_for_one_call(
     cluster.result(second)
 
 
-def test_a_retry_has_the_scope_of_its_call(
+def test_retry_has_the_scope_of_its_call(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     plain, reserving = reservations.while_executing, {"scope": "until_executed"}
@@ -226,7 +226,9 @@ def test_a_retry_has_the_scope_of_its_call(
     cluster.result(second)
 
 
-def test_a_lock_is_kept_for_its_minimum(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_lock_with_hold_for_is_kept_for_its_minimum(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """`hold_for`: counted from when it was taken; not after a retry."""
     first = cluster.send("holding_for", key, "retry")
     assert cluster.result(first) == 1

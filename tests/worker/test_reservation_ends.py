@@ -37,14 +37,14 @@ def nothing(key: str) -> None:
     """A body that no worker runs."""
 
 
-def test_a_message_that_never_starts_frees_it(
+def test_message_that_never_starts_frees_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     ends(cluster, worker, reservations, key)
 
 
 @pytest.mark.parametrize("pool", POOLS)
-def test_it_is_freed_in_every_pool(
+def test_reservation_is_freed_in_every_pool(
     cluster: Cluster, reservations: Reservations, key: str, pool: str
 ) -> None:
     with cluster.worker("-P", pool, "-c", "3", queue=pool) as worker:
@@ -88,7 +88,7 @@ def ends(
     assert not any(cluster.runs(f"{key}-{name}") for name in ("revoked", "expired", "stays"))
 
 
-def test_it_is_freed_though_the_nodes_have_hung_up_meanwhile(
+def test_reservation_is_freed_though_the_nodes_closed_their_connections(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """The main process, which seldom asks them anything, learns of it only by what it writes."""
@@ -105,7 +105,7 @@ def test_it_is_freed_though_the_nodes_have_hung_up_meanwhile(
 
 
 @pytest.mark.parametrize("name", ["until_executed", "until_executed_late"])
-def test_a_body_that_is_terminated_frees_it(
+def test_terminated_body_frees_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, name: str
 ) -> None:
     task = reservations.tasks[name]
@@ -120,7 +120,7 @@ def test_a_body_that_is_terminated_frees_it(
     assert cluster.state(two) == "FAILURE"
 
 
-def test_a_body_that_dies_frees_it_unless_it_comes_back(
+def test_body_that_dies_frees_its_reservation_unless_it_comes_back(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     early = reservations.until_executed.delay(f"{key}-early", 30.0)
@@ -145,7 +145,7 @@ def test_a_body_that_dies_frees_it_unless_it_comes_back(
 
 
 @pytest.mark.skipif(not hasattr(Task, "retry_on_worker_lost"), reason="of Celery 5.7")
-def test_one_that_the_main_process_sends_again_keeps_it(
+def test_message_sent_again_by_the_main_process_keeps_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed_sent_again
@@ -160,7 +160,7 @@ def test_one_that_the_main_process_sends_again_keeps_it(
     reservations.freed(key)
 
 
-def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(
+def test_rejected_message_frees_its_reservation_and_a_requeued_one_keeps_it(
     cluster: Cluster, worker: Worker, reservations: Reservations, monitor: Monitor, key: str
 ) -> None:
     task = reservations.until_executed_late
@@ -180,7 +180,7 @@ def test_one_that_is_rejected_frees_it_and_one_that_is_requeued_keeps_it(
     reservations.freed(f"{key}-early")
 
 
-def test_a_worker_that_dies_leaves_it_for_no_longer_than_its_lock(
+def test_dead_worker_leaves_a_reservation_no_longer_than_its_lock(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
     """With early acknowledgement the message is gone; with late, it comes back."""
@@ -200,7 +200,7 @@ def test_a_worker_that_dies_leaves_it_for_no_longer_than_its_lock(
         assert reservations.of(f"{key}-late")
 
 
-def test_a_message_that_was_done_before_leaves_nothing(
+def test_message_deduplicated_by_celery_leaves_no_reservation(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
     """`worker_deduplicate_successful_tasks`: no hook of any kind."""
@@ -220,7 +220,7 @@ def test_a_message_that_was_done_before_leaves_nothing(
     assert len(cluster.runs(key)) == 1
 
 
-def test_a_message_that_cannot_be_sent_leaves_nothing(
+def test_message_that_cannot_be_sent_leaves_no_reservation(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
     app = Celery("unsent", broker="amqp://127.0.0.1:1//", set_as_current=False)

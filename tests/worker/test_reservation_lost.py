@@ -51,7 +51,7 @@ def say(cluster: Cluster, sent: Any, state: str) -> None:
 # -- Revoked -------------------------------------------------------------------------------------
 
 
-def test_what_is_published_after_a_revoke_runs(
+def test_call_after_a_revoke_is_published_and_runs(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """At once: no worker need have heard of it."""
@@ -64,7 +64,7 @@ def test_what_is_published_after_a_revoke_runs(
     assert [run.task for run in cluster.runs(key)] == [second.id]
 
 
-def test_it_runs_though_no_worker_was_there_to_hear_of_the_revoke(
+def test_call_after_a_revoke_runs_though_no_worker_saw_the_revoke(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
@@ -78,7 +78,7 @@ def test_it_runs_though_no_worker_was_there_to_hear_of_the_revoke(
 
 
 @pytest.mark.parametrize("name", POOLS)
-def test_a_worker_that_hears_of_a_revoke_frees_it(
+def test_worker_that_receives_a_revoke_frees_the_reservation(
     cluster: Cluster, reservations: Reservations, key: str, name: str
 ) -> None:
     task = reservations.until_executed
@@ -99,7 +99,7 @@ def test_a_worker_that_hears_of_a_revoke_frees_it(
         reservations.freed(f"{key}-stamp", 3.0)
 
 
-def test_a_member_of_a_canvas_runs_though_one_that_was_revoked_has_its_key(
+def test_canvas_member_runs_though_a_revoked_call_has_its_key(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """It is published in any case, and decides when it is about to run."""
@@ -114,7 +114,7 @@ def test_a_member_of_a_canvas_runs_though_one_that_was_revoked_has_its_key(
 @pytest.mark.parametrize(
     "scope", ["until_executed", "until_executing", "until_and_while_executing"]
 )
-def test_one_whose_place_was_taken_runs_if_that_one_was_revoked(
+def test_message_replaced_by_a_call_that_was_revoked_runs(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     """Its reservation had ended, another was published, and that was revoked: one of them runs."""
@@ -128,7 +128,7 @@ def test_one_whose_place_was_taken_runs_if_that_one_was_revoked(
     assert [run.task for run in cluster.runs(key)] == [first.id]
 
 
-def test_one_that_is_terminated_gives_way_though_it_runs(
+def test_terminated_task_gives_way_to_the_next_call_though_it_runs(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_executed
@@ -144,7 +144,7 @@ def test_one_that_is_terminated_gives_way_though_it_runs(
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_executed_late", "until_executing"])
-def test_a_message_outlives_its_reservation(
+def test_message_outlives_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
     sent = reservations.tasks[scope].apply_async((key,), queue="parked", lock={"reserve_ttl": 0.3})
@@ -154,7 +154,7 @@ def test_a_message_outlives_its_reservation(
     assert len(cluster.runs(key)) == 1
 
 
-def test_a_message_that_comes_back_late_from_a_dead_worker_runs(
+def test_message_that_comes_back_late_from_a_dead_worker_runs(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """Redis gives it back after its visibility timeout: as late as the reservation ends."""
@@ -189,7 +189,7 @@ def held() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("name", "where"), [*held()])
-def test_it_is_prolonged_while_a_worker_has_its_message(
+def test_reservation_is_prolonged_while_a_worker_has_its_message(
     cluster: Cluster, reservations: Reservations, key: str, name: str, where: str
 ) -> None:
     options: dict[str, Any] = {"queue": key, "lock": {"reserve_ttl": 3.0}}
@@ -229,7 +229,7 @@ def shorten(cluster: Cluster, key: str, seconds: float) -> None:
 # -- Producers that die --------------------------------------------------------------------------
 
 
-def test_a_killed_producer_blocks_a_key_for_seconds(
+def test_killed_producer_blocks_a_key_for_seconds_only(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
     given = json.dumps([cluster.conf, key, 12, key])
@@ -290,7 +290,7 @@ print(declare(app, lambda *_args: None)["until_executed"].apply_async((key,), qu
         pytest.param("+2h", id="ahead", marks=pytest.mark.slow),
     ],
 )
-def test_the_clock_of_its_producer_decides_nothing(
+def test_clock_of_the_producer_does_not_change_a_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, shift: str
 ) -> None:
     environment = {

@@ -53,7 +53,7 @@ def begun_without_node(
 
 
 @pytest.mark.parametrize("limit", [("--max-tasks-per-child", "1"), ()], ids=["recycled", "lives"])
-def test_a_child_is_freed_of_it_by_its_parent(
+def test_reservation_of_a_child_is_freed_by_its_parent_when_the_node_is_back(
     cluster: Cluster,
     reservations: Reservations,
     node: LocalServer,
@@ -71,7 +71,7 @@ def test_a_child_is_freed_of_it_by_its_parent(
 
 
 @pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_a_worker_that_ends_says_what_it_leaves(
+def test_ending_worker_logs_the_reservations_it_could_not_free(
     cluster: Cluster, reservations: Reservations, node: LocalServer, key: str, pool: str
 ) -> None:
     with cluster.worker("-P", pool, "-c", "1") as worker:

@@ -22,7 +22,7 @@ TTL = {"reserve_ttl": 5.0}
 """Longer than all that is looked at meanwhile, and short enough to see its end."""
 
 
-def test_a_success_keeps_it_for_its_ttl(
+def test_success_keeps_the_reservation_for_its_ttl(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """Its duplicates get the result of the one that has succeeded; and then one may go again."""
@@ -44,7 +44,7 @@ def test_a_success_keeps_it_for_its_ttl(
     assert len(cluster.runs(key)) == 2
 
 
-def test_a_retry_is_no_failure_and_what_succeeds_at_last_keeps_it(
+def test_retry_keeps_the_reservation_and_its_success_does_too(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     first = {name: reservations.tasks[name].delay(f"{key}-{name}", 0.05, "retry") for name in NAMES}
@@ -56,7 +56,7 @@ def test_a_retry_is_no_failure_and_what_succeeds_at_last_keeps_it(
         reservations.kept(f"{key}-{name}", first[name])
 
 
-def test_every_other_end_of_a_body_frees_it(
+def test_every_other_end_of_a_body_frees_an_until_succeeded_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """What comes again keeps it, and succeeds then: with late acknowledgement, after a death."""
@@ -80,7 +80,7 @@ def test_every_other_end_of_a_body_frees_it(
     assert cluster.result(again)
 
 
-def test_what_is_revoked_or_expires_or_runs_too_long_frees_it(
+def test_revoked_expired_or_limited_task_frees_an_until_succeeded_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     task = reservations.until_succeeded
@@ -98,7 +98,7 @@ def test_what_is_revoked_or_expires_or_runs_too_long_frees_it(
     assert cluster.state(limited) == "FAILURE"
 
 
-def test_one_that_is_skipped_has_not_succeeded(
+def test_skipped_task_has_not_succeeded_and_frees_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """Because another program holds its lock; it ends in state SUCCESS."""
@@ -109,7 +109,7 @@ def test_one_that_is_skipped_has_not_succeeded(
     assert cluster.result(reservations.until_succeeded_skip.delay(key))["retries"] == 0
 
 
-def test_a_second_delivery_of_what_has_succeeded_frees_nothing(
+def test_second_delivery_of_a_success_frees_nothing(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """The very same message again, from a broker that has not heard of its end."""

@@ -110,7 +110,7 @@ def contents(message: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("call", CALLS, ids=[name.replace(" ", "_") for name in CALLS])
-def test_a_message_that_is_sent_again_is_the_first_one_again(
+def test_message_sent_again_equals_the_first_one(
     shop: Celery,
     redlock: FakeRedlock,  # noqa: F811
     call: str,

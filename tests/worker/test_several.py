@@ -15,7 +15,7 @@ from tests.support.wait import died, wait_until
 from tests.support.worker import Worker
 
 
-def test_a_task_excludes_others_from_each_of_its_keys(
+def test_task_with_several_keys_excludes_others_from_each_of_them(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("move", f"{key}-a", f"{key}-b", 0.5)
@@ -30,7 +30,7 @@ def test_a_task_excludes_others_from_each_of_its_keys(
     cluster.free(f"{key}-a")
 
 
-def test_a_child_that_is_killed_leaves_none_of_its_keys(
+def test_killed_child_leaves_none_of_its_keys_locked(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("move", f"{key}-a", f"{key}-b", 30)
@@ -44,7 +44,7 @@ def test_a_child_that_is_killed_leaves_none_of_its_keys(
     worker.said(f"freed k:{key}-a + k:{key}-b, which {who} held when it died")
 
 
-def test_random_pairs_in_any_order_all_come_to_their_end(
+def test_tasks_with_random_pairs_of_keys_all_come_to_their_end(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     pairs = [random.sample(range(5), 2) for _ in range(20)]
@@ -64,13 +64,13 @@ def most_inside(cluster: Cluster, key: str) -> int:
     return most
 
 
-def test_a_limit_of_two_lets_two_in(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_limit_of_two_lets_two_tasks_in(cluster: Cluster, worker: Worker, key: str) -> None:
     sent = [cluster.send("crowd", key) for _ in range(8)]
     assert {cluster.result(result, 30.0) for result in sent} == {f"crowd:{key}"}
     assert most_inside(cluster, key) == 2  # of three children
 
 
-def test_a_limit_of_each_tenant_and_one_of_all_of_them(
+def test_limits_of_each_tenant_and_of_all_tenants_hold_together(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """One of a tenant, as a function of the arguments says, and two of all; both are used."""
@@ -85,7 +85,7 @@ def test_a_limit_of_each_tenant_and_one_of_all_of_them(
     assert most_inside(cluster, key) == 2
 
 
-def test_a_child_that_is_killed_leaves_the_slots_of_all_its_keys(
+def test_killed_child_leaves_the_slots_of_all_its_keys_free(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     killed = cluster.send("tenants", key, "a", 1, 60.0)
@@ -99,7 +99,7 @@ def test_a_child_that_is_killed_leaves_the_slots_of_all_its_keys(
     assert cluster.state(waits) == "SUCCESS"
 
 
-def test_a_limit_that_cannot_be_fails_its_task_and_says_why(
+def test_invalid_result_of_a_limit_function_fails_its_task_with_the_reason(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("tenants", key, "a", 0)

@@ -75,7 +75,7 @@ def alone(cluster: Cluster, key: str) -> None:
         assert beside == [], write
 
 
-def test_readers_run_side_by_side_and_a_writer_alone(
+def test_reading_tasks_run_side_by_side_and_a_writing_one_alone(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     first = [cluster.send("read", key, 0.5) for _ in range(3)]
@@ -89,7 +89,7 @@ def test_readers_run_side_by_side_and_a_writer_alone(
     cluster.settled()
 
 
-def test_a_writer_is_not_starved_while_readers_keep_coming(
+def test_writing_task_is_not_starved_while_readers_keep_coming(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = [cluster.send("read", key, 0.3) for _ in range(2)]
@@ -110,7 +110,7 @@ def test_a_writer_is_not_starved_while_readers_keep_coming(
     cluster.settled()
 
 
-def test_a_reader_that_is_killed_keeps_no_writer_out(
+def test_killed_reading_task_keeps_no_writer_out(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("read_or_skip", key, 60.0)
@@ -123,7 +123,7 @@ def test_a_reader_that_is_killed_keeps_no_writer_out(
     alone(cluster, key)
 
 
-def test_a_reader_that_is_revoked_keeps_no_writer_out(
+def test_revoked_reading_task_keeps_no_writer_out(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("read_or_skip", key, 60.0)
@@ -137,7 +137,7 @@ def test_a_reader_that_is_revoked_keeps_no_writer_out(
     alone(cluster, key)
 
 
-def test_a_worker_that_is_killed_keeps_writers_out_for_a_ttl(
+def test_killed_worker_with_a_reading_task_keeps_writers_out_for_a_ttl(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     with cluster.worker("-c", "1", queue="apart") as mortal:
@@ -150,7 +150,7 @@ def test_a_worker_that_is_killed_keeps_writers_out_for_a_ttl(
     alone(cluster, key)
 
 
-def test_a_writer_that_waits_and_is_revoked_lets_readers_in(
+def test_revoked_writing_task_that_waits_lets_readers_in(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     with cluster.redlock.lock(f"shared:{key}", shared=True):
@@ -163,7 +163,7 @@ def test_a_writer_that_waits_and_is_revoked_lets_readers_in(
         assert cluster.result(behind, 10.0) == "read"
 
 
-def test_the_copy_of_a_message_does_not_run_beside_it(
+def test_copy_of_a_reading_task_does_not_run_beside_it(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("read", key, 1.5)
@@ -176,7 +176,9 @@ def test_the_copy_of_a_message_does_not_run_beside_it(
     assert all(run.begin > first.end for run in others)
 
 
-def test_policies_of_readers_and_writers(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_conflict_policies_apply_to_reading_and_writing_tasks(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     with cluster.redlock.lock(f"shared:{key}", shared=True):
         assert cluster.result(cluster.send("read_or_skip", key, 0.05)) == "read"
         with pytest.raises(ResourceHeld, match="reader"):

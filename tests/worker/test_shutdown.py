@@ -27,5 +27,7 @@ def _nothing_left(cluster: Cluster) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("pool", "ending"), ENDINGS, ids=str)
-def test_ending(cluster: Cluster, monitor: Monitor, key: str, pool: str, ending: Ending) -> None:
+def test_lock_is_free_after_each_ending_that_its_worker_does_not_survive(
+    cluster: Cluster, monitor: Monitor, key: str, pool: str, ending: Ending
+) -> None:
     play(ending, cluster, monitor, pool, None, key)

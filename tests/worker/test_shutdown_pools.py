@@ -20,7 +20,9 @@ ALL = [often(name) for name in ("threads", "solo", "gevent")]
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_cold_shutdown(cluster: Cluster, name: str, key: str) -> None:
+def test_lock_is_free_at_the_end_of_a_body_in_a_cold_shutdown(
+    cluster: Cluster, name: str, key: str
+) -> None:
     """Its body is ended, or runs on: either way the lock is free at its end and not before."""
     if name == "gevent" and VERSION < (5, 5):
         pytest.skip("Celery 5.4 drops its greenlets without a word to them: the ttl frees")
@@ -35,7 +37,9 @@ def test_cold_shutdown(cluster: Cluster, name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_body_exits(cluster: Cluster, name: str, key: str) -> None:
+def test_lock_is_free_after_a_body_raises_system_exit(
+    cluster: Cluster, name: str, key: str
+) -> None:
     """SystemExit in the body: where it ends the worker, and where it does not, the lock is free."""
     with cluster.worker("-P", name, "-c", "5"):
         sent = cluster.send("work", key, 0.5, "SystemExit")
@@ -47,7 +51,7 @@ def test_body_exits(cluster: Cluster, name: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_a_majority_is_gone_before_the_first_extension(
+def test_loss_before_the_first_extension_reaches_the_body_in_time(
     cluster: Cluster, name: str, key: str
 ) -> None:
     """Whatever must be connected first, the body hears of its loss in time."""

@@ -51,7 +51,7 @@ def helper_of(worker: Worker) -> psutil.Process:
         *(pytest.param(name, "gil", marks=pytest.mark.slow) for name in POOLS if name != "gevent"),
     ],
 )
-def test_a_body_that_lets_nothing_else_run_keeps_its_lock(
+def test_body_that_lets_nothing_else_run_keeps_its_lock_with_a_sidecar(
     cluster: Cluster, key: str, name: str, kind: str
 ) -> None:
     """For longer than its ttl, to its end. Prefork and threads: in `test_holding.py` as well.
@@ -72,9 +72,7 @@ def test_a_body_that_lets_nothing_else_run_keeps_its_lock(
         died(helper.pid, 1.0)
 
 
-def test_a_pool_child_that_is_silent_in_a_c_call_is_killed_by_the_helper(
-    cluster: Cluster, key: str
-) -> None:
+def test_pool_child_silent_in_a_c_call_is_killed_by_the_sidecar(cluster: Cluster, key: str) -> None:
     with cluster.worker("-c", "1", redlock_keeper="process") as worker:
         sent = cluster.send("silent", key, 30.0, "gil")
         run = cluster.entered(key)
@@ -83,7 +81,7 @@ def test_a_pool_child_that_is_silent_in_a_c_call_is_killed_by_the_helper(
         assert cluster.state(sent) == "FAILURE"
 
 
-def test_a_killed_helper_is_replaced_and_frees_the_locks_of_a_killed_worker(
+def test_killed_sidecar_is_replaced_and_frees_the_locks_of_a_killed_worker(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """Nothing is lost meanwhile, and all is free at once in the end: the ttl is half a minute."""
@@ -105,7 +103,7 @@ def test_a_killed_helper_is_replaced_and_frees_the_locks_of_a_killed_worker(
     died(second.pid, 1.5)
 
 
-def test_a_helper_imports_no_celery() -> None:
+def test_sidecar_imports_no_celery() -> None:
     modules = (
         "celery_redlock.keepalive.sidecar, celery_redlock.keepalive.supervisor,"
         " celery_redlock.stores.driver, sys"
@@ -117,7 +115,7 @@ def test_a_helper_imports_no_celery() -> None:
     assert not {"celery", "kombu", "billiard"} & set(output.stdout.split())
 
 
-def test_a_program_of_its_own_can_have_a_helper_too(cluster: Cluster, key: str) -> None:
+def test_program_without_celery_can_have_a_sidecar(cluster: Cluster, key: str) -> None:
     code = f"""
 import ctypes, os, time
 from celery_redlock import Redlock
@@ -136,6 +134,6 @@ with redlock.lock("k:{key}") as lease:
         contender.gets_it(since=died(program.pid))
 
 
-def test_nodes_that_another_process_cannot_be_told_are_refused(cluster: Cluster) -> None:
+def test_node_options_that_a_sidecar_cannot_receive_are_refused(cluster: Cluster) -> None:
     with pytest.raises(ConfigurationError, match="give URLs"):
         Redlock([{"host": "127.0.0.1", "credential_provider": object()}], keeper="process")

@@ -40,7 +40,9 @@ def told(cluster: Cluster, name: str, key: str, count: int = 1) -> Line:
 # -- signals ---------------------------------------------------------------------------------------
 
 
-def test_of_a_lock_around_a_body(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_signals_of_a_lock_around_a_body_come_in_order_from_its_process(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """In its process, with its task, the whole story in its order."""
     sent = cluster.send("short_ttl", key, 1.2)
     cluster.result(sent, LONG)
@@ -60,7 +62,9 @@ def test_of_a_lock_around_a_body(cluster: Cluster, worker: Worker, key: str) -> 
     assert cluster.lines("lock_contended", f"k:{key}") == []
 
 
-def test_of_a_lock_whose_process_was_killed(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_signal_of_a_lock_freed_for_a_killed_process_comes_once(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """The main process frees it, and tells; once."""
     sent = cluster.send("work", key, 0.3, "SIGKILL")
     run = cluster.entered(key)
@@ -128,7 +132,7 @@ def watch(cluster: Cluster, worker: Worker) -> Iterator[Watch]:
     watch.close()
 
 
-def test_monitors_see_who_waits_in_its_pool_slot(
+def test_monitors_see_a_task_that_waits_in_its_pool_slot(
     cluster: Cluster, worker: Worker, watch: Watch, key: str
 ) -> None:
     first = cluster.send("fenced", key)  # until it is told
@@ -151,7 +155,7 @@ def test_monitors_see_who_waits_in_its_pool_slot(
     assert watch.state.tasks[sent.id].state == "SUCCESS"
 
 
-def test_monitors_see_who_is_parked_once(
+def test_monitors_see_a_parked_task_once(
     cluster: Cluster, worker: Worker, watch: Watch, key: str
 ) -> None:
     """And when it runs, the signal says all that it has waited."""
@@ -174,7 +178,9 @@ def test_monitors_see_who_is_parked_once(
     assert told(cluster, "lock_acquired", key, 2).detail["waited"] > 0.0
 
 
-def test_of_a_lock_that_is_lost(cluster: Cluster, worker: Worker, watch: Watch, key: str) -> None:
+def test_signals_and_events_of_a_lost_lock_name_its_reason(
+    cluster: Cluster, worker: Worker, watch: Watch, key: str
+) -> None:
     """By a signal in its process, and an event for monitors."""
     sent = cluster.send("short_ttl", key, 20.0)
     run = cluster.entered(key)
@@ -197,7 +203,9 @@ def test_of_a_lock_that_is_lost(cluster: Cluster, worker: Worker, watch: Watch, 
 # -- no quorum: the last, for it stops nodes ------------------------------------------------------
 
 
-def test_of_a_lock_that_no_quorum_grants(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_signal_of_a_lock_without_a_quorum_has_the_votes(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     with hung(cluster.nodes[:3]):
         sent = cluster.send("conflict_retry", key)
         line = told(cluster, "lock_unavailable", key)

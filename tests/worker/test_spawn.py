@@ -32,7 +32,7 @@ def worker(cluster: Cluster) -> Iterator[Worker]:
         yield worker
 
 
-def test_what_a_dead_child_held_is_freed_at_once(
+def test_lock_of_a_dead_spawned_child_is_freed_at_once(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     cluster.send("longer_ttl", key, 60.0)
@@ -44,7 +44,7 @@ def test_what_a_dead_child_held_is_freed_at_once(
     wait_until(lambda: f" of pid {run.pid} on " in worker.text, 5.0, "the worker says so")
 
 
-def test_a_stopped_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_stopped_spawned_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: str) -> None:
     sent = cluster.send("short_ttl", key, 4 * TTL)
     run = cluster.entered(key, timeout=30.0)
     contender = cluster.contend(key)
@@ -55,7 +55,7 @@ def test_a_stopped_child_keeps_its_lock(cluster: Cluster, worker: Worker, key: s
     contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
 
 
-def test_where_they_cannot_be_kept_the_worker_says_so(
+def test_spawning_worker_without_a_shared_table_logs_a_warning(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     registry = SimpleNamespace(table=SimpleNamespace(address=None), own_process=False)

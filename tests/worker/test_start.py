@@ -36,19 +36,23 @@ def refusal(cluster: Cluster, **conf: Any) -> str:
         ("redlock_nodes", ["http://127.0.0.1:1"], "redlock_nodes[0]: the scheme 'http'"),
     ],
 )
-def test_bad_settings(cluster: Cluster, setting: str, value: Any, words: str) -> None:
+def test_worker_refuses_to_start_with_an_invalid_setting(
+    cluster: Cluster, setting: str, value: Any, words: str
+) -> None:
     """Which they are is in `tests/unit/test_settings.py`."""
     said = refusal(cluster, **{setting: value})
     assert f"celery_redlock: {words}" in said or f"celery_redlock: there is {words}" in said
     assert "Traceback" not in said
 
 
-def test_through_a_namespace(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_refuses_an_invalid_setting_in_a_namespace(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_NAMESPACED", '{"CELERY_REDLOCK_TTL": "ten"}')
     assert "redlock_ttl must be a number of seconds" in refusal(cluster)
 
 
-def test_nodes_through_a_namespace(
+def test_worker_reads_its_nodes_in_a_namespace(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     node = cluster.nodes[4]
@@ -58,7 +62,7 @@ def test_nodes_through_a_namespace(
         assert "redlock_nodes is not set" not in worker.text
 
 
-def test_the_broker_is_the_only_node(cluster: Cluster, key: str) -> None:
+def test_worker_without_nodes_locks_on_its_broker(cluster: Cluster, key: str) -> None:
     with cluster.worker("-c", "2", redlock_nodes=None) as worker:
         worker.said(f"tasks are locked on one Redis alone, 127.0.0.1:{cluster.broker.port}.")
         assert cluster.result(cluster.send("nodes")) == [f"127.0.0.1:{cluster.broker.port}"]
@@ -71,7 +75,7 @@ def test_the_broker_is_the_only_node(cluster: Cluster, key: str) -> None:
         assert "not when it restarts without its data" in line
 
 
-def test_disabled(cluster: Cluster, key: str) -> None:
+def test_worker_with_redlock_enabled_false_takes_no_lock(cluster: Cluster, key: str) -> None:
     """No lock anywhere: a task runs although another holds its resource, and no node is needed."""
     nowhere = ["redis://127.0.0.1:1/0"]
     with cluster.worker("-c", "2", redlock_enabled=False, redlock_nodes=nowhere) as worker:
@@ -81,7 +85,7 @@ def test_disabled(cluster: Cluster, key: str) -> None:
             assert cluster.result(sent) == {"retries": 0, "token": False}
 
 
-def test_workers_start_without_their_nodes(cluster: Cluster, key: str) -> None:
+def test_worker_starts_without_its_nodes(cluster: Cluster, key: str) -> None:
     """Nodes that are away are no setting that cannot work: tasks wait for them."""
     with cluster.worker("-c", "1", redlock_nodes=["redis://127.0.0.1:1/0"]) as worker:
         why = "1 node, 0 answer: nothing can be locked until 1 does (127.0.0.1:1)"
@@ -92,7 +96,7 @@ def test_workers_start_without_their_nodes(cluster: Cluster, key: str) -> None:
         cluster.client.delete("celery")
 
 
-def test_a_worker_without_a_quorum_does_not_say_that_tasks_are_locked(cluster: Cluster) -> None:
+def test_worker_without_a_quorum_does_not_log_that_tasks_are_locked(cluster: Cluster) -> None:
     there, *away = cluster.nodes[0].url, "redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0"
     with cluster.worker("-c", "1", redlock_nodes=[there, *away]) as worker:
         (line,) = [one for one in worker.text.splitlines() if "nothing can be locked" in one]
@@ -107,7 +111,7 @@ def test_a_worker_without_a_quorum_does_not_say_that_tasks_are_locked(cluster: C
     ("task", "option", "value", "words"),
     [("tests.worker.tasks.work", "lock_ttl", "ten", "lock_ttl must be a number of seconds")],
 )
-def test_a_wrong_option_in_task_annotations_is_one_line(
+def test_invalid_option_in_task_annotations_is_one_line(
     cluster: Cluster, task: str, option: str, value: Any, words: str
 ) -> None:
     """Tasks are made while the app is imported here; below, when the worker begins."""
@@ -117,7 +121,7 @@ def test_a_wrong_option_in_task_annotations_is_one_line(
     assert line.startswith(f"celery_redlock: {task}: {words}"), line
 
 
-def test_a_wrong_option_in_task_annotations_of_tasks_that_are_made_late(tmp_path: Path) -> None:
+def test_invalid_annotation_of_a_task_made_late_is_one_line(tmp_path: Path) -> None:
     """After the app was imported. Our own commands are not ended by it: the doctor finds more."""
     (tmp_path / "late_shop.py").write_text(
         "from celery import Celery\n"
@@ -166,7 +170,7 @@ def node_refusal(cluster: Cluster, nodes: list[str]) -> str:
     return line
 
 
-def test_one_server_under_two_names(cluster: Cluster, tmp_path: Path) -> None:
+def test_worker_refuses_one_server_under_two_names(cluster: Cluster, tmp_path: Path) -> None:
     path = str(tmp_path / "node.sock")
     with LocalServer(config=["--unixsocket", path]) as server:
         line = node_refusal(cluster, [server.url, f"unix://{path}", cluster.nodes[0].url])
@@ -174,7 +178,7 @@ def test_one_server_under_two_names(cluster: Cluster, tmp_path: Path) -> None:
         assert "the same server" in line
 
 
-def test_a_replica_or_a_member_of_a_cluster(cluster: Cluster) -> None:
+def test_worker_refuses_a_replica_and_a_member_of_a_cluster(cluster: Cluster) -> None:
     master = cluster.nodes[0]
     config = ["--replicaof", "127.0.0.1", str(master.port)]
     with LocalServer(config=config) as replica:
@@ -189,7 +193,9 @@ def test_a_replica_or_a_member_of_a_cluster(cluster: Cluster) -> None:
 SAID_OF_NODES = ("started", "evicts keys")
 
 
-def test_nodes_that_were_just_started(cluster: Cluster, key: str) -> None:
+def test_worker_on_nodes_just_started_logs_it_once_and_its_tasks_wait(
+    cluster: Cluster, key: str
+) -> None:
     """The worker says so, once for all its processes; its tasks wait, and then run."""
     config = ["--maxmemory-policy", "allkeys-lru"]
     with start_servers(3, config=config) as nodes:

@@ -18,7 +18,7 @@ from tests.support.program import TTL, stopped
 from tests.support.worker import Worker
 
 
-def test_a_child_that_dies_while_it_is_stopped_frees_its_locks(
+def test_child_that_dies_while_it_is_stopped_frees_its_locks(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """Its task's, and that of a block inside the body: they are kept, and freed."""
@@ -34,7 +34,7 @@ def test_a_child_that_dies_while_it_is_stopped_frees_its_locks(
         contender.gets_it(since=killed)
 
 
-def test_what_a_stopped_child_has_lost_it_learns_when_it_goes_on(
+def test_stopped_child_learns_of_a_lost_lock_when_it_goes_on(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     sent = cluster.send("short_ttl", key, 30.0)

@@ -17,12 +17,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_overdue_messages_are_looked_for_every_100_s() -> None:
+def test_kombu_looks_for_overdue_messages_every_100_s() -> None:
     assert Channel.unacked_restore_interval * Channel.unacked_restore_throttle == 100
 
 
 @pytest.mark.slow
-def test_two_options_of_the_transport_make_that_seconds(cluster: Cluster, key: str) -> None:
+def test_two_transport_options_make_kombu_look_every_second(cluster: Cluster, key: str) -> None:
     options = {
         "visibility_timeout": 2,
         "unacked_restore_interval": 1,

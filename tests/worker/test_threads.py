@@ -30,13 +30,15 @@ def worker(cluster: Cluster, pool: str) -> Iterator[Worker]:
 
 
 @pytest.mark.parametrize("ending", params("threads", own=False), ids=str)
-def test_ending(
+def test_lock_is_free_after_each_ending_in_a_pool_of_one_process(
     cluster: Cluster, worker: Worker, monitor: Monitor, pool: str, key: str, ending: Ending
 ) -> None:
     play(ending, cluster, monitor, pool, worker, key)
 
 
-def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_crowd_takes_turns_in_a_pool_of_one_process(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     sent = [cluster.send(way, key, 0.02) for way in ("under", "over", "work") for _ in range(4)]
     for one in sent:
         cluster.result(one, timeout=30.0)
@@ -45,6 +47,8 @@ def test_a_crowd_takes_turns(cluster: Cluster, worker: Worker, key: str) -> None
     cluster.free(key)
 
 
-def test_nesting(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_nested_calls_share_their_lock_in_a_pool_of_one_process(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     assert cluster.result(cluster.send("factorial", key, 5)) == 120
     cluster.free(key)  # results are stored before locks are freed

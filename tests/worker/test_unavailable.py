@@ -34,7 +34,9 @@ def revive(cluster: Cluster) -> None:
     wait_until(locks, 10.0, "the nodes are reached again")
 
 
-def test_run_takes_the_lock_where_it_can(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_on_unavailable_run_takes_the_lock_where_a_quorum_answers(
+    cluster: Cluster, worker: Worker, key: str
+) -> None:
     """`on_unavailable="run"` is for a missing quorum, not for a lock that another holds."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("unavailable_run", key)
@@ -43,7 +45,7 @@ def test_run_takes_the_lock_where_it_can(cluster: Cluster, worker: Worker, key: 
     assert cluster.result(sent) == {"retries": 0, "id": sent.id}
 
 
-def test_a_minority_costs_nothing(cluster: Cluster, worker: Worker, key: str) -> None:
+def test_dead_minority_of_nodes_costs_nothing(cluster: Cluster, worker: Worker, key: str) -> None:
     for node in cluster.nodes[:2]:
         node.kill()
     sent = [cluster.send("work", f"{key}{i}") for i in range(10)]
@@ -51,7 +53,7 @@ def test_a_minority_costs_nothing(cluster: Cluster, worker: Worker, key: str) ->
     revive(cluster)
 
 
-def test_tasks_wait_for_a_quorum(
+def test_tasks_wait_for_a_quorum_and_run_when_it_is_back(
     cluster: Cluster, worker: Worker, key: str, majority_dead: None
 ) -> None:
     with cluster.states() as states:
@@ -74,7 +76,7 @@ def test_tasks_wait_for_a_quorum(
     cluster.settled()
 
 
-def test_a_running_body_loses_its_lease_with_the_quorum(
+def test_running_body_loses_its_lease_with_the_quorum(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
     """And is told so: by then another could have it, were the nodes to return."""
@@ -89,7 +91,9 @@ def test_a_running_body_loses_its_lease_with_the_quorum(
     revive(cluster)
 
 
-def test_raise_and_run(cluster: Cluster, worker: Worker, key: str, majority_dead: None) -> None:
+def test_on_unavailable_raise_and_run_act_without_a_quorum(
+    cluster: Cluster, worker: Worker, key: str, majority_dead: None
+) -> None:
     sent = cluster.send("unavailable_raise", key)
     with pytest.raises(QuorumUnavailable) as raised:
         cluster.result(sent)
