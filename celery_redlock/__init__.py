@@ -70,9 +70,9 @@ __all__ = [
     "task_skipped",
 ]
 
-# Imported when they are first used: redis-py comes with most, and with tasks Celery, whose signals
-# are then connected. Celery's commands and pytest load modules of this package wherever it is
-# installed, and need neither.
+# The modules of these names are imported at their first use. Most of them import redis-py, and the
+# tasks import Celery and connect its signals. Celery's commands and pytest load modules of this
+# package wherever it is installed, and need neither.
 _HOME = {
     **dict.fromkeys(("CallOptions", "LockOptions"), "config.typed"),
     **dict.fromkeys(("AsyncHeldLease", "AsyncRedlock"), "locking.aio"),
@@ -93,7 +93,7 @@ def __getattr__(name: str) -> object:
         home = import_module(f"{__name__}.{_HOME.get(name, 'signals')}")
         found: object = getattr(home, name)
     except AttributeError as error:
-        # `from celery_redlock import name` would only say that there is no such name.
+        # After an AttributeError, `from celery_redlock import name` would not show the cause.
         raise ImportError(f"celery_redlock.{name} cannot be loaded: {error}") from error
     globals()[name] = found
     return found

@@ -1,8 +1,8 @@
-"""Hooks that are called with what happens to locks.
+"""Hooks for the events of locks.
 
-Subclass `Listener`, override what interests you, `subscribe()` an instance. Hooks are called in
-the thread where the thing happened, often the one that extends leases: be quick. A hook that
-raises is logged and never stops a release.
+Subclass `Listener`, override the hooks that you need, and `subscribe()` an instance. Hooks are
+called in the thread where the event happened, often the thread that extends leases: be quick. An
+exception from a hook is logged, and never stops a release.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ logger = logging.getLogger("celery_redlock.events")
 
 @dataclass(frozen=True)
 class Ask:
-    """One call for a lock that has ended: granted or refused, perhaps after a wait.
+    """One finished call for a lock: granted or refused, perhaps after a wait.
 
     Attributes:
-        resource: What was asked for, as one text.
-        owner: Who asked, by its own account.
-        lease: What was granted; None if it was refused.
+        resource: The requested resource, as one text.
+        owner: The caller, as described in its token.
+        lease: The granted lease; None if the call was refused.
         refusal: Why it was refused: `ResourceHeld` or `QuorumUnavailable`; None if it was granted.
         waited: Seconds from the call to its end.
         attempts: How often the nodes were asked for it.
-        nodes: How many nodes there are.
-        quorum: How many of them must say yes.
+        nodes: The number of nodes.
+        quorum: The number of nodes that must say yes.
     """
 
     resource: str
@@ -53,48 +53,53 @@ class Listener:
     """Hooks that do nothing; override the ones you need."""
 
     def acquired(self, lease: Lease) -> None:
-        """A lock was granted."""
+        """Handle the grant of a lock."""
 
     def held(self, resource: str, holder: object) -> None:
-        """An attempt failed because another holds the resource (`holder`: a `Holder` or None)."""
+        """Handle an attempt that failed because of another holder (a `Holder`, or None)."""
 
     def unavailable(self, resource: str, votes: tuple[object, ...]) -> None:
-        """An attempt failed because too few nodes answered; `votes` has one `NodeVote` each."""
+        """Handle an attempt that failed because too few nodes answered.
+
+        `votes` has one `NodeVote` per node.
+        """
 
     def acquire_finished(self, ask: Ask) -> None:
-        """A call for a lock has ended, after one attempt or many."""
+        """Handle the end of a call for a lock, after one attempt or many."""
 
     def extended(self, lease: Lease) -> None:
-        """A quorum renewed a lease."""
+        """Handle the renewal of a lease by a quorum."""
 
     def not_extended(self, lease: Lease) -> None:
-        """A round failed to renew a lease: it is tried again, until the lease's deadline."""
+        """Handle a round that failed to renew a lease; it is tried again until the deadline."""
 
     def lost(self, loss: LeaseLost) -> None:
-        """A lease ended before its holder released it: the work may overlap with another's.
+        """Handle a lease that ended before its holder released it.
 
-        `loss` says which `lease`, why (`reason`), who held it (`owner`, `task`), for how long
-        (`held_for`), and what each node answered last (`votes`). With the reason "stalled" it has
-        not ended: its work reports no progress, and keeps it until it ends.
+        The work may overlap with another's. `loss` has the `lease`, the `reason`, the holder
+        (`owner`, `task`), the seconds for which it was held (`held_for`), and the last answer of
+        each node (`votes`). With the reason "stalled" the lease has not ended: its work reports no
+        progress, and keeps the lease until it ends.
         """
 
     def released(self, lease: Lease, held: bool) -> None:
-        """A lock was given back; `held` tells whether it was ours to the end."""
+        """Handle the release of a lock; `held` is True if it was ours to the end."""
 
     def node_answered(self, node: str, seconds: float) -> None:
-        """A node answered a request while it was waited for, this long after it was sent.
+        """Handle a node's answer that was waited for; `seconds` is the time since the request.
 
-        Called, like `node_failed`, when the call for a lock that it belongs to is over.
+        This is called, like `node_failed`, when the call for a lock is over that the request
+        belongs to.
         """
 
     def node_failed(self, node: str, kind: str) -> None:
-        """A node failed us; `kind` is one of `NODE_FAILURES`."""
+        """Handle a failure of a node; `kind` is one of `NODE_FAILURES`."""
 
 
 NODE_FAILURES = ("timeout", "unreachable", "disconnected", "refused", "unsuitable", "data_loss")
-"""No answer in time; no connection; a connection that broke; an error in place of an answer or a
-welcome; no node at all (a replica, a member of a cluster, one that is listed twice); a node that
-has forgotten locks."""
+"""The kinds of failures of a node. In this order: no answer in time; no connection; a broken
+connection; an error in place of an answer or of a handshake; a server that cannot be a node (a
+replica, a member of a cluster, a server that is listed twice); forgotten locks."""
 
 _listeners: tuple[Listener, ...] = ()
 _of_nodes: tuple[Listener, ...] = ()
@@ -102,7 +107,7 @@ _of_releases: tuple[Listener, ...] = ()
 
 
 def subscribe(listener: Listener) -> None:
-    """Call `listener`'s hooks from now on, in this process and those forked from it."""
+    """Call `listener`'s hooks from now on, in this process and in processes forked from it."""
     _set((*_listeners, listener))
 
 
@@ -114,8 +119,8 @@ def unsubscribe(listener: Listener) -> None:
 def _set(listeners: tuple[Listener, ...]) -> None:
     global _listeners, _of_nodes, _of_releases
     _listeners = listeners
-    # Nodes answer ten times where a lock is taken once: only listeners that override these hooks
-    # are called.
+    # Keep the listeners that override these hooks, and call no others: for each lock that is taken,
+    # nodes answer ten times.
     _of_nodes = _overriding(Listener.node_answered, Listener.node_failed)
     _of_releases = _overriding(Listener.released)
 
@@ -129,17 +134,17 @@ def _overriding(*hooks: Callable[..., None]) -> tuple[Listener, ...]:
 
 
 def heard() -> bool:
-    """Whether there is a listener; else what a hook would be given need not be made."""
+    """Return True if there is a listener; if not, the arguments of hooks need not be made."""
     return bool(_listeners)
 
 
 def heard_nodes() -> bool:
-    """Whether there is a listener to what nodes do."""
+    """Return True if there is a listener to the events of nodes."""
     return bool(_of_nodes)
 
 
 def heard_releases() -> bool:
-    """Whether there is a listener to releases, which wants to know what the nodes say."""
+    """Return True if there is a listener to releases, which needs the answers of the nodes."""
     return bool(_of_releases)
 
 
@@ -149,7 +154,7 @@ def emit(hook: str, *args: Any) -> None:
 
 
 def emit_node(hook: str, *args: Any) -> None:
-    """Call one hook of the listeners to what nodes do."""
+    """Call one hook of the listeners to the events of nodes."""
     _call(_of_nodes, hook, args)
 
 
@@ -158,5 +163,5 @@ def _call(listeners: tuple[Listener, ...], hook: str, args: tuple[Any, ...]) -> 
         try:
             getattr(listener, hook)(*args)
         except Exception:
-            # Whatever a listener raises must not change what happens to locks.
+            # An exception of a listener must not change the course of a lock.
             logger.exception("%s.%s failed", type(listener).__name__, hook)

@@ -1,10 +1,11 @@
 """A server's process that cannot outlive the program that started it.
 
-A test run that is killed, a demonstration left by Ctrl-C, a benchmark that crashes must leave no
-server behind, so each server has a *guard*: a shell that blocks on a pipe whose other end only this
-process holds. However this process dies, the kernel closes the pipe, and the guard kills the server
-and removes its directory. (PR_SET_PDEATHSIG would do it with less, but it needs Python code between
-fork and exec, works on Linux only, and fires when the *thread* that started the server ends.)
+A test run that is killed, a demonstration that is left by Ctrl-C, and a benchmark that crashes must
+leave no server behind. So each server has a *guard*: a shell that blocks on a pipe whose other end
+only this process holds. However this process dies, the kernel closes the pipe, and the guard kills
+the server and removes its directory. (PR_SET_PDEATHSIG would be simpler, but it needs Python code
+between fork and exec, works on Linux only, and fires when the *thread* that started the server
+ends.)
 """
 
 from __future__ import annotations
@@ -28,19 +29,20 @@ if TYPE_CHECKING:
 
 __all__ = ["GuardedProcess"]
 
-# Reads the pid, then blocks. A line says that the server is already gone; end of file that we are.
+# It reads the pid, then blocks. Another line means that the server is already gone; end of file
+# means that this process is gone.
 GUARD = 'read -r pid; read -r _ || { kill -9 "$pid"; rm -rf -- "$1"; }'
 
 
 class GuardedProcess(ABC):
-    """One server's process and its directory, both of which end with the process that started it.
+    """One server's process and its directory; both end with the process that started them.
 
-    It is a context manager: entering starts it, leaving stops it.
+    It is a context manager: to enter it starts the server, to leave it stops the server.
 
     Args:
-        prefix: What the name of its directory begins with.
-        parent: Where that is made; with other temporary files if None.
-        user: Who runs it; we ourselves if None.
+        prefix: The prefix of its directory's name.
+        parent: Where the directory is made; None for the place of temporary files.
+        user: The user that runs it; None for the present user.
     """
 
     def __init__(
@@ -55,7 +57,7 @@ class GuardedProcess(ABC):
 
     @property
     def directory(self) -> Path:
-        """Its own: made when it is first asked for, gone once it is stopped."""
+        """The server's directory: made at the first use, and removed when the server is stopped."""
         if self._dir is None:
             self._dir = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self._parent))
             if self._user:
@@ -64,19 +66,19 @@ class GuardedProcess(ABC):
 
     @property
     def pid(self) -> int:
-        """The server's process id; of the last process where it is not running."""
+        """The server's process id; that of the last process if it is not running."""
         if self._process is None:
             raise RuntimeError("the server has no process before start()")
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        """Is there a process? A paused server is running."""
+        """True if there is a process; a paused server is running, too."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def log(self) -> str:
-        """What the server has printed since it was started."""
+        """The output of the server since it was started."""
         with contextlib.suppress(FileNotFoundError):
             return (self._dir / "server.log").read_text(errors="replace") if self._dir else ""
         return ""
@@ -86,16 +88,16 @@ class GuardedProcess(ABC):
         """Start the server, wait until it serves, and return it."""
 
     def stop(self) -> None:
-        """End the server, paused or not, and remove its directory. Never fails, idempotent."""
+        """End the server, paused or not, and remove its directory. It never fails. Idempotent."""
         if os.getpid() != self._owner:
-            return  # A fork of ours: the server is the parent's.
+            return  # this process is a fork, and the server is its parent's
         self._end()
         if self._dir is not None:
             shutil.rmtree(self._dir, ignore_errors=True)
             self._dir = None
 
     def _end(self) -> None:
-        """End it for good; what a kill leaves outside of its directory goes as well."""
+        """End it for good, and remove everything that a kill leaves outside of its directory."""
         self.kill()
 
     def kill(self) -> None:
@@ -111,31 +113,31 @@ class GuardedProcess(ABC):
         self.start()
 
     def pause(self) -> None:
-        """Freeze the server (SIGSTOP); returns once it is frozen: it answers nothing any more."""
+        """Freeze the server (SIGSTOP), and return when it is frozen and answers nothing."""
         if self.paused:
             return
         if not self.running:
             raise RuntimeError(f"{self!r} cannot be paused: it is not running.")
         os.kill(self.pid, signal.SIGSTOP)
-        # The signal returns before the last thread has stopped. Only the wait status tells.
+        # `kill` returns before the last thread has stopped. Only the wait status shows the end.
         _pid, status = os.waitpid(self.pid, os.WUNTRACED)
         self.paused = os.WIFSTOPPED(status)
         if not self.paused:
             raise RedlockError(f"{self!r} could not be paused: it has ended.")
 
     def resume(self) -> None:
-        """Let a paused server go on (SIGCONT)."""
+        """Let a paused server run again (SIGCONT)."""
         if self.paused and self.running:
             os.kill(self.pid, signal.SIGCONT)
         self.paused = False
 
     def _launch(self, command: Sequence[str]) -> None:
-        """Start the process, and who ends it should we die.
+        """Start the process, and the guard that ends it if this process dies.
 
         Raises:
             OSError: The command does not run.
         """
-        # In sessions apart: Ctrl-C is for the program, which ends its servers itself.
+        # Both get sessions of their own: Ctrl-C is for the program, which ends its servers itself.
         guard = subprocess.Popen(
             ["/bin/sh", "-c", GUARD, "guard", str(self.directory)],
             stdin=subprocess.PIPE,
@@ -153,14 +155,14 @@ class GuardedProcess(ABC):
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 user=self._user,
-                cwd="/" if self._user else None,  # who may not look into ours complains
+                cwd="/" if self._user else None,  # another user may have no access to ours
             )
         assert guard.stdin is not None
         guard.stdin.write(b"%d\n" % self._process.pid)
         guard.stdin.flush()
 
     def _dismiss_guard(self) -> None:
-        """The process was seen dead: its pid may soon be another process's."""
+        """End the guard, because the server is dead: its pid may soon be another process's."""
         self.paused = False
         if self._guard is not None:
             self._guard.communicate(b"-\n-\n")
@@ -182,7 +184,7 @@ _guards: weakref.WeakSet[subprocess.Popen[bytes]] = weakref.WeakSet()
 
 
 def _close_pipes_in_child() -> None:
-    # A fork holds the pipe as well, and would keep the servers alive after its parent's death.
+    # A fork holds the pipes, too, and would keep the servers alive after its parent's death.
     for guard in list(_guards):
         with contextlib.suppress(OSError, AttributeError):
             guard.stdin.close()  # type: ignore[union-attr]

@@ -1,10 +1,10 @@
-"""What is counted and measured of locks, whoever keeps the figures: Prometheus or OpenTelemetry.
+"""Counters and histograms of locks, for Prometheus and for OpenTelemetry.
 
-Counters and histograms only, made of the signals (`messages/signals.py`) and of what nodes do
-(`events.py`). The label `task` is a task's name, empty outside tasks; never a key, never an id:
-there are too many.
+They are made from the signals (`messages/signals.py`) and from the events of nodes (`events.py`).
+The label `task` is a task's name, empty outside tasks. It is never a key or an id, because there
+are too many of these.
 
-Any thread may observe while another forks: a child that was forked inside an observation would wait
+Any thread may observe while another forks. A child that was forked inside an observation would wait
 endlessly for a lock that none of its threads holds. So observing and forking exclude each other.
 """
 
@@ -30,20 +30,20 @@ COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
     "deduplicated": ("Tasks not sent or not run: another has the key", ("task", "where")),
     "node_errors": ("Times a node failed us", ("node", "kind")),
 }
-"""What each counts, and its labels."""
+"""The description and the labels of each counter."""
 HISTOGRAMS = {
     "acquire": ("From the first call for a lock until it was granted", "task"),
     "hold": ("How long a lock was held", "task"),
     "node_rtt": ("From a request to a node's answer, while it was waited for", "node"),
 }
-"""What each measures, in seconds, and its label."""
+"""The description and the label of each histogram; all are in seconds."""
 BUCKETS: dict[str, tuple[float, ...]] = {
     "acquire": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
     "hold": (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
     "node_rtt": (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
 }  # fmt: skip
-"""The histograms, and the upper bounds of their buckets unless others are given; seconds."""
+"""The default upper bounds of the buckets of each histogram; seconds."""
 
 OF_A_TASK = {
     "acquire": ("acquired", "held", "unavailable"),
@@ -51,14 +51,14 @@ OF_A_TASK = {
     "lost": ("expired", "refused", "max_lifetime", "stalled"),
 }
 OF_A_NODE = {"node_errors": NODE_FAILURES}
-"""Counters that begin at 0, with the values of their second label: to Prometheus, a rise from
-nothing to 1 is none."""
+"""Counters that begin at 0, with the values of their second label: a step from no value to 1 is not
+an increase for Prometheus."""
 
 _forking = threading.RLock()
 
 
 def no_fork() -> threading.RLock:
-    """Return what, entered, lets no thread of this process fork."""
+    """Return a lock that keeps every thread of this process from forking while it is held."""
     return _forking
 
 
@@ -67,7 +67,7 @@ def _after_fork() -> None:
     _forking = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):  # a program that only publishes may run on Windows
+if hasattr(os, "register_at_fork"):  # Windows lacks it, and a program that publishes may run there
     os.register_at_fork(
         before=lambda: _forking.acquire(),
         after_in_parent=lambda: _forking.release(),
@@ -76,7 +76,7 @@ if hasattr(os, "register_at_fork"):  # a program that only publishes may run on 
 
 
 class Measures(Listener, ABC):
-    """What is heard of locks, as counts and seconds for `add` and `record` of a subclass."""
+    """A listener that turns events into calls of a subclass's `add` and `record`."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()
@@ -99,7 +99,7 @@ class Measures(Listener, ABC):
             signals.task_skipped: (
                 lambda sender, where, **_: count("deduplicated", _name(sender), where)
             ),
-            # A beat need not know the task that it sends.
+            # A beat may not have imported the task that it sends.
             signals.beat_deduplicated: (
                 lambda sender, entry, where, **_: count(
                     "deduplicated", _name(sender) or str(entry.task), where
@@ -119,19 +119,19 @@ class Measures(Listener, ABC):
         """Record a value of one of `HISTOGRAMS`."""
 
     def close(self) -> None:
-        """Observe no more."""
+        """Stop observing."""
         for signal in self._receivers:
             signal.disconnect(dispatch_uid=(__name__, id(self)))
         unsubscribe(self)
 
     def not_extended(self, lease: Lease) -> None:
-        """Count a round that no signal tells of."""
+        """Count a failed round, which sends no signal."""
         owner = Owner.of(lease.token)
         task = signals.named(owner.task) if owner is not None else None
         self._count("extend", _name(task, lease), "failed")
 
     def node_answered(self, node: str, seconds: float) -> None:
-        """Measure how long a node took."""
+        """Measure the time that a node took."""
         self._begin_at_zero(node, OF_A_NODE)
         self._observe("node_rtt", seconds, node)
 
@@ -164,7 +164,7 @@ class Measures(Listener, ABC):
 
 
 def _name(task: Any, lease: Lease | None = None) -> str:
-    """Return the task's name; of one that this process does not know, what its token says."""
+    """Return the task's name; for a task that is unknown here, the name in the lease's token."""
     if task is not None:
         return str(task.name)
     owner = Owner.of(lease.token) if lease is not None else None

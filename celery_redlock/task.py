@@ -1,8 +1,8 @@
-"""`SingletonTask` and `@locked`: declare which key a task locks, and how, and wrap its body.
+"""`SingletonTask` and `@locked`: declare the key and the options of a task's lock, wrap its body.
 
-A delivery by a worker takes its lock in `delivery.py`, and the signal handlers of `endings.py` give
-it back after every ending that Python survives. Plain calls and eager ones take it in
-`run.py`, and give it back when they return.
+A delivery by a worker acquires its lock in `delivery.py`, and the signal handlers of `endings.py`
+release it after every ending that Python survives. Plain calls and eager calls acquire it in
+`run.py`, and release it when they return.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ F = TypeVar("F")
 _celery_state: Any = _state  # its stubs lack most of it
 
 _NEEDS_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max", "shared"}
-"""Options that are misspelt if a task class has them without `lock_`. The three that are left out
-are Celery's as well: its `shared` is set on the tasks of a pool child that was spawned."""
+"""Options that are misspelt if a task class has them without `lock_`. Three are left out, because
+Celery has them, too: it sets `shared` on the tasks of a pool child that was spawned."""
 
 
 _OF_OTHERS = {
@@ -70,14 +70,14 @@ _OF_OTHERS = {
     "unique_on": "celery_redlock.compat.singleton.Singleton",
     "raise_on_duplicate": "celery_redlock.compat.singleton.Singleton",
 }
-"""Options of the libraries whose interfaces we have, which our own do not read."""
+"""Options of libraries that we replace (compat/), which our own task class does not read."""
 
 
 class SingletonTask(BaseTask):
     """A task whose body runs once at a time per key.
 
-    Options are class attributes or keywords of `app.task`, with `lock_` before their names. What
-    each of them does is in docs/settings.md.
+    Options are class attributes or keywords of `app.task`, with `lock_` before their names.
+    docs/settings.md explains each of them.
 
         @app.task(base=SingletonTask, lock_key="order:{order_id}", lock_on_conflict="skip")
         def charge(order_id, amount): ...
@@ -86,7 +86,7 @@ class SingletonTask(BaseTask):
         ConfigurationError: When the task is made, if an option is unknown or cannot work.
     """
 
-    # For type checkers. No values here: they would hide those of the app's settings.
+    # For type checkers, without values: a value here would hide the app's setting.
     lock_key: Key
     lock_ttl: float
     lock_wait: float
@@ -136,7 +136,7 @@ class SingletonTask(BaseTask):
 
     @classmethod
     def annotate(cls) -> None:
-        """Set what `task_annotations` says of this task, the options of its lock included."""
+        """Set the attributes from `task_annotations`, including the options of the lock."""
         super().annotate()
         try:
             cls._set_lock(given_to_all(cls.app))
@@ -148,7 +148,7 @@ class SingletonTask(BaseTask):
         """Read and check the options of this class.
 
         Args:
-            for_all: What `task_annotations` gives to all tasks.
+            for_all: The attributes that `task_annotations` gives to all tasks.
         """
         if is_of_celery(cls):
             cls.redlock = None
@@ -170,7 +170,7 @@ class SingletonTask(BaseTask):
         try:
             cls.redlock = TaskLock(cls._class_options(), "lock_", for_all)
         except ConfigurationError as error:
-            # A task is made when its app is finalized, far from where it is written.
+            # Name the task: it is made when its app is finalized, far from its source.
             raise ConfigurationError(f"{task}: {error}") from None
         run = inspect.getattr_static(cls, "run")
         if run is not inspect.getattr_static(BaseTask, "run"):
@@ -186,7 +186,7 @@ class SingletonTask(BaseTask):
                 if not name.startswith("lock_"):
                     continue
                 if name[5:] not in TASK and inspect.isfunction(value):
-                    continue  # a method of the user's own
+                    continue  # a user's own method
                 own[name[5:]] = value.__func__ if isinstance(value, staticmethod) else value
         return own
 
@@ -207,7 +207,7 @@ class SingletonTask(BaseTask):
             call = self.run
         if own is not None:
             own.next, call = call, own.call
-        if self.redlock is None:  # one of Celery's own
+        if self.redlock is None:  # the task is one of Celery's own
             return call(*args, **kwargs)
         body = functools.partial(call, *args, **kwargs)
         result = loaded.run(self.redlock, self, request, self.run, body)
@@ -223,7 +223,8 @@ class _Own:
     Attributes:
         task: The task.
         call: That `__call__`.
-        next: What it reaches by `super()`, if it does: without a lock, for it runs under it.
+        next: The call that it reaches by `super()`, if it does. It takes no lock, because it runs
+            under the lock already.
     """
 
     task: Any
@@ -236,15 +237,15 @@ _under_lock: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _put_under_lock(call: Any) -> Callable[..., Any]:
-    """Put the lock around a `__call__` that comes before ours, and need not lead to it.
+    """Put the lock around a `__call__` that comes before ours and may never call ours.
 
-    Many have one that only calls `run`, for instance in an application's context.
+    Many classes have one that only calls `run`, for example in an application's context.
     """
 
     @functools.wraps(call)
     def locked_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         bound = call.__get__(self, type(self))
-        if type(self).__call__ is not locked_call:  # reached by `super()`, from one further down
+        if type(self).__call__ is not locked_call:  # a subclass has called it by `super()`
             return bound(*args, **kwargs)
         before = _own.set(_Own(self, bound))
         try:
@@ -259,18 +260,18 @@ def _put_under_lock(call: Any) -> Callable[..., Any]:
 def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) -> Callable[[F], F]:
     """Run a function, or the task made of it, once at a time per key.
 
-    Works under and over `@app.task` and `@shared_task`:
+    The decorator works under and over `@app.task` and `@shared_task`:
 
         @app.task
         @locked("order:<order_id>", ttl=30.0, on_conflict="skip")
         def charge(order_id, amount): ...
 
     Args:
-        *keys: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. Several
-            of them: all of these keys are locked, or none. A list of the names of arguments: the
-            task's name and these. Nothing: the task's name and all its arguments.
-        **options: By their names in docs/settings.md, without a prefix:
-            `key` (for a function that makes the key), `scope`, `ttl`, `on_conflict` and so on.
+        *keys: A template over the arguments: `"order:<order_id>"` or `"order:{order_id}"`. With
+            several templates all of their keys are locked, or none. A list of arguments' names
+            means the task's name and these arguments; nothing means its name and all arguments.
+        **options: The options, by their names in docs/settings.md, without a prefix: `key` (for a
+            function that makes the key), `scope`, `ttl`, `on_conflict` and so on.
 
     Raises:
         ConfigurationError: When decorating, if an option is unknown or cannot work, or the
@@ -279,7 +280,7 @@ def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) ->
     lock = TaskLock({**_key_option(keys, options), **options})
 
     def decorate(target: F) -> F:
-        if issubclass(type(target), Proxy):  # `isinstance` would ask for the task, and make it
+        if issubclass(type(target), Proxy):  # `isinstance` would make the task of the proxy
             _lock_proxy(lock, target)
         elif isinstance(target, Task):
             _lock_task(lock, target)
@@ -297,7 +298,7 @@ def locked(*keys: str | Sequence[str] | None, **options: Unpack[LockOptions]) ->
 
 
 def _key_option(keys: Sequence[Any], options: LockOptions) -> LockOptions:
-    """Return the option `key`, from what `@locked` was given by position."""
+    """Return the option `key` from the positional arguments of `@locked`."""
     if not keys or keys == (None,):
         return {}
     if "key" in options:
@@ -315,7 +316,7 @@ def _key_option(keys: Sequence[Any], options: LockOptions) -> LockOptions:
 
 
 def _put_lock_around(lock: TaskLock, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `function` under a lock. Only a call shows whether it is the body of a task."""
+    """Return `function` under a lock. Only a call shows if it is the body of a task."""
 
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -323,7 +324,7 @@ def _put_lock_around(lock: TaskLock, function: Callable[..., Any]) -> Callable[.
             return function(*args, **kwargs)
         task = _celery_state._task_stack.top
         if task is None or getattr(task.run, "__redlock__", None) is not lock:
-            task = None  # called as a function, perhaps by another task
+            task = None  # it is called as a function, perhaps by another task
         request = task.request_stack.top if task is not None else None
         body = functools.partial(function, *args, **kwargs)
         result = load().run(lock, task, request, function, body)
@@ -354,9 +355,9 @@ def _lock_task(lock: TaskLock, task: Any) -> None:
 
 
 def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
-    """Put a lock around a task that is yet to be made.
+    """Put a lock around a task that does not exist yet.
 
-    Celery makes it when the app is finalized; but its function is known, and checked, now.
+    Celery makes it when the app is finalized. Its function exists, and is checked now.
     """
     made_from = _made_from(proxy)
     function: Any = made_from.get("fun")
@@ -370,8 +371,8 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
         name = made_from["name"] or app.gen_task_name(function.__name__, function.__module__)
         _lock_task(lock, app.tasks[name])
 
-    # A shared task is made once per app, by finalizers that run in no certain order. What is in
-    # `_pending` runs after all of them, and its errors are raised; a signal would swallow them.
+    # A shared task is made once per app, by finalizers that run in no fixed order. The entries of
+    # `_pending` run after all of them, and their errors are raised; a signal would swallow them.
     _celery_state.connect_on_app_finalize(
         lambda app: app._pending.append(PromiseProxy(functools.partial(lock_in, app)))
     )
@@ -381,15 +382,15 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
 
 
 def _made_from(proxy: Any) -> Mapping[str, Any]:
-    """Return what Celery will make a proxy's task from: `fun`, its function, and perhaps `name`."""
+    """Return the parts from which Celery makes a proxy's task: its function `fun`, maybe `name`."""
     if type(proxy) is PromiseProxy:
         try:
             return {"fun": object.__getattribute__(proxy, "_Proxy__args")[0]}
         except AttributeError:
-            return {}  # it is made already
+            return {}  # the task exists already
     return inspect.getclosurevars(object.__getattribute__(proxy, "_Proxy__local")).nonlocals
 
 
-# Wherever a lock can be taken, the handlers that release it must be connected.
+# A process that can take locks must also connect the handlers that release them.
 install()
 autoretry.wrap(_put_lock_around)

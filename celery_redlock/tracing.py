@@ -1,18 +1,18 @@
-"""OpenTelemetry: a span for each call for a lock, an event where a lease is lost, and metrics.
+"""OpenTelemetry: a span for each call for a lock, an event for each lost lease, and metrics.
 
     from celery_redlock.tracing import instrument
     instrument()
 
-A span is named `redlock acquire`. It lasts from the call to its end, waiting included, and is a
-child of the span that is current in the thread that asks: in a task that of
+A span is named `redlock acquire`. It lasts from the call to its end, waiting included. It is a
+child of the span that is current in the calling thread: in a task, that is the span of
 `opentelemetry-instrumentation-celery`, which is current before a task is called. When a lease is
 lost, the span in which it was acquired gets an event `redlock lost`, if it has not ended.
 
-Names of resources may be personal data (`order:1234`): they are left out, unless asked for.
+Names of resources may be personal data (`order:1234`), so they are left out by default.
 
 The metrics are those of `metrics.py`, with the same labels and units. An exporter to Prometheus
 gives them the same names, too: `celery_redlock.acquire` becomes `celery_redlock_acquire_total`, and
-`celery_redlock.acquire.seconds` `celery_redlock_acquire_seconds`.
+`celery_redlock.acquire.seconds` becomes `celery_redlock_acquire_seconds`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = ["instrument", "uninstrument"]
 
 ACQUIRE, LOST = "redlock acquire", "redlock lost"
 ATTRIBUTE = "celery_redlock."
-"""What the names of all attributes begin with."""
+"""The prefix of the names of all attributes."""
 
 
 def instrument(
@@ -48,12 +48,12 @@ def instrument(
     meter_provider: metrics.MeterProvider | None = None,
     with_resource: bool = False,
 ) -> None:
-    """Trace and measure locks from now on, in this process and those forked from it.
+    """Trace and measure locks from now on, in this process and in processes forked from it.
 
     Args:
-        tracer_provider: Whose tracer is used; the global one's if None.
-        meter_provider: Whose meter is used; the global one's if None.
-        with_resource: Whether spans name the resource; metrics never do.
+        tracer_provider: The provider of the tracer; None for the global one.
+        meter_provider: The provider of the meter; None for the global one.
+        with_resource: True to put the resource into spans; metrics never contain it.
     """
     global _tracing, _measures
     uninstrument()
@@ -64,7 +64,7 @@ def instrument(
 
 
 def uninstrument() -> None:
-    """Trace and measure nothing any more."""
+    """Stop tracing and measuring."""
     global _tracing, _measures
     if _tracing is not None and _measures is not None:
         unsubscribe(_tracing)
@@ -108,7 +108,7 @@ class _Tracing(Listener):
             start_time=end - int(ask.waited * 1e9),
         )
         if isinstance(ask.refusal, QuorumUnavailable):
-            # Not its message: that names the resource.
+            # Leave out the error's message, because it contains the resource.
             span.set_status(trace.Status(trace.StatusCode.ERROR, "no quorum"))
         span.end(end)
 
@@ -127,7 +127,7 @@ class _Tracing(Listener):
         return {ATTRIBUTE + name: value for name, value in told.items() if value != ""}
 
     def _remember(self, token: str) -> None:
-        """Remember the span of a lease: the thread that sees it lost is in none."""
+        """Remember the span of a lease, because the thread that notices a loss has no span."""
         span = trace.get_current_span()
         if not span.is_recording():
             return
@@ -150,7 +150,7 @@ class _Measures(Measures):
 
     @staticmethod
     def _histogram(meter: metrics.Meter, name: str, about: str) -> metrics.Histogram:
-        # OpenTelemetry's own bounds suit milliseconds.
+        # OpenTelemetry's default bounds are made for milliseconds.
         return meter.create_histogram(
             *(f"{ATTRIBUTE}{name}.seconds", "s", about),
             explicit_bucket_boundaries_advisory=BUCKETS[name],
