@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -12,6 +14,7 @@ from werkzeug.wrappers import Request
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.values import quorum_of
+from ..survey.waiting import waited_for
 from .formatting import named_in, quoted
 from .health import NOT_CHECKED
 from .serializers import SORTS, entry, failure, matches, page_of
@@ -147,6 +150,8 @@ def lock(ask: Ask) -> dict[str, Any]:
         for row in one[what]
         if resource in (row["resource"], *(row["resource"] or "").split(" + "))
     ]
+    reported = _reported(told["rows"])[resource]
+    waiting = max((row["waiting"] for row in entries if row["kind"] == "line"), default=0)
     return {
         "at": survey.at if survey else None,
         "age": 0.0 if survey else None,
@@ -157,6 +162,7 @@ def lock(ask: Ask) -> dict[str, Any]:
         "nodes": node_rows(survey, error, sources.health),
         "entries": entries,
         "parked_known": parked is not None,
+        "unreported": None if parked is None else max(0, waiting - reported),
         "timeline": [vars(it) for it in sources.history.of(resource)],
         "watched_since": sources.history.since or None,
         "heard": hearing.heard(resource)[:MAX_TOLD] if hearing else [],
@@ -171,8 +177,18 @@ def waiters(ask: Ask) -> dict[str, Any]:
     told = ask.sources.workers(WAITERS_PATIENCE_S)
     parked = ask.sources.parked()
     _rows, queues = ask.sources.rows(seen, parked)
-    lines = [row for row in queues if row["waiting"] and matches(row, ask.query)]
     replies = told.pop("rows")
+    reported = _reported(replies)
+    lines = [
+        {
+            **row,
+            "unreported": None
+            if parked is None
+            else max(0, row["waiting"] - reported[row["resource"]]),
+        }
+        for row in queues
+        if row["waiting"] and matches(row, ask.query)
+    ]
     waits = [
         {"worker": one["worker"], **row}
         for one in replies
@@ -190,6 +206,11 @@ def waiters(ask: Ask) -> dict[str, Any]:
         "workers": {**told, "answered": answered, "without": without},
         "waits": page_of(waits, ask.page),
     }
+
+
+def _reported(replies: Iterable[dict[str, Any]]) -> Counter[str]:
+    """Return how many waiting tasks the workers report for each resource."""
+    return Counter(name for one in replies for row in one["waits"] for name in waited_for(row))
 
 
 def nodes(ask: Ask) -> dict[str, Any]:

@@ -49,6 +49,7 @@ FORMS: dict[str, Callable[[Ask], actions.Said | Response]] = {
 URLS = Map(
     [
         Rule("/", endpoint="locks", methods=["GET"]),
+        Rule("/locks", endpoint="locks", methods=["GET"], alias=True),
         *(Rule(f"/{name}", endpoint=name, methods=["GET"]) for name in VIEWS if name != "locks"),
         *(Rule(f"/{name}.json", endpoint=f"{name}.json", methods=["GET"]) for name in VIEWS),
         Rule("/pauses", endpoint="pauses", methods=["GET", "POST"]),

@@ -191,6 +191,15 @@ def test_on_a_phone_a_row_is_a_card_and_still_a_table_to_listen_to(driver: Any, 
     assert driver.find_element("css selector", "tbody th").aria_role == "rowheader"
 
 
+def test_addresses_of_nodes_do_not_wrap_on_a_phone(driver: Any, site: str) -> None:
+    look(driver, size=PHONE)
+    for path in ("/nodes", "/lock?resource=order:1"):
+        driver.get(site + path)
+        ask(driver, "document.querySelector('.address bdi').textContent = 'a-long-name.'.repeat(5)")
+        assert set(ask(driver, ADDRESS_LINES)) == {1}, path
+        assert ask(driver, WIDTH) <= PHONE[0], path
+
+
 def test_it_is_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
@@ -207,6 +216,8 @@ def test_it_is_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> Non
     assert scopes == []
 
 
+ADDRESS_LINES = """[...document.querySelectorAll('.address bdi')]
+    .map((it) => it.getClientRects().length)"""
 WIDTH = "document.documentElement.scrollWidth"
 BANNER = """(() => {
   const it = document.querySelector('main .banner.stop');

@@ -116,6 +116,26 @@ def test_every_page_counts_as_ls_and_the_exporter_do(
     assert UNCOUNTED not in client.get("/waiters").text
 
 
+def test_the_place_of_a_dead_worker_is_named_where_it_is_counted(
+    app: tuple[Celery, Replies], serve_app: Callable[..., Client], holds: Any, admins: list[Any]
+) -> None:
+    holds("order:1")
+    holds("mail:2")
+    queue(admins, "order:1", 2)  # a worker that answers, and one that died
+    queue(admins, "mail:2", 1)
+    waits = [*parked("order:1", 1.0), *parked("mail:2", 1.0)]
+    app[1]["w1@h"] = {"waits": waits, "queued": ["order:1", "mail:2"]}
+    client = serve_app(app[0])
+    told = {one: client.get(f"/lock.json?resource={one}").json for one in ("order:1", "mail:2")}
+    assert {one: it["unreported"] for one, it in told.items()} == {"order:1": 1, "mail:2": 0}
+    text = client.get("/lock?resource=order:1").text
+    assert "No worker reports 1 of them" in text and "has died" in text
+    assert "No worker reports" not in client.get("/lock?resource=mail:2").text
+    lines = client.get("/waiters.json").json["lines"]["rows"]
+    assert {row["resource"]: row["unreported"] for row in lines} == {"order:1": 1, "mail:2": 0}
+    assert client.get("/waiters").text.count("1 unreported") == 1
+
+
 def test_a_worker_that_does_not_answer_counts_as_its_place_and_the_pages_say_so(
     app: tuple[Celery, Replies], serve_app: Callable[..., Client], holds: Any, admins: list[Any]
 ) -> None:
@@ -127,6 +147,7 @@ def test_a_worker_that_does_not_answer_counts_as_its_place_and_the_pages_say_so(
     assert (told["counts"]["waiting"], told["rows"][0]["waiting"]) == (2, 2)
     assert not told["counts"]["parked_known"] and metric(client, "waiting") == 2
     assert of_one(client, "order:1")["waiting"] == 2
+    assert client.get("/lock.json?resource=order:1").json["unreported"] is None
     for path in ("/", "/lock?resource=order:1", "/waiters"):
         assert UNCOUNTED in client.get(path).text, path
     assert "2 waiters in the queue on the nodes." in client.get("/lock?resource=order:1").text

@@ -124,6 +124,30 @@ def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
     assert "Free:" not in Text(client.get("/lock?resource=order:1").text).seen
 
 
+def test_old_rows_are_grey_and_say_since_when_they_are_not_updated(
+    serve_app: Any, redlock: Redlock, holds: Any, servers: Servers
+) -> None:
+    holds("order:1")
+    client = serve_app(redlock=redlock)
+    assert not re.search(r'class="[^"]*\bold\b', client.get("/").text)
+    for server in servers[2:]:
+        server.kill()
+    told = wait_until(
+        lambda: (it := client.get("/locks.json").json)["failure"] and it, 30, "the page notices"
+    )
+    shown = client.get("/").text
+    assert re.search(r'<table class="[^"]*\bold\b', shown)
+    since = time.strftime("%H:%M:%S", time.gmtime(told["at"]))
+    assert f"1 entry, not updated since {since}" in Text(shown).seen
+
+
+def test_the_list_of_locks_is_also_found_by_its_name(client: Client, holds: Any) -> None:
+    holds("order:1")
+    shown = client.get("/locks?q=order", follow_redirects=True)
+    assert (shown.status_code, shown.request.path) == (200, "/")
+    assert "for “order”" in shown.text and "order:1" in shown.text
+
+
 def test_what_was_never_seen_is_not_counted_as_nothing(serve: Any, servers: Servers) -> None:
     for server in servers[2:]:
         server.kill()
