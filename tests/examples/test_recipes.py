@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from celery import Celery
+from celery import Celery, group
 
 from celery_redlock import (
     ConfigurationError,
@@ -297,3 +297,28 @@ def test_coming_from_takes_another_import_at_first(server: LocalServer) -> None:
     assert queued(server) == 2
     Redlock.from_app(names["app"]).close()
     names["app"].close()
+
+
+def test_queued_already(server: LocalServer) -> None:
+    work = Work()
+    with running("queued-already", server, build=work) as shop:
+        first, status = shop.flag(7)
+        assert (first["queued_already"], status) == (False, 202)
+        work.at((7,))
+        for again in range(2):
+            assert shop.flag(7) == ({"task": first["task"], "queued_already": True}, 202), again
+        refused, status = shop.refuse(7)
+        assert (refused["task"], status) == (first["task"], 409)
+        other, status = shop.refuse(8)
+        assert status == 202
+        members = group(shop.rebuild.s(7), shop.rebuild.s(9)).delay()
+        duplicate, own = members.results
+        wait_until(duplicate.ready, 10.0, "the duplicate ends")
+        assert shop.was_duplicate(duplicate) and not shop.was_duplicate(own)
+        skipped = shop.rebuild.apply_async((7,), lock={"on_duplicate": "skip"})
+        assert shop.was_duplicate(skipped)
+        work.go()
+        ended = [shop.rebuild.AsyncResult(task["task"]) for task in (first, other)]
+        assert [value(one) for one in [*ended, own]] == [7, 8, 9]
+        assert not any(shop.was_duplicate(one) for one in [*ended, own])
+        wait_until(lambda: shop.refuse(7)[1] == 202, 10.0, "its key is free")

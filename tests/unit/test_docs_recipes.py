@@ -30,6 +30,6 @@ def test_every_recipe_is_run_by_a_test(page: Path) -> None:
     assert re.search(rf'\b(?:running|code|blocks)\("{page.stem}"', TESTS), page.stem
 
 
-def test_recipe_index_promises_tests_and_there_are_16_recipes() -> None:
+def test_recipe_index_promises_a_test_of_each() -> None:
     assert "Each is run by a test" in (PAGES / "index.md").read_text("utf-8")
-    assert len(RECIPES) == 16
+    assert len(RECIPES) > 16
