@@ -15,11 +15,13 @@ from typing import Any
 import pytest
 import yaml
 from celery.beat import PersistentScheduler
+from celery.exceptions import TaskRevokedError
 
 from celery_redlock import (
     LeaseLost,
     QuorumUnavailable,
     Redlock,
+    Skipped,
 )
 from celery_redlock.server import LocalServer
 from tests.support.nodes import admin, make_known
@@ -125,6 +127,50 @@ def test_django_on_commit(server: LocalServer, tmp_path: Path) -> None:
         timeout=60,
     )
     assert done.returncode == 0, done.stderr
+
+
+RENDER = """def render(user_id, text):
+    import pathlib, time
+    with open("begun", "a") as file:
+        file.write(f"{user_id} {text}\\n")
+    while not pathlib.Path("go").exists():
+        time.sleep(0.02)
+"""
+TIDY_UP = """def tidy_up(user_id):
+    with open("tidied", "a") as file:
+        file.write(f"{user_id}\\n")
+"""
+
+
+def test_newest_wins(server: LocalServer, tmp_path: Path) -> None:
+    """Another user's call is at work all the time."""
+    changes = {"def render(user_id, text): ...\n": RENDER, "def tidy_up(user_id): ...\n": TIDY_UP}
+    text = code("newest-wins", server, changes)
+    (tmp_path / "shop.py").write_text(text)
+    app = app_of(text)
+    preview = app.tasks["shop.preview"]
+
+    def lines(name: str) -> list[str]:
+        file = tmp_path / name
+        return file.read_text().splitlines() if file.exists() else []
+
+    arguments = ("worker", "-c", "3", "-l", "INFO", "--without-mingle", "--without-gossip")
+    with celery(tmp_path, "worker", *arguments) as worker:
+        worker.said(" ready.", 60.0)
+        first, other = preview.delay(7, "a"), preview.delay(8, "x")
+        wait_until(lambda: sorted(lines("begun")) == ["7 a", "8 x"], 30.0, "both are at work")
+        *replaced, newest = [preview.delay(7, text) for text in "bcde"]
+        wait_until(
+            lambda: "7 e" in lines("begun"), 30.0, "the newest begins", seen=lambda: worker.text
+        )
+        assert not newest.ready() and not other.ready()
+        assert lines("tidied")[0] == "7"
+        wait_until(lambda: first.state == "REVOKED", 30.0, "the first is cancelled")
+        (tmp_path / "go").touch()
+        assert (value(newest), value(other)) == (None, None), worker.text
+        for one in replaced:
+            assert isinstance(value(one), TaskRevokedError) or Skipped.of(one.result), one.state
+    app.close()
 
 
 def test_c_call(server: LocalServer, tmp_path: Path) -> None:
