@@ -31,9 +31,10 @@ BINARY_VARIABLE = "CELERY_REDLOCK_SERVER"
 # from returning.
 PORTS = range(18_000, 32_000)
 PORT_TRIES = 20
-"""The most starts of a server whose port another process has; more are not a coincidence."""
+"""Maximum number of starts of a server whose port another process has; more are not a
+coincidence."""
 START_TIMEOUT_S = 10.0
-"""The seconds until a server must be ready; it takes 40 ms on an idle machine."""
+"""Seconds until a server must be ready; it takes 40 ms on an idle machine."""
 READY = "Ready to accept connections"
 """The log line of Redis (6.2 to 8) and Valkey once they listen."""
 

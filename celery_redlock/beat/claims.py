@@ -61,15 +61,15 @@ ROUTING = ("queue", "exchange", "routing_key")
 USUAL_QUEUE = "celery"
 """The queue of a message without such options (`task_default_queue`)."""
 RETRY_DELAY_S = 1.0
-"""The seconds until an undecided entry is tried again; so late a tick may be."""
+"""Seconds until an undecided entry is tried again; so late a tick may be."""
 BROKEN_DELAY_S = 60.0
-"""The seconds until an entry is tried again if its schedule raises: its author has to correct it,
-and the log has the traceback."""
+"""Seconds until an entry is tried again if its schedule raises: its author has to correct it, and
+the log has the traceback."""
 AFTER_OTHER_S = 0.01
-"""The seconds by which a beat looks later than the beat that sent last, so that it finds the claim
-of that beat."""
+"""Seconds by which a beat looks later than the beat that sent last, so that it finds the claim of
+that beat."""
 MIN_SHORT_S = 0.5
-"""The least first ttl of a claim in seconds, unless it is kept for less: time to send."""
+"""Minimum first ttl of a claim in seconds, unless it is kept for less: time to send."""
 NODE_RESOLUTION_S = 0.001
 """The resolution of the nodes' times, in seconds."""
 

@@ -16,9 +16,9 @@ __all__ = ["Outage"]
 logger = logging.getLogger("celery_redlock.beat")
 
 LOG_INTERVAL_S = 60.0
-"""The seconds between two errors in the log: often enough for an alarm on them to stay on."""
+"""Seconds between two errors in the log: often enough for an alarm on them to stay on."""
 MAX_NAMES = 5
-"""The most entries that a log line names; the others are counted."""
+"""Maximum number of entries that a log line names; the others are counted."""
 
 
 class Outage:

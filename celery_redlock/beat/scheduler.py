@@ -42,7 +42,7 @@ logger = logging.getLogger("celery_redlock.beat")
 WRAPPED = ("tick", "is_due", "apply_entry", "apply_async", "_when", "should_sync")
 """The methods of a scheduler that are replaced by the adapter's."""
 EARLY_S = 0.01
-"""The seconds by which a beat wakes up before the requested time (`Scheduler.adjust`)."""
+"""Seconds by which a beat wakes up before the requested time (`Scheduler.adjust`)."""
 ENOUGH = 0.8
 """The part of the node timeout that must be left to ask for one more entry in a pass: with less, a
 slow answer would look like an outage."""

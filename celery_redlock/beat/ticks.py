@@ -25,13 +25,13 @@ from celery.schedules import schedule as interval
 __all__ = ["Tick", "current_tick"]
 
 GRACE_S = 60.0
-"""The seconds for which a due time stays claimed after the next one is due, because the clocks of
-hosts differ."""
+"""Seconds for which a due time stays claimed after the next one is due, because the clocks of hosts
+differ."""
 FINAL_S = 86_400.0
-"""The seconds for which the last due time of a schedule stays claimed."""
+"""Seconds for which the last due time of a schedule stays claimed."""
 MARGIN_RATE, MARGIN_MAX_S = 1 / 20, 0.5
-"""The difference between an interval and its claim: a part of the interval, and the most seconds. A
-beat that is due once in an interval must not be refused because it is a little early."""
+"""The difference between an interval and its claim: as a part of the interval, and at most so many
+seconds. A beat that is due once in an interval must not be refused because it is a little early."""
 LOOK_BACK = timedelta(days=4 * 366)
 """The longest search for the latest due time: the 29th of February comes every four years."""
 HOUR, MINUTE, HALF = timedelta(hours=1), timedelta(minutes=1), timedelta(seconds=0.5)

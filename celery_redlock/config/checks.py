@@ -16,7 +16,7 @@ DAY = 86_400.0
 """The longest ttl, in seconds, because a holder that dies blocks its resource for that long."""
 HOUR = 3600.0
 LEAST_MEMORY = 65_536
-"""The least bytes of memory; a smaller number was probably meant as megabytes."""
+"""Minimum number of bytes of memory; a smaller number was probably meant as megabytes."""
 LONG_TTL = 900.0
 """The longest ttl without a warning, in seconds. A longer one was probably meant as milliseconds,
 or as the time that the work may take."""

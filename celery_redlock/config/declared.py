@@ -28,7 +28,7 @@ from .options import TASK
 from .task_lock import TaskLock, lock_of
 
 MIN_LIKENESS, MIN_LIKENESS_SAME_LENGTH = 0.8, 0.66
-"""The least similarity to an option's name (difflib's ratio, 0 to 1) at which a name counts as a
+"""Minimum similarity to an option's name (difflib's ratio, 0 to 1) at which a name counts as a
 misspelling of it: `tll` has 0.67 to `ttl`, and the same length. Other names are the user's own."""
 
 _DROPS = (

@@ -34,7 +34,7 @@ UNREAD = object()
 """The value of a setting whose spelling Celery's configuration does not read."""
 
 _MIN_LIKENESS = 0.8
-"""The least similarity to "redlock" (difflib's ratio, 0 to 1) at which a first word counts as a
+"""Minimum similarity to "redlock" (difflib's ratio, 0 to 1) at which a first word counts as a
 misspelling of it."""
 
 switched_off = 0

@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 UNACKNOWLEDGED_S = 1800.0
-"""The seconds for which a worker may keep a message if nothing is set: the default of SQS, and of
+"""Seconds for which a worker may keep a message if nothing is set: the default of SQS, and of
 RabbitMQ's `consumer_timeout`. Redis allows an hour."""
 DELIVERY_LIMIT = 20
 """The number of returns after which RabbitMQ 4 drops a message of a quorum queue without a limit of

@@ -34,13 +34,13 @@ __all__ = ["Message", "ask", "end", "replace_holder", "send_again", "send_patien
 logger = logging.getLogger("celery_redlock.task")
 
 unavailable = Once()
-"""Decides if a missing quorum is logged again: Celery already logs two lines for each attempt."""
+"""Filter of log lines about a missing quorum: Celery already logs two lines for each attempt."""
 SEND_PATIENCE_S = 10.0
-"""The seconds for which the sending of a message is tried again, in its pool slot. If the message
-were returned to the broker at once, it would come back at once: a loop, which a quorum queue ends
-by dropping the message."""
+"""Seconds for which the sending of a message is tried again, in its pool slot. If the message were
+returned to the broker at once, it would come back at once: a loop, which a quorum queue ends by
+dropping the message."""
 POLL_INTERVAL_S = 0.5
-"""The seconds of one attempt to take over a lock, before its holder is looked up again."""
+"""Seconds of one attempt to take over a lock, before its holder is looked up again."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,7 @@ ARRIVAL = "redlock_arrival"
 
 
 class _Replaced(Exception):
-    """A later call has taken the place of this message."""
+    """Internal signal that a later call has taken the place of this message."""
 
 
 class ReservedDelivery:
@@ -120,7 +120,7 @@ class ReservedDelivery:
     def _ask_of_its_call(self) -> None:
         """Ask the nodes for the token if the header has a wider scope than the task.
 
-        Only if they hold it, the scope of the header counts (see `Reservation.of`).
+        The scope of the header counts only if they hold it (see `Reservation.of`).
         """
         asked = self._said(confirmed=True)
         if asked is not None and asked.token and asked.scope != self.note.scope:

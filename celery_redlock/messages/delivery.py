@@ -38,23 +38,22 @@ LEASE = "redlock_lease"
 """Attribute of a request for the lock its delivery runs under."""
 
 SPLIT_PATIENCE_S = 0.3
-"""The least seconds to go on trying after a split vote: one of the deliveries that tried at the
-same time will get the lock. If all of them were sent again or skipped, nobody would do the work."""
+"""Minimum seconds to go on trying after a split vote: one of the deliveries that tried at the same
+time will get the lock. If all of them were sent again or skipped, nobody would do the work."""
 PREDECESSOR_PATIENCE_S = 2.0
-"""The seconds to wait for the task that published this message and is about to end."""
+"""Seconds to wait for the task that published this message and is about to end."""
 LEAST_KEPT_S = 1.0
-"""The seconds before which no broker delivers a message to another worker: all brokers count in
-whole seconds."""
+"""Seconds before which no broker delivers a message to another worker: all brokers count in whole
+seconds."""
 LONG_S = 0.5
-"""The seconds of waiting for a lock after which pauses are read again: the key may be paused by
-now."""
+"""Seconds of waiting for a lock after which pauses are read again: the key may be paused by now."""
 MIN_MARK_LIFE_S = 180.0
-"""The least seconds for which the nodes remember that a delivery is done, so that a copy of its
+"""Minimum seconds for which the nodes remember that a delivery is done, so that a copy of its
 message can see it. A copy comes to the head of its queue, and tries every half minute at least."""
 
 
 class _Done(Exception):
-    """Another delivery of this message has done its work."""
+    """Internal signal that another delivery of this message has done its work."""
 
 
 class DoneBefore(Ignore):

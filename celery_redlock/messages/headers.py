@@ -59,7 +59,7 @@ MAX_RETRIES, MAX_ATTEMPTS = 10**9, 10**6
 """The largest counts of a header: honest ones are far smaller, and larger numbers would make a
 token longer."""
 MAX_ID_CHARS = 200
-"""The most characters of a task's id in a token; Celery's own ids have 36."""
+"""Maximum number of characters of a task's id in a token; Celery's own ids have 36."""
 
 
 def said(request: Any, name: str) -> Any:

@@ -30,16 +30,16 @@ __all__ = [
 ]
 
 MIN_PAUSE_S = 0.1
-"""The least seconds before a task is delivered again, so that refusals do not make a busy loop."""
+"""Minimum seconds before a task is delivered again, so that refusals do not make a busy loop."""
 MAX_PARKED_PAUSE_S = 0.3
-"""The most seconds before a task is delivered again if workers park it: it only has to return to a
+"""Maximum seconds before a task is delivered again if workers park it: it only has to return to a
 main process."""
 MAX_COPY_PAUSE_S = 30.0
-"""The most seconds before a copy is delivered again. If its first delivery dies, the copy must run
+"""Maximum seconds before a copy is delivered again. If its first delivery dies, the copy must run
 soon; but the first may run for hours, and each try of the copy costs two rounds and a message."""
 PUT_OFF_SPREAD_S = 1.0
-"""The seconds over which tasks are spread that wait for the same moment; each worker reads the
-uptime of a server with a precision of one second."""
+"""Seconds over which tasks are spread that wait for the same moment; each worker reads the uptime
+of a server with a precision of one second."""
 
 _parking = [False]
 """True if this process is a worker that parks deliveries, or a pool child of one."""
@@ -178,7 +178,7 @@ def check_rejecting(task: Any, options: TaskOptions) -> None:
 
 
 def set_parking(parking: bool) -> None:
-    """Set if this worker parks deliveries; for its main process, before it forks its pool."""
+    """Set whether this worker parks deliveries; call it before its main process forks the pool."""
     _parking[0] = parking
 
 

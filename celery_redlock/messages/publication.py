@@ -52,10 +52,10 @@ logger = logging.getLogger("celery_redlock.task")
 _celery_state: Any = _state  # its stubs lack most of it
 
 PATIENCE_S = 0.5
-"""The seconds for which publishing tries again if several publish at once and none gets a quorum,
-or if the owner of the reservation has ended and is about to release it."""
+"""Seconds for which publishing tries again if several publish at once and none gets a quorum, or if
+the owner of the reservation has ended and is about to release it."""
 MAX_REPLACED = 3
-"""The most times that one call takes the place of others, if other calls do the same."""
+"""Maximum number of times that one call takes the place of others, if other calls do the same."""
 _PART_OF_MORE = (
     *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
     "replaced_task_nesting",
@@ -326,7 +326,7 @@ class _Publication:
         return min(max(ttl, MIN_TTL), longest), min(max(lasts, MIN_TTL), longest)
 
     def _check_times(self) -> None:
-        """Check the texts of `eta` and `expires`: Celery sends any, and its worker drops them."""
+        """Refuse texts that are not times: Celery sends them, and its worker drops the message."""
         for name in ("eta", "expires"):
             when = self.options.get(name)
             try:
@@ -350,7 +350,7 @@ class _Publication:
 
     @property
     def _longest(self) -> float:
-        """The most seconds from now for which a call can reserve its key."""
+        """Maximum seconds from now for which a call can reserve its key."""
         return max(MONTH, self._declared.reserve_ttl or 0.0)
 
     @property

@@ -33,10 +33,10 @@ __all__ = ["discard", "hold", "is_discarded", "is_revoked", "may_be_a_duplicate"
 logger = logging.getLogger("celery_redlock.worker")
 
 POLL_INTERVAL_S = 0.5
-"""The seconds between two looks, so that a revoked message's key is free within a second."""
+"""Seconds between two looks, so that a revoked message's key is free within a second."""
 
 MIN_PAUSE_S = 1.0
-"""The least seconds between two extensions of one reservation, because anybody may have written its
+"""Minimum seconds between two extensions of one reservation, because anybody may have written its
 ttl."""
 
 
@@ -176,7 +176,7 @@ def is_revoked(request: Any) -> bool:
 
 
 def may_be_a_duplicate(request: Any, options: TaskOptions) -> bool:
-    """Return whether its key may be reserved for another message: the body's process finds out."""
+    """Return True if its key may be reserved for another message; the body's process will check."""
     note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
     if note is not None:
         return note.scope != "while_executing" and not (note.token or note.begun)

@@ -87,16 +87,16 @@ UNSENT_TTL_S = 10.0
 """The largest ttl of a reservation whose message is not out, in seconds: if the producer is killed
 in between, its key stays blocked for so long."""
 MONTH = 31 * DAY
-"""The most seconds from now for which one call can reserve its key, by its ETA, `expires` or
+"""Maximum seconds from now for which one call can reserve its key, by its ETA, `expires` or
 `reserve_ttl`. Workers publish the callbacks of a message with the times given there, and anybody
 may have written it: it could block the key for centuries. A longer time must be declared with the
 task. A worker that holds the message prolongs its reservation; elsewhere there may be a duplicate
 in the queue after this time."""
 MAX_TOKEN_CHARS = 1000
-"""The most characters of a token in a header; ours have at most about 600, mostly the names of task
-and host."""
+"""Maximum number of characters of a token in a header; ours have at most about 600, mostly the
+names of task and host."""
 MAX_PAUSE_S = 0.02
-"""The most seconds between two looks at a reservation that is about to be released: a round takes a
+"""Maximum seconds between two looks at a reservation that is about to be released: a round takes a
 tenth of it."""
 REPLACED, BEGUN = "replaced", "begun"
 """The marks on the nodes for the message that a token was made for."""

@@ -16,7 +16,7 @@ END = "redlock_end"
 """Remote command of our workers; see `end`."""
 
 MAX_REVOKED = 10_000
-"""The most revoked tasks that are remembered: about two megabytes."""
+"""Maximum number of revoked tasks that are remembered: about two megabytes."""
 
 _base: Any = base  # its stubs would make the assignments below an error
 

@@ -32,8 +32,8 @@ _celery_state: Any = _state  # its stubs lack most of it
 _dispatch: Any = dispatch  # it has no stubs
 
 MAX_LEASES = 10_000
-"""The most leases whose task is remembered. A lease that is left to expire causes no event, so the
-oldest entries are removed."""
+"""Maximum number of leases whose task is remembered. A lease that is left to expire causes no
+event, so the oldest entries are removed."""
 
 
 class _LockSignal(_dispatch.Signal):  # type: ignore[misc]

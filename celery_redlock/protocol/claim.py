@@ -89,7 +89,7 @@ class Claim:
         """Note that `node` does not hold our token; return True if it lost the token early."""
         if not self._open(now):
             return False
-        self._ask_supervisor()  # now: what the node confirmed to it must not be learnt later
+        self._ask_supervisor()  # learn now what this node confirmed to it: later it must not count
         amnesia = self.expiries[node] > now
         if self.expiries[node] != NEVER:
             self._put(node, NEVER)

@@ -70,30 +70,30 @@ PAUSE_NAMES = tuple(f"{number}{PAUSE_SUFFIX}" for number in range(1, 17))
 and nobody has to list keys."""
 TRUSTED_KEY = "#trusted"
 """Key of the mark of a node that has earned its vote (`restart_guard.py`, rules 2 and 6). Its value
-is for how many seconds the node had been known by then, and its `NodeInfo.memory`. It has no ttl.
-No resource's name may end so."""
+is the number of seconds for which the node had been known by then, and its `NodeInfo.memory`. It
+has no ttl. No resource's name may end so."""
 QUEUE_LIFE_S = 60.0
 """The ttl of a wait queue, in seconds; every waiter that tries renews it."""
 MAX_DEAF = 200
-"""The most waiters that one wake-up passes over because they do not listen (schema.sql repeats the
-number). The limit is there because the node serves nobody else meanwhile, and a queue may have any
-length. The next waiter tries by itself soon."""
+"""Maximum number of waiters that one wake-up passes over because they do not listen (schema.sql
+repeats the number). The limit is there because the node serves nobody else meanwhile, and a queue
+may have any length. The next waiter tries by itself soon."""
 FENCE_LIFE_S = 7 * 86_400.0
-"""The seconds for which a node remembers a fencing token: the longest that a write may be late,
-while clocks have moved on."""
+"""Seconds for which a node remembers a fencing token: the longest that a write may be late, while
+clocks have moved on."""
 MAX_NAME_CHARS = 512
-"""The most characters of a name: a node's connection takes a limited amount at once, and every
-request contains the name."""
+"""Maximum number of characters of a name: a node's connection takes a limited amount at once, and
+every request contains the name."""
 MAX_NAMES = 100
-"""The most names in one claim: while a node sets them, it serves nobody else."""
+"""Maximum number of names in one claim: while a node sets them, it serves nobody else."""
 MAX_NAMES_BYTES = 30_000
-"""The most bytes of all names of one claim. The holder writes them into a table of limited size
-(`shared_table.py`), where a supervisor in another process reads them; it could not guard a claim
-whose names it cannot read."""
+"""Maximum number of bytes of all names of one claim. The holder writes them into a table of limited
+size (`shared_table.py`), where a supervisor in another process reads them; it could not guard a
+claim whose names it cannot read."""
 
 MAX_SLOTS = 100
-"""The most holders of one key at a time. Each has its own name on the nodes, and a process that
-finds one slot taken looks at all of them."""
+"""Maximum number of holders of one key at a time. Each has its own name on the nodes, and a process
+that finds one slot taken looks at all of them."""
 
 ANY = frozenset(range(256))
 
@@ -107,7 +107,7 @@ class Limits:
     """The limit of each name of a claim, where one number for all of them is not enough.
 
     Attributes:
-        of: The most holders per name, in the order of the names.
+        of: The maximum number of holders per name, in the order of the names.
         wide: Per name, the number of slots in which others count as holders. It is larger than `of`
             if others may hold slots under a larger limit. If empty, `of` holds for it, too.
     """
@@ -117,7 +117,8 @@ class Limits:
 
 
 Limit = int | Limits
-"""The most holders of each name of a claim at a time: one number for all names, or `Limits`."""
+"""Maximum number of holders of each name of a claim at a time: one number for all names, or
+`Limits`."""
 
 _OURS = {
     re.escape(FENCE_SUFFIX): "fencing tokens",
@@ -321,12 +322,12 @@ def slots(name: str, limit: int) -> list[str]:
 
 
 def of_each(names: Sequence[str], limit: Limit) -> tuple[int, ...]:
-    """Return the most holders of each of some names."""
+    """Return the limit of each of some names."""
     return limit.of if isinstance(limit, Limits) else (limit,) * len(names)
 
 
 def least(limit: Limit) -> int:
-    """Return the most claims of the same names that there can be at a time."""
+    """Return the maximum number of claims of the same names at a time."""
     return min(limit.of) if isinstance(limit, Limits) else limit
 
 
@@ -347,7 +348,7 @@ def takeable(names: Sequence[str], limit: Limit, free: Iterable[bool]) -> list[l
 
     Args:
         names: The names of the claim.
-        limit: The most holders of each of them.
+        limit: The maximum number of holders of each of them.
         free: For each slot of `slots_of`, in one row, True if nobody holds it.
     """
     every, found = slots_of(names, limit), []

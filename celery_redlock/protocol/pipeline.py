@@ -31,12 +31,14 @@ from .round import Round, Verb
 __all__ = ["MAX_OWED", "MAX_RETRIED", "STALLED_S", "Pipeline"]
 
 STALLED_S = 1.0
-"""The seconds after which a node that does not answer gets no new requests: far more than a slow
+"""Seconds after which a node that does not answer gets no new requests: far more than a slow
 network takes, and less than most ttls."""
 MAX_OWED = 1000
-"""The most releases that are owed to a node; beyond that the oldest are left to their ttl."""
+"""Maximum number of releases that are owed to a node; beyond that the oldest are left to their
+ttl."""
 MAX_RETRIED = 16
-"""The most refused releases retried after a successful release (after other requests: one)."""
+"""Maximum number of refused releases retried after a successful release (after other requests:
+one)."""
 
 
 class Pipeline:
@@ -49,7 +51,7 @@ class Pipeline:
     Attributes:
         node: The node's index.
         up: True if there is a connection to write to.
-        down: Why there is no connection and none can be expected soon; None if there is or can.
+        down: The reason why there is no connection and none is expected soon; else None.
         unanswered: The rounds written and not answered, oldest first.
         waiting: The rounds that are held back for a connection that is being made.
         clogged: The time since when the connection has accepted no bytes, although some remain to

@@ -7,9 +7,9 @@ time once the round is decided or its patience is over. The driver over real soc
 and the simulated world of the tests run this very code. A round whose votes are counted is called a
 *ballot*.
 
-This module implements the page
-https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/
-docs/algorithm.md lists the rules, the reason of each, and the lines that keep it.
+The *Redis page*, which this module implements, is
+https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/.
+docs/algorithm.md lists the rules, the reason for each, and the lines that keep it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def start(claim: Claim, now: float, patience: float, rate: Rate) -> Steps[Round]
         claim: As for `acquire`, of one slot, with the rate's ttl.
         now: The time before anything is sent; seconds.
         patience: How long to wait for a quorum; seconds.
-        rate: How often bodies may start.
+        rate: The rate at which bodies may start.
     """
     least = rate.window + rate.slack / 2
     claim.recall = rate.longest(patience)

@@ -26,10 +26,10 @@ MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 86_400.0
 """The limits of a window, in seconds. A shorter one would be spent on the way to the nodes. For the
 length of a window a restarted node has no vote on a start, so it must not be longer either."""
 MAX_STARTS = 100
-"""The most starts in one window. Each has a slot, and a process that finds one slot taken looks at
-all of them."""
+"""Maximum number of starts in one window. Each has a slot, and a process that finds one slot taken
+looks at all of them."""
 MAX_SLACK_S = 0.25
-"""The most seconds that may pass from the request to the start without another round."""
+"""Maximum seconds that may pass from the request to the start without another round."""
 SLACK_PART = 0.05
 """The same limit, as a part of the window."""
 

@@ -25,8 +25,8 @@ MAX_TTL_S = 10 * 365 * 86_400.0
 """The longest remaining ttl that we accept from a node, in seconds; a longer one is cut. Only a key
 of another program has so much left, and some clocks and threads cannot handle larger numbers."""
 MAX_INFO_BYTES = 16384
-"""The most bytes of a report on replication: enough for a hundred replicas. It is requested between
-two other requests, and everything waits while it is read."""
+"""Maximum number of bytes of a report on replication: enough for a hundred replicas. It is
+requested between two other requests, and everything waits while it is read."""
 
 
 class Held(str):

@@ -63,17 +63,17 @@ ALWAYS = -math.inf
 """A `Memory.began` so long ago, or of such a kind, that no lock can be missing."""
 
 LOOK_AFTER_S = 0.001
-"""The seconds after which a node is asked for its role again, counted from the last write that
-proved it a master: less than it takes to become a replica, to load another's data and to be
-promoted (3 ms at least were seen: two empty servers on one machine)."""
+"""Seconds after which a node is asked for its role again, counted from the last write that proved
+it a master: less than it takes to become a replica, to load another's data and to be promoted (3 ms
+at least were seen: two empty servers on one machine)."""
 
 NEWS_S = 3.0
-"""The seconds for which the previous master, if it still runs, may grant locks to other clients
-after one client has met the promoted replica. Sentinels inform each other of a failover within two
+"""Seconds for which the previous master, if it still runs, may grant locks to other clients after
+one client has met the promoted replica. Sentinels inform each other of a failover within two
 seconds, and each informs its clients at once."""
 
 BACKLOG_S = 3600.0
-"""The seconds for which a promoted server without replicas at least reports that it was a replica
+"""Seconds for which a promoted server without replicas at least reports that it was a replica
 (`repl-backlog-ttl`, by the servers' default)."""
 
 ANOTHER = "is another server than before, met"
@@ -139,7 +139,7 @@ class RestartGuard:
             self.longest, self.span = ttl, _span(ttl)
 
     def saying(self, say: Callable[[str], None]) -> RestartGuard:
-        """Return a guard that shares these memories and gives its warnings to another `say`."""
+        """Return a guard that shares these memories, but has another function `say`."""
         other = RestartGuard(self.on, self.longest, say)
         other._said, other._met = self._said, self._met
         return other

@@ -80,7 +80,7 @@ class Owner:
         host: Host name.
         pid: Process id on that host.
         task_id: The Celery task's id; empty outside Celery.
-        retries: How often Celery had retried that task.
+        retries: The number of times that Celery had retried that task.
         stamp: The id of one delivery of a message: a task id can be delivered twice at once.
         task: The Celery task's name; empty outside Celery.
         since: When it asked, by its own wall clock, in seconds since 1970; 0.0 if not known.
@@ -179,7 +179,7 @@ class Query:
 
     Attributes:
         resources: The names on the nodes.
-        nodes: How many nodes there are.
+        nodes: The number of nodes.
         shared: True to ask for a holder that keeps a new reader out, and not for any holder.
         ended: As in a claim. A query never sets a token, so it never comes too late.
         recall: As in a claim. A caller that needs a long memory asks again, with a claim.
