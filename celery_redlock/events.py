@@ -14,6 +14,7 @@ from typing import Any
 
 from .protocol.errors import LeaseLost, NotAcquired
 from .protocol.lease import Lease
+from .protocol.texts import event
 from .protocol.values import Owner
 
 __all__ = [
@@ -164,4 +165,6 @@ def _call(listeners: tuple[Listener, ...], hook: str, args: tuple[Any, ...]) -> 
             getattr(listener, hook)(*args)
         except Exception:
             # An exception of a listener must not change the course of a lock.
-            logger.exception("%s.%s failed", type(listener).__name__, hook)
+            logger.exception(
+                "%s.%s failed", type(listener).__name__, hook, extra=event("listener_failed")
+            )

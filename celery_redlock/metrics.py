@@ -29,6 +29,7 @@ from celery.signals import worker_ready
 
 from .measures import BUCKETS, COUNTERS, HISTOGRAMS, OF_A_TASK, Measures, no_fork
 from .protocol.errors import ConfigurationError
+from .protocol.texts import event
 
 __all__ = ["BUCKETS", "Metrics", "install"]
 
@@ -125,15 +126,23 @@ class Metrics(Measures):
                 "metrics show the worker's main process alone, and tasks run in its children: set"
                 " %s to an empty directory before the worker starts",
                 DIRECTORY,
+                extra=event("metrics_incomplete"),
             )
         served = CollectorRegistry()
         served.register(_Served(self.registry))
         try:
             self._server = start_http_server(port, addr, served)
         except OSError as error:
-            logger.error("no metrics on %s:%d: %s", addr, port, error)
+            logger.error(
+                "no metrics on %s:%d: %s", addr, port, error, extra=event("metrics_unserved")
+            )
             return
-        logger.info("metrics on http://%s:%d/metrics", addr, self._server[0].server_port)
+        logger.info(
+            "metrics on http://%s:%d/metrics",
+            addr,
+            self._server[0].server_port,
+            extra=event("metrics_served"),
+        )
 
 
 class _Served:

@@ -36,6 +36,7 @@ from ..messages.signals import beat_deduplicated, named
 from ..protocol import quorum
 from ..protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from ..protocol.names import checked_names
+from ..protocol.texts import event
 from ..protocol.values import Holder, Owner, token_digest
 from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
@@ -127,6 +128,7 @@ class TickClaim(HeldLease):
                 if late
                 else "%s is sent, but a quorum could not be told: another beat may send it again",
                 self.tick,
+                extra=event("tick_may_repeat"),
             )
         elif not sent:
             self.release()
@@ -137,6 +139,7 @@ class TickClaim(HeldLease):
                     if ended
                     else "%s could not be sent from here: its claim is freed, for another beat",
                     self.tick,
+                    extra=event("tick_unsent"),
                 )
 
     def outlived(self, holder: Holder) -> bool:
@@ -157,6 +160,7 @@ class TickClaim(HeldLease):
             "%s is still being sent after %.1f s: its claim has ended (%s), and another beat sends"
             " it; does the broker hang?",
             *(self.tick, loss.held_for, loss.reason),
+            extra=event("tick_sending_slowly"),
         )
 
 
@@ -198,6 +202,7 @@ class TickClaims:
                 logger.warning(
                     "%s: the option %r must be True or False, it is %r: claimed like others",
                     *(entry.name, OPTION, wish),
+                    extra=event("tick_option_invalid"),
                 )
             if self._outage.pause(monotonic()):
                 return self._without_quorum(entry)
@@ -206,7 +211,11 @@ class TickClaims:
             return self._without_quorum(entry, error)
         except Exception:
             # A user's own schedule may raise anything, and an error here would end the whole beat.
-            logger.exception("%s: cannot tell which tick is due; it is not sent", entry.name)
+            logger.exception(
+                "%s: cannot tell which tick is due; it is not sent",
+                entry.name,
+                extra=event("tick_unknown"),
+            )
             return stays_due(entry, BROKEN_DELAY_S)
 
     def _claim(self, entry: Any, tick: Tick, timeout: float) -> SendDecision:
@@ -268,6 +277,7 @@ class TickClaims:
                 _in_log(entry, tick),
                 "was" if sent else "is being",
                 holder.owner or "another program, which holds our key",
+                extra=event("tick_sent_elsewhere"),
             )
         if sent and not ours:
             beat_deduplicated.send(

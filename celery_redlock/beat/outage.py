@@ -10,6 +10,7 @@ import logging
 import math
 
 from ..protocol.errors import QuorumUnavailable
+from ..protocol.texts import event
 
 __all__ = ["Outage"]
 
@@ -56,7 +57,7 @@ class Outage:
         if self._began is None:
             self._began = now
         if self._logged and not self.send and str(name) not in self._names:
-            logger.info("%s is held back too", name)
+            logger.info("%s is held back too", name, extra=event("tick_held_back"))
         self._names.add(str(name))
         if error is not None and for_all:
             self._next_question = now + self._again
@@ -67,6 +68,7 @@ class Outage:
                 "no quorum for %.0f s: %s %s: %s",
                 *(now - self._began, self._waiting()),
                 *(done if self.send else "held back until there is one", error),
+                extra=event("beat_no_quorum"),
             )
 
     def ended(self, now: float) -> None:
@@ -75,6 +77,7 @@ class Outage:
             logger.warning(
                 "a quorum answers again, after %.1f s; what was due is sent now: %s",
                 *(now - self._began, self._waiting()),
+                extra=event("beat_quorum_back"),
             )
         self._began, self._logged = None, False
         self._next_question = -math.inf

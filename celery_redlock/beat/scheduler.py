@@ -24,6 +24,7 @@ from celery.schedules import schedstate
 from ..config.settings import read_settings
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable
+from ..protocol.texts import event
 from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
 from .claims import (
@@ -224,7 +225,9 @@ class SchedulerAdapter:
             try:
                 self._scheduler._do_sync()
             except Exception:
-                logger.exception("the schedule could not be written")
+                logger.exception(
+                    "the schedule could not be written", extra=event("beat_schedule_unwritten")
+                )
 
     def _publish(
         self, decision: SendDecision, entry: Any, producer: Any, *, advance: bool, **kwargs: Any
@@ -262,10 +265,19 @@ def guard(sender: Any = None, **_signal: Any) -> None:
     try:
         _guard(sender.scheduler)
     except ConfigurationError as error:
-        logger.critical("celery_redlock: %s%s", error, _way_out(sender.scheduler.app))
+        logger.critical(
+            "celery_redlock: %s%s",
+            error,
+            _way_out(sender.scheduler.app),
+            extra=event("configuration_error"),
+        )
         raise SystemExit(1) from None
     except Exception:
-        logger.critical("celery_redlock: cannot guard this beat, so it ends", exc_info=True)
+        logger.critical(
+            "celery_redlock: cannot guard this beat, so it ends",
+            exc_info=True,
+            extra=event("beat_unguarded"),
+        )
         raise SystemExit(1) from None
 
 
@@ -288,7 +300,8 @@ def _guard(scheduler: Any) -> None:
             logger.warning(
                 "this beat sends every tick, and so does any other: the broker is no Redis, and"
                 " redlock_nodes is not set. If several beats run, set redlock_nodes, and each tick"
-                " is sent once; if one runs, set redlock_beat = False"
+                " is sent once; if one runs, set redlock_beat = False",
+                extra=event("beat_unlocked"),
             )
         return
     if settings.beat is False:
@@ -296,11 +309,13 @@ def _guard(scheduler: Any) -> None:
     if isinstance(getattr(scheduler.tick, "__self__", None), SchedulerAdapter):
         return
     if not settings.enabled:
-        logger.warning("redlock_enabled is False: every beat sends every tick")
+        logger.warning(
+            "redlock_enabled is False: every beat sends every tick", extra=event("beat_disabled")
+        )
         return
     redlock = Redlock.from_app(app)
     for warning in redlock.check():
-        logger.warning("%s", warning)
+        logger.warning("%s", warning, extra=event("configuration_warning"))
     redlock.connect()
     policy = settings.beat_on_unavailable
     resources = SchedulerAdapter(scheduler, redlock, policy).resources
@@ -308,14 +323,21 @@ def _guard(scheduler: Any) -> None:
         "each tick is sent by one beat: claims %s* on %s, quorum %d, ttl %g s, without one: %s",
         *(redlock.prefix + resources, ", ".join(redlock.nodes)),
         *(quorum_of(len(redlock.nodes)), redlock.ttl, policy),
+        extra=event("beat_started"),
     )
     if not app.main:
         logger.warning(
             "the app has no name: if another without a name has an entry that sends the same, on"
-            " these nodes, only one of the two sends; give it one, as in Celery('shop')"
+            " these nodes, only one of the two sends; give it one, as in Celery('shop')",
+            extra=event("beat_app_unnamed"),
         )
     try:
         redlock.holder(resources)
     except QuorumUnavailable as error:
         until = "nothing is" if policy == "hold" else "every tick is, by every beat,"
-        logger.error("no quorum yet, %s sent until there is one: %s", until, error)
+        logger.error(
+            "no quorum yet, %s sent until there is one: %s",
+            until,
+            error,
+            extra=event("beat_no_quorum"),
+        )

@@ -13,6 +13,8 @@ from celery_redlock.compat.base import NEVER_EXPIRES, ReservedTask
 from celery_redlock.protocol.errors import ConfigurationError, DuplicateTask
 from celery_redlock.task import install
 
+from ..protocol.texts import event
+
 __all__ = ["DuplicateTaskError", "Singleton", "clear_locks", "install"]
 
 logger = logging.getLogger("celery_redlock.task")
@@ -112,5 +114,6 @@ def clear_locks(app: Any) -> None:
     worker would let a second body run.
     """
     logger.warning(
-        "clear_locks() does nothing: what a dead worker has held is freed without it; remove it"
+        "clear_locks() does nothing: what a dead worker has held is freed without it; remove it",
+        extra=event("clear_locks_ignored"),
     )

@@ -22,6 +22,7 @@ from celery.utils.functional import firstmethod
 
 from ..keys.signature import has_copy
 from ..protocol.errors import ConfigurationError
+from ..protocol.texts import event
 from .checks import too_long
 from .default_node import is_fallback
 from .options import TASK
@@ -197,7 +198,7 @@ def wrap(task_class: Any = Task) -> None:
             if lock is not None and lock.misfit:
                 warnings.append(lock.misfit)
             for warning in dict.fromkeys(warnings if first else ()):
-                logger.warning("%s", warning)
+                logger.warning("%s", warning, extra=event("configuration_warning"))
         except ConfigurationError as error:
             _end_command(error)
             raise

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from ..protocol.claim import Claim
+from ..protocol.texts import event
 from ..runtime.clock import monotonic
 from .watchdog import CHASE_EVERY_S, READ_AFTER_S, Watchdog, Watched
 
@@ -72,7 +73,9 @@ class LoopWatchdog(Watchdog):
         try:
             self._start_to_extend([one.claim for one in alive], partial(self._extended, alive))
         except Exception:
-            logger.exception("could not extend %d leases", len(alive))
+            logger.exception(
+                "could not extend %d leases", len(alive), extra=event("extension_failed")
+            )
             self._extended(alive, ())
 
     def _begin(self) -> None:

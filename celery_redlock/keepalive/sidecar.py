@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..protocol.texts import event
 from ..runtime.clock import monotonic
 from .shared_table import SharedLeaseTable
 
@@ -106,6 +107,7 @@ class Sidecar:
                 "the helper process %d that keeps the locks has ended (%d); starting another",
                 self._process.pid,
                 code,
+                extra=event("keeper_ended"),
             )
             if self._closed.wait(delay):
                 return
@@ -113,7 +115,11 @@ class Sidecar:
             try:
                 self._spawn()
             except OSError as error:  # no memory, too many processes or files: that may pass
-                logger.error("cannot start the helper process that keeps the locks: %s", error)
+                logger.error(
+                    "cannot start the helper process that keeps the locks: %s",
+                    error,
+                    extra=event("keeper_unstartable"),
+                )
 
 
 def _path() -> list[str]:

@@ -31,6 +31,7 @@ from ..protocol.claim import Claim
 from ..protocol.lease import Lease
 from ..protocol.names import RESERVED_SUFFIX
 from ..protocol.round import Verb
+from ..protocol.texts import event
 from ..protocol.values import Owner
 from ..runtime.clock import monotonic
 from ..stores.driver import Driver
@@ -111,7 +112,9 @@ class LeaseSupervisor:
                 self._look(ready)
         except BaseException:
             # Leases must not end because of one bug; the next look may do better.
-            logger.exception("could not keep the locks of other processes")
+            logger.exception(
+                "could not keep the locks of other processes", extra=event("supervision_failed")
+            )
             with contextlib.suppress(BaseException):
                 time.sleep(MAX_PAUSE_S)
 
@@ -209,6 +212,7 @@ class LeaseSupervisor:
             "killing process %d: its work under the lock %s held by %s has reported no progress for"
             " twice its progress_timeout, and has not ended when it was told to",
             *(pid, record.resource, Owner.of(record.token)),
+            extra=event("stalled_process_killed", record.resource),
         )
         with contextlib.suppress(ProcessLookupError):
             if pidfd is None:
@@ -253,6 +257,7 @@ class LeaseSupervisor:
                 Owner.of(record.token),
                 claim.lost,
                 pid,
+                extra=event("lease_lost", record.resource),
             )
 
     def _reap(self, block: int) -> None:
@@ -270,7 +275,12 @@ class LeaseSupervisor:
             who = Owner.of(record.token)
             if round_.quorum_answered:
                 if round_.yes or again:  # else it had freed it itself
-                    logger.warning("freed %s, which %s held when it died", record.resource, who)
+                    logger.warning(
+                        "freed %s, which %s held when it died",
+                        record.resource,
+                        who,
+                        extra=event("dead_holder_released", record.resource),
+                    )
                 if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
                     self._tell(record)
                 self._table.remove(record)
@@ -280,6 +290,7 @@ class LeaseSupervisor:
                     " asked again until its ttl is over, or this process is",
                     record.resource,
                     who,
+                    extra=event("dead_holder_unreleased", record.resource),
                 )
         if all(sure):
             self._table.clear(block)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ..protocol.claim import Claim
+from ..protocol.texts import event
 from ..runtime.event import SafeEvent
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
@@ -256,7 +257,7 @@ class Watchdog:
             if not self._read():
                 self.read_soon(CHASE_EVERY_S)
         except BaseException:
-            logger.exception("could not read the nodes' answers")
+            logger.exception("could not read the nodes' answers", extra=event("answers_unread"))
 
     def _next(self) -> list[Watched]:
         """Sleep until leases are due or the schedule changes; return what is due."""
@@ -279,7 +280,9 @@ class Watchdog:
         except BaseException:
             # Leases must not end because one round met a bug, or a listener that calls sys.exit();
             # the next round may do better.
-            logger.exception("could not extend %d leases", len(alive))
+            logger.exception(
+                "could not extend %d leases", len(alive), extra=event("extension_failed")
+            )
         now = self._clock()
         for watched in [one for one in alive if one.looks <= now]:
             self._look(watched)
@@ -290,7 +293,11 @@ class Watchdog:
         try:
             watched.looks = self._clock() + watched.look()
         except BaseException:  # as in `_settle`
-            logger.exception("could not look at the work under %s", watched.claim.resource)
+            logger.exception(
+                "could not look at the work under %s",
+                watched.claim.resource,
+                extra=event("progress_check_failed"),
+            )
 
     def _settle(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         with self.lock:
@@ -301,4 +308,8 @@ class Watchdog:
             except BaseException:
                 # An error of one holder must not keep the others from being told; nor may a
                 # callback that means to end the program end the thread that all leases need.
-                logger.exception("could not tell that %s is lost", watched.claim.resource)
+                logger.exception(
+                    "could not tell that %s is lost",
+                    watched.claim.resource,
+                    extra=event("loss_report_failed"),
+                )

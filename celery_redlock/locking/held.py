@@ -24,7 +24,7 @@ from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, LeaseLost, RedlockError
 from ..protocol.lease import Lease
 from ..protocol.outcome import last_votes
-from ..protocol.texts import printable, shown
+from ..protocol.texts import event, printable, shown
 from ..protocol.values import Owner
 from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
@@ -378,6 +378,7 @@ class HeldLease(Unused):
             loss.held_for,
             loss.reason,
             ", ".join(map(str, loss.votes)),
+            extra=event("lease_lost", self.resource),
         )
 
     def _tell(self) -> None:
@@ -386,4 +387,8 @@ class HeldLease(Unused):
                 self.on_lost(self)
         except BaseException:
             # It is the user's, and this thread has nothing else to do: log even a SystemExit.
-            logger.exception("%s: on_lost failed", printable(self.resource))
+            logger.exception(
+                "%s: on_lost failed",
+                printable(self.resource),
+                extra=event("on_lost_failed", self.resource),
+            )

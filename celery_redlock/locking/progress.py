@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ..events import emit
 from ..protocol.errors import LeaseLost
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..runtime.interrupt import Interruptible
 from .held import HeldLease
 
@@ -106,6 +106,7 @@ class Progress:
             printable(self._held.resource),
             loss.owner,
             "goes on" if goes_on else "is told to end, and is locked until then",
+            extra=event("progress_stalled", self._held.resource),
         )
         emit("lost", loss)
         if self._block is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from ..config.checks import guarded
@@ -15,6 +16,7 @@ from ..protocol.errors import ConfigurationError, ResourceHeld
 from ..protocol.lease import Lease
 from ..protocol.names import Resources
 from ..protocol.restart_guard import RestartGuard
+from ..protocol.texts import event
 from ..protocol.values import Holder, Owner
 from ..runtime.blocking import blocking
 from ..stores.driver import Driver
@@ -78,6 +80,7 @@ class Redlock:
                     " learns the password, and votes",
                     address.name,
                     address.unverified,
+                    extra=event("node_unverified"),
                 )
         sidecar = None
         if check_option("keeper", keeper) == "process":
@@ -94,7 +97,9 @@ class Redlock:
             prefix=check_option("prefix", prefix),
             node_timeout=check_option("node_timeout", node_timeout),
             fencing=check_option("fencing", fencing),
-            guard=RestartGuard(is_guarded, ttl, node_logger.warning),
+            guard=RestartGuard(
+                is_guarded, ttl, partial(node_logger.warning, extra=event("node_doubted"))
+            ),
             registry=LeaseRegistry(len(addresses), sidecar),
         )
 

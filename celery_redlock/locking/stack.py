@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, NamedTuple
 
+from ..protocol.texts import event
+
 if TYPE_CHECKING:
     from .held import HeldLease
 
@@ -70,4 +72,8 @@ def release_leftovers() -> None:
         owner = held.request.owner
         # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
         if owner is not None and owner.stamp and held._ours() and held.release():
-            logger.warning("%s was still locked after its task had ended", held.resource)
+            logger.warning(
+                "%s was still locked after its task had ended",
+                held.resource,
+                extra=event("lease_left", held.resource),
+            )

@@ -11,6 +11,8 @@ from typing import Any
 from celery import Task
 from celery.result import AsyncResult
 
+from ..protocol.texts import event
+
 __all__ = ["redlock_publish"]
 
 logger = logging.getLogger("celery_redlock.task")
@@ -54,4 +56,5 @@ def _tell(name: str, published: asyncio.Future[AsyncResult[Any]]) -> None:
             name,
             error,
             exc_info=error,
+            extra=event("publication_failed"),
         )

@@ -18,7 +18,7 @@ from ..config.options import TaskOptions
 from ..locking import leases
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError, ResourceHeld
-from ..protocol.texts import printable, shown
+from ..protocol.texts import event, printable, shown
 from ..protocol.values import Holder, Owner, Vote
 from ..runtime.blocking import blocking
 from ..runtime.complaints import Once
@@ -147,7 +147,12 @@ def _revocable(message: Message, refusal: ResourceHeld) -> Holder:
         why = "has an id too long to be known in full"
     else:
         return holder
-    logger.warning("%s cannot replace its holder, which %s", message.called, why)
+    logger.warning(
+        "%s cannot replace its holder, which %s",
+        message.called,
+        why,
+        extra=event("holder_not_replaced", message.resource),
+    )
     raise refusal
 
 
@@ -155,11 +160,22 @@ def _revoke(message: Message, holder: Holder) -> None:
     """Ask all workers to stop the task that holds a lock."""
     assert holder.owner is not None
     name = printable(holder.owner.task_id)
-    logger.info("%s replaces task %s", message.called, name)
+    logger.info(
+        "%s replaces task %s",
+        message.called,
+        name,
+        extra=event("holder_replaced", message.resource),
+    )
     try:
         revokes.end(message.task.app, holder.owner.task_id, holder.digest, terminate=True)
     except Exception as error:  # the broker is down, but the holder may end anyway
-        logger.warning("%s: cannot revoke task %s: %r", message.called, name, error)
+        logger.warning(
+            "%s: cannot revoke task %s: %r",
+            message.called,
+            name,
+            error,
+            extra=event("holder_not_revoked", message.resource),
+        )
 
 
 def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any]) -> NoReturn:
@@ -191,7 +207,16 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
     pause = attempts["pause"] = float(math.ceil(pause)) if by_broker else pause
     level = _level(refusal, attempts[why], copy)
     line = "%s waits (%s, attempt %d, next in %.1f s): %s"
-    logger.log(level, line, message.called, why, attempts[why], pause, refusal)
+    logger.log(
+        level,
+        line,
+        message.called,
+        why,
+        attempts[why],
+        pause,
+        refusal,
+        extra=event("task_waits", message.resource),
+    )
     kept = broker.without_delays(request.headers)
     kept.pop(RECEIPT, None)  # the receipt belongs to this delivery only
     # Do not use self.retry(): it would spend the user's retries.
@@ -268,7 +293,13 @@ def send_patiently(called: str, send: Callable[[], Any]) -> Any:
     def warn(attempt: tenacity.RetryCallState) -> None:
         if attempt.attempt_number == 1 and attempt.outcome is not None:
             line = "%s cannot be sent again (%r); trying for %g s"
-            logger.warning(line, called, attempt.outcome.exception(), SEND_PATIENCE_S)
+            logger.warning(
+                line,
+                called,
+                attempt.outcome.exception(),
+                SEND_PATIENCE_S,
+                extra=event("sending_again_failed"),
+            )
 
     return tenacity.Retrying(
         stop=tenacity.stop_after_delay(SEND_PATIENCE_S),
@@ -287,12 +318,22 @@ def end(message: Message, how: str, refusal: NotAcquired) -> Skipped:
         NotAcquired: `how` is "raise".
     """
     if how == "skip":
-        logger.info("%s is skipped: %s", message.called, refusal)
+        logger.info(
+            "%s is skipped: %s",
+            message.called,
+            refusal,
+            extra=event("task_skipped", message.resource),
+        )
         holder = refusal.holder if isinstance(refusal, ResourceHeld) else refusal
         owner = holder.owner if isinstance(holder, Holder) else None
         return message.skip(owner, "skip", holder)
     if how == "reject":
-        logger.info("%s is rejected: %s", message.called, refusal)
+        logger.info(
+            "%s is rejected: %s",
+            message.called,
+            refusal,
+            extra=event("task_rejected", message.resource),
+        )
         raise Reject(str(refusal), requeue=False)
     _expect(message.task, refusal)
     raise refusal

@@ -19,14 +19,13 @@ from functools import partial
 from typing import Any
 
 from celery import states
-from celery.exceptions import Reject
 
 from ..locking.held import HeldLease
 from ..locking.pauses import paused
 from ..locking.unlocked import Unlocked
 from ..protocol.claim import Claim
 from ..protocol.errors import DuplicateTask, QuorumUnavailable
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..protocol.values import Owner
 from ..runtime.clock import monotonic
 from . import reservation
@@ -36,10 +35,10 @@ from .headers import ATTEMPTS, RESERVATION, is_redelivered, mapping_of, said, sh
 from .policy import meets_reservation
 from .replaced import note_begun
 from .reservation import HOUR, WHILE_RUNNING, Reservation, claim_for
-from .results import end_of
+from .results import comes_back, end_of, survives
 from .skipped import Skipped
 
-__all__ = ["ReservedDelivery", "arrival_of", "comes_back", "note_of"]
+__all__ = ["ReservedDelivery", "arrival_of", "note_of"]
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -108,7 +107,8 @@ class ReservedDelivery:
                 # policy applies.
                 level = logging.WARNING if scope == "until_executing" else logging.DEBUG
                 line = "%s does not know if it is a duplicate, and goes on: %s"
-                logger.log(level, line, self._message.called, refusal)
+                extra = event("duplicate_unknown", self._message.resource)
+                logger.log(level, line, self._message.called, refusal, extra=extra)
             if holder is not None:
                 return self._duplicate(holder)
             if scope in ("until_executing", "until_and_while_executing"):
@@ -265,7 +265,7 @@ class ReservedDelivery:
             except _Replaced:
                 return self._duplicate(None)
             # A message with late acknowledgement may come back after its body has begun.
-            again = is_redelivered(self._request.delivery_info) and _survives(self._task)
+            again = is_redelivered(self._request.delivery_info) and survives(self._task)
             if other is not None and not again and not self._ended(other):
                 return self._duplicate(other)
         self._tell("", begun=True)
@@ -284,7 +284,12 @@ class ReservedDelivery:
             what = f"{message.called}: {what}"
             task_id = owner.task_id if owner is not None else ""
             raise DuplicateTask(what, task_id, resource=note.resource)
-        logger.info("%s is skipped: %s", message.called, printable(what))
+        logger.info(
+            "%s is skipped: %s",
+            message.called,
+            printable(what),
+            extra=event("task_skipped", message.resource),
+        )
         return skipped
 
     # -- While the body runs ---------------------------------------------------------------------
@@ -292,7 +297,7 @@ class ReservedDelivery:
     @property
     def _dies_with_us(self) -> bool:
         """True if it must end with this process, because its message does not come back then."""
-        return self.note.scope in WHILE_RUNNING and not _survives(self._task)
+        return self.note.scope in WHILE_RUNNING and not survives(self._task)
 
     def _register(self, claim: Claim) -> None:
         if self._dies_with_us:
@@ -310,7 +315,12 @@ class ReservedDelivery:
         The lock still keeps others from running, but nothing keeps copies out of the queue.
         """
         self._redlock.client.registry.unregister(claim)
-        logger.warning("%s: its reservation is lost (%s)", self._message.called, claim.lost)
+        logger.warning(
+            "%s: its reservation is lost (%s)",
+            self._message.called,
+            claim.lost,
+            extra=event("reservation_lost", self._message.resource),
+        )
 
     def _drop(self, claim: Claim) -> None:
         """Stop extending a claim; its keys stay on the nodes."""
@@ -358,16 +368,12 @@ class ReservedDelivery:
             kept = claim_for(self._redlock, self.note.resources, self.note.ttl, token=claim.token)
             if not reservation.adopt(self._redlock, kept):
                 line = "%s has succeeded, and its key is not kept: another may be published"
-                logger.warning(line, self._message.called)
+                extra = event("reservation_not_kept", self._message.resource)
+                logger.warning(line, self._message.called, extra=extra)
         elif not stays and not comes_back(self._task, state, retval):
             self._redlock.client.registry.releasing(claim)
             reservation.free(self._redlock, claim)
         self._redlock.client.registry.unregister(claim)
-
-
-def _survives(task: Any) -> bool:
-    """Return True if a task's message comes back when its worker or its process dies."""
-    return bool(task.acks_late or getattr(task, "retry_on_worker_lost", False))
 
 
 def _succeeded(state: str | None, retval: Any) -> bool:
@@ -375,16 +381,6 @@ def _succeeded(state: str | None, retval: Any) -> bool:
     return isinstance(retval, DoneBefore) or (
         state == states.SUCCESS and Skipped.of(retval) is None
     )
-
-
-def comes_back(task: Any, state: str | None, retval: Any) -> bool:
-    """Return True if a message whose delivery ended in this state will be delivered again."""
-    if state == states.REJECTED:
-        requeue = isinstance(retval, Reject) and getattr(retval, "requeue", False)
-        return bool(task.acks_late and requeue)
-    # No state: an exception ends the process. The main process notices, and releases the
-    # reservation if the message is over.
-    return state is None and _survives(task)
 
 
 def arrival_of(request: Any) -> ReservedDelivery | None:

@@ -21,6 +21,7 @@ from ..locking.stack import release_leftovers
 from ..locking.unlocked import Unlocked
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.names import mark_of
+from ..protocol.texts import event
 from ..protocol.values import Owner
 from . import headers
 from .broker import unacknowledged_for, without_delays
@@ -104,7 +105,11 @@ class Delivery:
         except (ResourceHeld, QuorumUnavailable) as refusal:
             return self._refused(refusal, body)
         except _Done:
-            logger.info("%s is done: this was a second delivery of it", message.called)
+            logger.info(
+                "%s is done: this was a second delivery of it",
+                message.called,
+                extra=event("task_done_before", message.resource),
+            )
             tell_skipped(message.task, request.id, message.resource, None, "done")
             raise DoneBefore from None  # acknowledged
         # A retry by the user copies these headers. It must not copy our count of refusals, nor the
@@ -139,7 +144,12 @@ class Delivery:
         attempts = self._attempts(refusal)
         action = decide(self._options, refusal, attempts)
         if action.do == "run":
-            logger.warning("%s runs WITHOUT its lock: %s", message.called, refusal)
+            logger.warning(
+                "%s runs WITHOUT its lock: %s",
+                message.called,
+                refusal,
+                extra=event("task_unlocked", message.resource),
+            )
             return unlocked(message, body)
         if action.do == "retry":
             send_again(message, refusal, attempts)
@@ -148,9 +158,21 @@ class Delivery:
             how, stuck = action.then, time.monotonic() - self._begun
         if action.gives_up or how != action.do:
             level = logging.ERROR if how == "raise" else logging.WARNING
-            logger.log(level, "%s gives up after %.1f s: %s", message.called, stuck, refusal)
+            logger.log(
+                level,
+                "%s gives up after %.1f s: %s",
+                message.called,
+                stuck,
+                refusal,
+                extra=event("task_gave_up", message.resource),
+            )
         elif isinstance(refusal, QuorumUnavailable):
-            logger.warning("%s fails, because it cannot be locked: %s", message.called, refusal)
+            logger.warning(
+                "%s fails, because it cannot be locked: %s",
+                message.called,
+                refusal,
+                extra=event("task_failed_unlocked", message.resource),
+            )
         return end(message, how, refusal)
 
     # -- The lock ---------------------------------------------------------------------------------
@@ -237,7 +259,12 @@ class Delivery:
         except QuorumUnavailable as error:
             if self._message.options.on_unavailable == "retry":
                 raise
-            logger.warning("%s: cannot tell whether it is done: %s", self._message.called, error)
+            logger.warning(
+                "%s: cannot tell whether it is done: %s",
+                self._message.called,
+                error,
+                extra=event("done_mark_unread", self._message.resource),
+            )
             done = at_work = False  # to run twice is better than never
         if done or (self._copy and not self._held.lost and self._succeeded()):
             raise _Done
@@ -251,7 +278,12 @@ class Delivery:
         try:
             return state_of(self._message.task, self._request.id) == states.SUCCESS
         except Exception as error:  # no backend, or it is down: to run twice is better than never
-            logger.warning("%s: cannot tell whether it is done: %r", self._message.called, error)
+            logger.warning(
+                "%s: cannot tell whether it is done: %r",
+                self._message.called,
+                error,
+                extra=event("done_mark_unread", self._message.resource),
+            )
             return False
 
     # -- Another task -----------------------------------------------------------------------------

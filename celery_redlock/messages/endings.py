@@ -19,11 +19,12 @@ from ..config.task_lock import lock_of
 from ..locking.done_mark import mark_done
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
-from .consume import arrival_of, comes_back, note_of
+from .consume import arrival_of, note_of
 from .delivery import lease_of
 from .headers import RESERVATION, is_redelivered, mark_copy, receive, said
 from .received import hold
 from .reservation import Reservation, free_soon
+from .results import comes_back
 
 __all__ = ["end", "over", "received", "refused", "release"]
 

@@ -51,7 +51,7 @@ class ErrorCallback:
         from celery.exceptions import SoftTimeLimitExceeded
         from kombu import serialization
 
-        from ..protocol.texts import printable
+        from ..protocol.texts import event, printable
         from .conflict import send_patiently
 
         task, signature, failed = self.task, self.signature, self.request
@@ -73,14 +73,19 @@ class ErrorCallback:
         try:
             sent = send_patiently(name, again.apply_async)
         except SoftTimeLimitExceeded:
-            logger.error("%s is LOST: a time limit struck while it was sent; %s", name, why)
+            logger.error(
+                "%s is LOST: a time limit struck while it was sent; %s",
+                name,
+                why,
+                extra=event("errback_lost"),
+            )
             raise
         except Exception as error:
             line = "%s is LOST: it cannot run now (%s), and cannot be sent as a task (%r)"
-            logger.error(line, name, why, error)
+            logger.error(line, name, why, error, extra=event("errback_lost"))
         else:
             line = "%s waits, as task %s: %s"
-            logger.info(line, name, printable(sent.id), why)
+            logger.info(line, name, printable(sent.id), why, extra=event("errback_waits"))
 
 
 _called: ContextVar[ErrorCallback | None] = ContextVar("redlock_errback", default=None)

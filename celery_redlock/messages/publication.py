@@ -31,7 +31,7 @@ from ..locking.prolonging import acknowledging
 from ..locking.redlock import Redlock
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, DuplicateTask, QuorumUnavailable, ResourceHeld
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..protocol.values import Holder
 from ..runtime.blocking import blocking
 from . import reservation
@@ -211,7 +211,8 @@ class _Publication:
         # A message that is sent again because of its lock has log lines of its own, and fewer.
         again = ATTEMPTS in (self.options.get("headers") or ())
         level = logging.DEBUG if again else logging.WARNING
-        logger.log(level, "%s is published without a reservation: %s", called, why)
+        line = "%s is published without a reservation: %s"
+        logger.log(level, line, called, why, extra=event("reservation_missing"))
         unreserved = note.unreserved or (note.on_duplicate == "replace" and not self._frozen)
         sent = self._send(task_id, replace(note, unreserved=unreserved))
         places.taken = True
@@ -260,7 +261,8 @@ class _Publication:
     def _duplicate(self, task_id: str, resource: str, holder: Holder) -> Any:
         owner, policy, called = holder.owner, self.wish.on_duplicate, printable(self.task.name)
         assert owner is not None
-        logger.info("%s is a duplicate, and is not published: %s", called, holder)
+        line = "%s is a duplicate, and is not published: %s"
+        logger.info(line, called, holder, extra=event("duplicate_not_published", resource))
         tell_skipped(self.task, task_id, resource, owner, policy, "publish")
         if policy == "raise":
             why = f"{called} is not published: {resource} is reserved by {owner}"
@@ -315,7 +317,8 @@ class _Publication:
             )
             if not self._frozen:
                 raise ConfigurationError(error)
-            logger.warning("%s; it is reserved for %g s", error, longest)  # others await the task
+            extra = event("reservation_long")  # others await the task
+            logger.warning("%s; it is reserved for %g s", error, longest, extra=extra)
         # A message that comes again brings its own `expires`, which anybody may have written.
         expires = None
         kept = self.wish.scope == "until_succeeded"  # the key outlives the message
@@ -385,10 +388,6 @@ def _arrival_of(task_id: Any) -> ReservedDelivery | None:
 
 def _names_a_task(holder: Holder | None) -> bool:
     """Return True if a task certainly holds the key: a quorum of nodes has its token."""
-    owner = holder.owner if holder is not None else None
-    return (
-        holder is not None
-        and owner is not None
-        and bool(owner.task_id)
-        and holder.nodes >= holder.quorum
-    )
+    if holder is None or holder.owner is None:
+        return False
+    return bool(holder.owner.task_id) and holder.nodes >= holder.quorum

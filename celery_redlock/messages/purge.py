@@ -24,7 +24,7 @@ from ..locking.redlock import Redlock
 from ..protocol import outcome, quorum
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.restart_guard import Doubt
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..protocol.values import Query, Vote
 from .headers import RESERVATION, is_redelivered, said, short_id
 from .replaced import note_begun
@@ -91,7 +91,12 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
                     message = channel.message_to_python(message)
             except UNREADABLE as error:  # raised by kombu's Redis, which has popped the message
                 line = "%s: a message that is none of Celery's is gone: %s"
-                logger.warning(line, printable(queue), printable(repr(error)))
+                logger.warning(
+                    line,
+                    printable(queue),
+                    printable(repr(error)),
+                    extra=event("message_unreadable"),
+                )
                 yield Purged("", "", "", False)
                 continue
             if message is None:
@@ -148,10 +153,10 @@ def purge_first(app: Any, queue: str) -> tuple[int, bool]:
             gone += 1
             freed += message.freed
         if freed and (left := left_on_nodes(Redlock.from_app(app))):
-            logger.warning("%s is purged; %s", printable(queue), left)
+            logger.warning("%s is purged; %s", printable(queue), left, extra=event("queue_purged"))
     except (QuorumUnavailable, ConfigurationError) as error:
         line = "%s is purged, and what its messages have reserved may stay so until it ends: %s"
-        logger.warning(line, printable(queue), error)
+        logger.warning(line, printable(queue), error, extra=event("queue_purged"))
         return gone, True
     return gone, False
 

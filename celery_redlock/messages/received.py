@@ -22,7 +22,7 @@ from celery.utils.functional import maybe_list
 
 from ..config.options import TaskOptions
 from ..locking.redlock import Redlock
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..protocol.values import token_digest
 from ..runtime.clock import monotonic
 from .headers import RESERVATION, said
@@ -77,7 +77,9 @@ def _discard(request: Any) -> None:
     if request._apply_result is not None or request.acknowledged:
         return
     name = printable(f"{request.name}[{request.id}]")
-    logger.info("%s is discarded: a later call has taken its place", name)
+    logger.info(
+        "%s is discarded: a later call has taken its place", name, extra=event("task_discarded")
+    )
     request.revoked = partial(_is_over, request)
     request._announce_revoked("revoked", False, None, False)
     _forget(request)
@@ -121,7 +123,9 @@ def _run() -> None:
             _look(held)
         except Exception:
             logger.exception(
-                "could not prolong or free reservations; trying again in %g s", POLL_INTERVAL_S
+                "could not prolong or free reservations; trying again in %g s",
+                POLL_INTERVAL_S,
+                extra=event("reservations_unattended"),
             )
 
 
@@ -136,10 +140,14 @@ def _look(held: Sequence[tuple[Any, _Held]]) -> None:
             redlock = Redlock.from_app(request.app)
             ballot = free(redlock, claim_of(redlock, one.note), redlock.node_timeout)
             if ballot.quorum_answered:
-                logger.info("%s is revoked: its reservation of %s is freed", *what)
+                logger.info(
+                    "%s is revoked: its reservation of %s is freed",
+                    *what,
+                    extra=event("task_revoked"),
+                )
             else:
                 why = "its reservation of %s is freed when enough nodes answer"
-                logger.warning(f"%s is revoked: {why}", *what)
+                logger.warning(f"%s is revoked: {why}", *what, extra=event("task_revoked"))
             _forget(request)
         elif now >= one.due:
             due.setdefault(request.app, []).append((request, one))

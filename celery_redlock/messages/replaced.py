@@ -16,7 +16,7 @@ from typing import Any
 from ..locking.redlock import Redlock
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..protocol.values import Owner, Query, token_digest
 from .headers import short_id
 from .reservation import BEGUN, HOUR, REPLACED, free, mark_of, take, unsent_ttl
@@ -70,16 +70,20 @@ class Places:
         called = printable(self._task.name), printable(owner.task_id)
         if owner.task_id == short_id(self._task_id):
             why = "to revoke it would be to revoke this one too; leave task_id out to replace it"
-            logger.warning(f"%s is queued twice under the id %s: {why}", *called)
+            logger.warning(
+                f"%s is queued twice under the id %s: {why}",
+                *called,
+                extra=event("replaced_task_stays"),
+            )
             return
         try:
             # Workers forget a revoke when they end, and it does not reach workers that start later.
             _leave(self._redlock, freed, REPLACED, max(freed.ttl, HOUR))
             end(self._task.app, owner.task_id, token_digest(freed.token))
-            logger.info("%s replaces task %s", *called)
+            logger.info("%s replaces task %s", *called, extra=event("queued_task_replaced"))
         except Exception as error:
             line = "%s replaces task %s, which could not be revoked and may run as well: %r"
-            logger.warning(line, *called, error)
+            logger.warning(line, *called, error, extra=event("replaced_task_stays"))
 
     def _restore(self, freed: Claim) -> None:
         """Reserve the key again for a message that stays, unless its body has begun meanwhile.

@@ -7,14 +7,23 @@ from functools import partial
 from typing import Any
 
 from celery import states
-from celery.exceptions import SoftTimeLimitExceeded
+from celery.exceptions import Reject, SoftTimeLimitExceeded
 
 from ..protocol.errors import NotAcquired
+from ..protocol.texts import event
 from ..protocol.values import Owner
 from .revokes import was_revoked
 from .signals import task_skipped
 
-__all__ = ["end_of", "state_of", "store_retry", "stored_end", "tell_skipped"]
+__all__ = [
+    "comes_back",
+    "end_of",
+    "state_of",
+    "store_retry",
+    "stored_end",
+    "survives",
+    "tell_skipped",
+]
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -51,7 +60,13 @@ def store_retry(task: Any, request: Any, refusal: NotAcquired) -> None:
     except SoftTimeLimitExceeded:
         raise
     except Exception as error:  # go on: RETRY is only a state in between
-        logger.warning("%s[%s]: cannot store RETRY: %r", task.name, request.id, error)
+        logger.warning(
+            "%s[%s]: cannot store RETRY: %r",
+            task.name,
+            request.id,
+            error,
+            extra=event("retry_state_unstored"),
+        )
     setattr(request, RETRY_STORED, True)
 
 
@@ -98,3 +113,18 @@ def stored_end(task: Any, task_id: str) -> str | None:
     except Exception:
         return None  # there is no backend, or it is down; or the task is unknown here
     return state if isinstance(state, str) and state in states.READY_STATES else None
+
+
+def survives(task: Any) -> bool:
+    """Return True if a task's message comes back when its worker or its process dies."""
+    return bool(task.acks_late or getattr(task, "retry_on_worker_lost", False))
+
+
+def comes_back(task: Any, state: str | None, retval: Any) -> bool:
+    """Return True if a message whose delivery ended in this state will be delivered again."""
+    if state == states.REJECTED:
+        requeue = isinstance(retval, Reject) and getattr(retval, "requeue", False)
+        return bool(task.acks_late and requeue)
+    # No state: an exception ends the process. The main process notices, and releases the
+    # reservation if the message is over.
+    return state is None and survives(task)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["are_needed", "counted", "names_of", "of_nodes", "printable", "shown"]
+__all__ = ["are_needed", "counted", "event", "names_of", "of_nodes", "printable", "shown"]
 
 
 def are_needed(count: int) -> str:
@@ -45,3 +45,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+def event(name: str, resource: str = "") -> dict[str, str]:
+    """Return the `extra` of a log line: an id that stays when its words change, and its resource.
+
+    docs/runbook.md has all ids.
+    """
+    return {"event": name, "resource": printable(resource)} if resource else {"event": name}

@@ -27,7 +27,7 @@ class Complaints:
 
     Args:
         name: The node's address.
-        say: Takes a level of `logging` and a line.
+        say: Takes a level of `logging`, the id of an event, and a line.
 
     Attributes:
         answers: Answers since the page was begun; the caller counts them.
@@ -35,7 +35,7 @@ class Complaints:
         page: When the next page begins; seconds.
     """
 
-    def __init__(self, name: str, say: Callable[[int, str], object]) -> None:
+    def __init__(self, name: str, say: Callable[[int, str, str], object]) -> None:
         self._name = name
         self._say = say
         self.failing: dict[Verb | None, tuple[str, str]] = {}
@@ -54,7 +54,7 @@ class Complaints:
         known = self.failing.get(verb, ("", ""))[0]
         self.failing[verb] = kind, line
         if known != kind:
-            self._changed(logging.WARNING, line)
+            self._changed(logging.WARNING, "node_failing", line)
 
     def works(self, verb: Verb | None, now: float) -> None:
         """It does not fail at `verb`, or altogether, any more."""
@@ -62,7 +62,7 @@ class Complaints:
             self.look(now)
             del self.failing[verb]
             what = f"can {verb.word} again" if verb else "is back"
-            self._changed(logging.INFO, f"node {self._name} {what}")
+            self._changed(logging.INFO, "node_back", f"node {self._name} {what}")
 
     def look(self, now: float) -> None:
         """Begin another page if it is time to, and sum the last one up."""
@@ -75,32 +75,35 @@ class Complaints:
                 advice = next((line for _kind, line in self.failing.values()), "It works just now")
             self._say(
                 logging.WARNING,
+                "node_unstable",
                 f"node {self._name}: {self._late} of {self.answers} answers were late in the last"
                 f" minute, {self._failed} requests or connections failed. {advice}",
             )
         elif self._summed_up:
             self._summed_up = False
             for _kind, line in self.failing.values():
-                self._say(logging.WARNING, f"{line} (for a minute by now)")
+                self._say(logging.WARNING, "node_failing", f"{line} (for a minute by now)")
             if not self.failing:
-                self._say(logging.INFO, f"node {self._name} is back, for a minute by now")
+                self._say(
+                    logging.INFO, "node_back", f"node {self._name} is back, for a minute by now"
+                )
         self._begin(now)
 
     def _begin(self, now: float) -> None:
         self.page = now + PAGE_S
         self.answers = self._late = self._failed = self._changes = 0
 
-    def _changed(self, level: int, line: str) -> None:
+    def _changed(self, level: int, event: str, line: str) -> None:
         self._changes += 1
         if self._summed_up:
             return
         if self._changes > MAX_CHANGES:
-            self._summed_up, level = True, logging.WARNING
+            self._summed_up, level, event = True, logging.WARNING, "node_unstable"
             line = (
                 f"node {self._name} fails and works again, over and over; from now on it is summed"
                 f" up once a minute ({line})"
             )
-        self._say(level, line)
+        self._say(level, event, line)
 
 
 def refuses(reason: str) -> bool:

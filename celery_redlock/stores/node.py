@@ -139,7 +139,9 @@ class Node(ABC):
         """Keep it silent because it is no node, or the `twin` of another, until it is one."""
         connection.disconnect()
         if why != self.misfit:
-            self.reports.log(logging.ERROR, f"node {self.name} is not usable: {why}")
+            self.reports.log(
+                logging.ERROR, "node_unusable", f"node {self.name} is not usable: {why}"
+            )
         self.misfit, self.twin = why, twin
         self.channel.unreachable(why)
         self.reports.failed("unsuitable")
@@ -284,6 +286,7 @@ class Node(ABC):
         what = printable(f"{first.resource}, held by {Owner.of(first.token)}")
         self.reports.log(
             logging.WARNING,
+            "node_forgot_lock",
             f"node {self.name} has forgotten {what}{f', and {more} more' if more else ''}, before"
             f" the time: {self.forgets}, or was it released by hand (celery redlock release)?",
         )

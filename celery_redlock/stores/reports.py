@@ -8,6 +8,7 @@ from functools import partial
 
 from ..events import emit_node, heard_nodes
 from ..protocol.round import Verb
+from ..protocol.texts import event
 from ..runtime.complaints import Complaints
 
 __all__ = ["Reports"]
@@ -32,8 +33,9 @@ class Reports(Complaints):
         self._clock = clock
         self._later = later
 
-    def log(self, level: int, line: str) -> None:
-        self._later(partial(logger.log, level, "%s", line))
+    def log(self, level: int, name: str, line: str) -> None:
+        """Log a line with the id of its event."""
+        self._later(partial(logger.log, level, "%s", line, extra=event(name)))
 
     def failed(self, kind: str) -> None:
         """Tell listeners that it has failed in a way of `events.NODE_FAILURES`."""

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..protocol.values import Owner, Vote, quorum_of
 from .models import KINDS, Survey
 from .snapshot import survey
@@ -154,7 +154,7 @@ class Nodes:
             self._errors += 1
         except Exception:
             # The scrape must still show what is known, and count the error.
-            logger.exception("could not look at the nodes")
+            logger.exception("could not look at the nodes", extra=event("survey_failed"))
             self._errors += 1
         self._at = time.monotonic()
 

@@ -17,7 +17,7 @@ from ..locking.pauses import MAX_TEXT_CHARS, begin, in_force, resume
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired, QuorumUnavailable, RedlockError
 from ..protocol.names import escaped
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..survey.force_release import force_release
 from . import serializers
 from .formatting import named_in
@@ -58,7 +58,11 @@ def login(ask: Ask) -> Said | Response:
     if not ask.door.from_us(request):
         raise Forbidden("This form was sent by another site.")
     if not ask.door.knows(request, request.form.get("token", ""), "form"):
-        logger.warning("the web dashboard was given a wrong token, from %s", request.remote_addr)
+        logger.warning(
+            "the web dashboard was given a wrong token, from %s",
+            request.remote_addr,
+            extra=event("dashboard_token_wrong"),
+        )
         return {"next": after, "wrong": True}, 403
     response = redirect(_ours(ask, after), 303)
     ask.door.let_in(request, response)
@@ -128,12 +132,17 @@ def _pause_or_resume(ask: Ask, redlock: Redlock, pattern: str) -> str:
     form, user = ask.request.form, ask.door.name_of(ask.request)
     if form.get("do") == "resume":
         ended, silent = resume(redlock, pattern)
-        logger.warning("%s was resumed by %s in the web dashboard", printable(pattern), user)
+        logger.warning(
+            "%s was resumed by %s in the web dashboard",
+            printable(pattern),
+            user,
+            extra=event("key_resumed"),
+        )
         away = f" These nodes did not answer: {', '.join(silent)}." if silent else ""
         return f"{pattern} was {'resumed' if ended else 'not paused'}.{away}"
     seconds = form.get("seconds", 0.0, type=float)
     pause = begin(redlock, pattern, seconds, user[:MAX_TEXT_CHARS], form.get("reason", ""))
-    logger.warning("%s in the web dashboard", pause)
+    logger.warning("%s in the web dashboard", pause, extra=event("key_paused"))
     return f"{pause}. Every worker knows within 2 seconds."
 
 
@@ -167,16 +176,23 @@ def release(ask: Ask) -> Said | Response:
     try:
         freed = force_release(ask.sources.redlock, entry, RELEASE_TIMEOUT_S)
     except QuorumUnavailable as error:
-        logger.warning("%s could not be freed for %s: %s", key, user, serializers.failure(error))
+        logger.warning(
+            "%s could not be freed for %s: %s",
+            key,
+            user,
+            serializers.failure(error),
+            extra=event("not_released"),
+        )
         return _told(ask, "unknown", 503, said=serializers.failure(error))
     if freed.outcome != "freed":
         why = "it was gone already" if freed.outcome == "gone" else "another has it now"
-        logger.info("%s was not freed for %s: %s", key, user, why)
+        logger.info("%s was not freed for %s: %s", key, user, why, extra=event("not_released"))
         return _told(ask, freed.outcome, 409)
     holder = printable(who(entry)) or "another program"
     logger.warning(
         "%s was freed on %d of %d nodes by %s in the web dashboard; %s had it (token %s)",
         *(key, freed.nodes, entry.total, user, holder, entry.digest),
+        extra=event("released_by_operator"),
     )
     return _told(ask, "done", on=freed.nodes, silent=list(freed.silent), taken=freed.taken)
 

@@ -7,6 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.texts import event
 from ..survey.models import Survey
 from ..survey.snapshot import look_at, survey
 from ..survey.waiting import Parked, count_parked
@@ -82,7 +83,7 @@ class Sources:
             self.health = examine(self.redlock, self.app, ALL_TIMEOUT_S)
         except Exception:
             self.health = None
-            logger.exception("the nodes could not be examined")
+            logger.exception("the nodes could not be examined", extra=event("survey_failed"))
 
     @property
     def no_quorum(self) -> dict[str, Any] | None:

@@ -17,6 +17,7 @@ from werkzeug.wrappers import Request, Response
 
 from .. import __version__
 from ..protocol.errors import ConfigurationError
+from ..protocol.texts import event
 from ..survey.waiting import Parked
 from . import actions, views
 from .formatting import FILTERS
@@ -133,7 +134,10 @@ class Page:
         except HTTPException as error:
             return self._failed(ask, error)
         except Exception:
-            logger.exception("a page of the web dashboard could not be rendered")
+            logger.exception(
+                "a page of the web dashboard could not be rendered",
+                extra=event("dashboard_page_failed"),
+            )
             return _text("This page could not be rendered. The server's log says why.", 500)
 
     def _dispatch(self, ask: Ask, endpoint: str) -> Response:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ..locking.pauses import Pause, in_force
 from ..locking.redlock import Redlock
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 
 __all__ = ["PauseWatch"]
 
@@ -57,7 +57,10 @@ class PauseWatch:
             try:
                 self._look()
             except Exception:
-                logger.exception("could not look for pauses; trying again in a second")
+                logger.exception(
+                    "could not look for pauses; trying again in a second",
+                    extra=event("pauses_unread"),
+                )
             pause = JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S))
 
     def _tell_of_limits(self, before: tuple[Pause, ...], now: tuple[Pause, ...]) -> None:
@@ -65,11 +68,19 @@ class PauseWatch:
         known = {one.token for one in before}
         for limit in now:
             if limit.limit and limit.token not in known:
-                logger.warning("%s; tasks that declare a limit wait beyond that", limit)
+                logger.warning(
+                    "%s; tasks that declare a limit wait beyond that",
+                    limit,
+                    extra=event("key_limited"),
+                )
         there = {one.pattern for one in now if one.limit}
         for limit in before:
             if limit.limit and limit.pattern not in there:
-                logger.info("%s is limited no more but by its tasks", printable(limit.pattern))
+                logger.info(
+                    "%s is limited no more but by its tasks",
+                    printable(limit.pattern),
+                    extra=event("key_unlimited"),
+                )
 
     def _look(self) -> None:
         before, (found, sure) = self._known, in_force(self._redlock)

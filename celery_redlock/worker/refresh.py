@@ -18,7 +18,7 @@ from celery.utils.imports import instantiate
 
 from ..config.task_lock import lock_of
 from ..messages.broker import has_quorum_queues, on_last_delivery, queue_of, without_delays
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 
 __all__ = ["begin"]
 
@@ -51,7 +51,11 @@ class _Strategy:
                 if _waits(message) and _resend(app, message):
                     return None
             except Exception:
-                logger.exception("%s: the broker may drop one of its messages", task.name)
+                logger.exception(
+                    "%s: the broker may drop one of its messages",
+                    task.name,
+                    extra=event("delivery_not_renewed"),
+                )
             return handler(message, *args, **kwargs)
 
         return receive
@@ -93,5 +97,6 @@ def _resend(app: Any, message: Any) -> bool:
         "%s was sent again: it waits, and %s would drop it when it is returned once more",
         printable(f"{message.headers.get('task')}[{message.headers.get('id')}]"),
         printable(queue.name),
+        extra=event("delivery_renewed"),
     )
     return True

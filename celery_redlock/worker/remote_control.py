@@ -23,6 +23,8 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.texts import event
+
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
     from .parking.consumer import Parking
@@ -111,7 +113,9 @@ def end(state: Any, task_id: str = "", digest: str = "", terminate: bool = False
                 found = [one for one in found if {*_wanted(one)} == {*holding.resources}]
             for request in found:
                 name = printable(f"{request.name}[{request.id}]")
-                logger.info("Terminating %s: another task replaces it", name)
+                logger.info(
+                    "Terminating %s: another task replaces it", name, extra=event("task_terminated")
+                )
                 request.terminate(state.consumer.pool)
             return
 

@@ -29,6 +29,7 @@ from ..messages.publication import publish
 from ..messages.run import run
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError
+from ..protocol.texts import event
 from ..protocol.values import quorum_of
 from . import remote_control
 
@@ -90,7 +91,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
         if read_settings(app).events:
             task_events.begin(app, sender.hostname)
     except ConfigurationError as error:
-        logger.critical("celery_redlock: %s", error)
+        logger.critical("celery_redlock: %s", error, extra=event("configuration_error"))
         raise SystemExit(1) from None
 
 
@@ -145,7 +146,8 @@ def supervise(sender: Any = None, **_signal: Any) -> None:
         logger.warning(
             "this worker spawns its pool children, and cannot see what they hold: the lock of one"
             " that dies stays held for its ttl. Set redlock_keeper = 'process', or"
-            " worker_pool_start_method = 'fork'"
+            " worker_pool_start_method = 'fork'",
+            extra=event("children_unsupervised"),
         )
         return
     supervisor = LeaseSupervisor(table, redlock.client.driver, redlock.node_timeout)
@@ -158,9 +160,11 @@ def announce(sender: Any = None, **_signal: Any) -> None:
     if _takes_locks(app):
         _announce_locks(app)
     elif _locked_tasks(app):
-        logger.warning("redlock_enabled is False: no task takes a lock")
+        logger.warning(
+            "redlock_enabled is False: no task takes a lock", extra=event("locks_disabled")
+        )
     while _warnings:
-        logger.warning("%s", _warnings.pop(0))
+        logger.warning("%s", _warnings.pop(0), extra=event("configuration_warning"))
 
 
 def _announce_locks(app: Any) -> None:
@@ -178,6 +182,7 @@ def _announce_locks(app: Any) -> None:
             quorum,
             "does" if quorum == 1 else "do",
             ", ".join(nodes),
+            extra=event("worker_no_quorum"),
         )
     else:
         logger.info(
@@ -189,6 +194,7 @@ def _announce_locks(app: Any) -> None:
             redlock.ttl,
             app.conf.get("redlock_keeper", "thread"),
             "on" if redlock.client.guard.on else "off",
+            extra=event("worker_started"),
         )
     if app.conf.get("redlock_nodes") is None:
         logger.info(
@@ -196,6 +202,7 @@ def _announce_locks(app: Any) -> None:
             " of a task apart while this server lives; not when it restarts without its data, fails"
             " over to a replica, or is away. To survive that, name 3 or 5 independent masters.",
             nodes[0],
+            extra=event("worker_single_node"),
         )
 
 
@@ -233,6 +240,7 @@ def leave(sender: Any = None, **_signal: Any) -> None:
             " up to %.0f s, or until `celery redlock release` when they are back",
             claim.resource,
             claim.ttl,
+            extra=event("release_unconfirmed", claim.resource),
         )
 
 

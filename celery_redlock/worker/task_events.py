@@ -23,7 +23,7 @@ from celery import _state
 from ..events import Ask, Listener, subscribe
 from ..messages.headers import ATTEMPTS, attempts_of, short_id
 from ..protocol.errors import LeaseLost
-from ..protocol.texts import printable
+from ..protocol.texts import event, printable
 from ..protocol.values import Holder, Owner
 
 __all__ = ["WAITING", "begin", "told"]
@@ -158,4 +158,8 @@ class _Post:
                 if time.monotonic() >= self._next_log:
                     self._next_log = time.monotonic() + LOG_INTERVAL_S
                     kind = type(error).__name__
-                    logger.warning("cannot tell monitors of waiting and lost locks: %s", kind)
+                    logger.warning(
+                        "cannot tell monitors of waiting and lost locks: %s",
+                        kind,
+                        extra=event("events_unsent"),
+                    )

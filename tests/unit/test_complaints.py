@@ -13,7 +13,9 @@ LATE = "no answer within 0.250 s"
 class Log:
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.node = Complaints("n:1", lambda level, line: self.lines.append(f"{level} {line}"))
+        self.node = Complaints(
+            "n:1", lambda level, _event, line: self.lines.append(f"{level} {line}")
+        )
 
     def flaps(self, seconds: int, *, at: float = 0.0, each: int = 10) -> float:
         """Late and in time again, so many times a second."""

@@ -386,6 +386,32 @@ def test_log_lines_in_the_runbook_are_those_of_the_code(page: str, heading: str)
             assert any(part in text for text in said), f"nothing logs {part!r} of {line!r}"
 
 
+LEVELS = ("info", "warning", "error", "exception", "critical", "log")
+REPORTED = re.compile(r"node_(failing|back|unstable|unusable|forgot_lock|left)")
+"""Events that are handed on to `Reports.log` with their line."""
+
+
+def test_each_log_line_has_an_event_id() -> None:
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+                continue
+            if ast.unparse(node.func.value).endswith("logger") and node.func.attr in LEVELS:
+                named = "extra" in {keyword.arg for keyword in node.keywords}
+                assert named, f"{path.name}:{node.lineno} logs without extra=event(...)"
+
+
+def test_event_ids_in_the_runbook_are_those_of_the_code() -> None:
+    calls = [node for node in nodes() if isinstance(node, ast.Call) and node.args]
+    given = [call.args[0] for call in calls if getattr(call.func, "id", "") == "event"]
+    ids = {one.value for one in given if isinstance(one, ast.Constant)}
+    texts = [one.value for one in nodes() if isinstance(one, ast.Constant)]
+    ids |= {text for text in texts if isinstance(text, str) and REPORTED.fullmatch(text)}
+    table = section("docs/runbook.md", "Event ids").split("|---|---|")[1]
+    documented = re.findall(r"`(\w+)`", table)
+    assert sorted(documented) == sorted(ids)
+
+
 def test_reasons_of_a_loss_in_docs_are_those_of_the_code() -> None:
     lost = given_to("lose")
     assert lost == {"expired", "refused", "max_lifetime"}

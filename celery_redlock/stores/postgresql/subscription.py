@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...protocol.errors import NodeError
+from ...protocol.texts import event
 from .address import PostgresAddress, reason
 from .handshake import hang_up, pooled
 
@@ -47,6 +48,7 @@ class PostgresSubscription:
                     "%s: a pooler stands in front of it, through which LISTEN does not work:"
                     " waiters look every second in place of being called",
                     self._address.name,
+                    extra=event("node_pooled"),
                 )
             connection.close()
             self._interrupted.wait(POOLED_RETRY_S)

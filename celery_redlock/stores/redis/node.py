@@ -86,7 +86,7 @@ class RedisNode(StreamNode):
         watch = self._watch
         if watch is not None and self.connection is not None and watch.moved(now):
             why = "the Sentinels have named another master"
-            self.reports.log(logging.INFO, f"node {self.name} is left: {why}")
+            self.reports.log(logging.INFO, "node_left", f"node {self.name} is left: {why}")
             self._drop(why, blame=False)
         super().ask(round_, payload, now, more)
 

@@ -40,6 +40,7 @@ from ...messages.headers import ATTEMPTS, attempts_of, receive, said
 from ...messages.policy import parkable, set_parking
 from ...messages.received import is_discarded, may_be_a_duplicate
 from ...protocol.names import START_SUFFIX
+from ...protocol.texts import event
 from ...runtime.clock import monotonic
 from .admission import AdmissionQueue, Parked, Resources
 from .deadlines import goes_now
@@ -51,6 +52,7 @@ from .prefetch import Prefetch
 __all__ = ["Parking", "begin"]
 
 logger = logging.getLogger("celery_redlock.parking")
+FAILED = event("parking_failed")
 
 MAX_PARKED_S = 600.0
 """Seconds that a delivery is parked at most, and a quarter of what the broker allows: then it goes,
@@ -158,7 +160,7 @@ class Parking(bootsteps.StartStopStep):
         try:
             waits = (self._pauses and self._hold_back(request)) or self._park(request)
         except Exception:
-            logger.exception("%s[%s] is not parked", request.name, request.id)
+            logger.exception("%s[%s] is not parked", request.name, request.id, extra=FAILED)
             waits = False
         if not waits:
             self._to_pool(request)
@@ -226,7 +228,7 @@ class Parking(bootsteps.StartStopStep):
             self.dispatcher.watch(resources)
             self._notices.parked(request, resources, since)
         except Exception:  # it is parked all the same, and must not go to the pool twice
-            logger.exception("%s[%s] is parked", request.name, request.id)
+            logger.exception("%s[%s] is parked", request.name, request.id, extra=FAILED)
         return True
 
     def _hold_back(self, request: Any) -> bool:
@@ -255,7 +257,7 @@ class Parking(bootsteps.StartStopStep):
             self._prefetch.widen(self._extra)
             self._notices.held_back(request, resources, pause)
         except Exception:  # it is kept all the same, and must not go to the pool twice
-            logger.exception("%s[%s] is held back", request.name, request.id)
+            logger.exception("%s[%s] is held back", request.name, request.id, extra=FAILED)
         return True
 
     # -- In whichever thread Celery tells of it --------------------------------------------------
@@ -330,7 +332,7 @@ class Parking(bootsteps.StartStopStep):
             return False
         if self._prefetch.keep(request):
             return True
-        logger.info("%s was given to another worker: it is left to it", request.id)
+        logger.info("%s was given to another worker", request.id, extra=event("delivery_moved"))
         self._prefetch.let_go(request)
         state.task_ready(request)
         return False
@@ -349,7 +351,8 @@ class Parking(bootsteps.StartStopStep):
                 self._notices.held_back(parked.request, parked.resources, pause)
             resumed = self.admission.resume(is_paused)
             if resumed:
-                logger.info("%d tasks go on: their keys are no longer paused", len(resumed))
+                line = "%d tasks go on: their keys are no longer paused"
+                logger.info(line, len(resumed), extra=event("key_resumed"))
             for parked in resumed:
                 request = parked.request
                 if self._is_ours(request):
@@ -371,12 +374,8 @@ class Parking(bootsteps.StartStopStep):
         part = self.admission.part()
         self._prefetch.renew(part, now)
         discard_revoked(self.admission, part)
-        overdue = (
-            parked
-            for parked in part
-            if parked.until <= now
-            and goes_now(parked, self.dispatcher.watched.get(parked.resources), now)
-        )
+        watched = self.dispatcher.watched
+        overdue = (one for one in part if goes_now(one, watched.get(one.resources), now))
         for parked in islice(overdue, OVERDUE_A_SLOT * max(0, slots)):
             if self.admission.go(parked, now):
                 self._unpark(parked)
@@ -395,4 +394,4 @@ def _guarded(function: Callable[..., None], *args: Any) -> None:
     try:
         function(*args)
     except Exception:
-        logger.exception("parking failed; what is parked is looked after again in 1 s")
+        logger.exception("parking failed; trying again in 1 s", extra=FAILED)

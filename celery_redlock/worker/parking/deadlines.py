@@ -19,13 +19,15 @@ __all__ = ["goes_now"]
 
 
 def goes_now(parked: Parked, watched: Watched | None, now: float) -> bool:
-    """Return whether an overdue delivery goes to the pool now; if not, set when it is overdue next.
+    """Return True if a delivery goes to the pool now, to meet its lock; else set when it is due.
 
     Args:
         parked: The delivery.
         watched: What the looks at the nodes have found for its resources, if anything.
         now: Seconds.
     """
+    if parked.until > now:
+        return False
     if parked.deadline is None or watched is None or watched.no_quorum is not None:
         return True
     if now >= parked.latest:

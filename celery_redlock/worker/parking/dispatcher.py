@@ -33,7 +33,7 @@ from ...locking.wait_queue import FEW_CALLED_S
 from ...protocol import outcome, quorum
 from ...protocol.names import Limit, grouped, plain, slots_of, takeable
 from ...protocol.round import Verb
-from ...protocol.texts import printable, shown
+from ...protocol.texts import event, printable, shown
 from ...protocol.values import SHARED, Query, QueueEntry
 from ...runtime.clock import monotonic
 from ...runtime.event import SafeEvent
@@ -43,6 +43,7 @@ from .watched import Call, Watched, batches, free_in
 __all__ = ["ParkingDispatcher"]
 
 logger = logging.getLogger("celery_redlock.parking")
+FAILED = event("parking_failed")
 
 LOOK_S = (0.4, 0.8)
 """Seconds, at random, between two looks at a resource that nobody has called us for. Below one: a
@@ -153,7 +154,7 @@ class ParkingDispatcher:
             try:
                 self._bell.wait(self._work())
             except Exception:
-                logger.exception("parking dispatcher failed; retrying in 1 s")
+                logger.exception("parking dispatcher failed; retrying in 1 s", extra=FAILED)
                 self._bell.wait(1.0)
         for watched in list(self.watched.values()):
             self._unwatch(watched)
@@ -183,7 +184,7 @@ class ParkingDispatcher:
                     looks.append(watched)
             except Exception:  # the others go on
                 name = printable(shown(watched.resources))
-                logger.exception("%s is looked after again in 1 s", name)
+                logger.exception("%s is looked after again in 1 s", name, extra=FAILED)
                 watched.due = now + 1.0
         for batch in batches(looks, self._admission):
             self._look(batch)

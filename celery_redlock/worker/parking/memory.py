@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from ...protocol.texts import event
 from .admission import AdmissionQueue
 
 __all__ = ["ParkingMemory", "size_of"]
@@ -50,6 +51,7 @@ class ParkingMemory:
                 " behind them in the queue: allow more, or give hot keys a queue of their own",
                 len(self._admission),
                 self._most,
+                extra=event("parking_memory_full"),
             )
         self._warned = self.is_over or (self._warned and len(self._admission) > 0)
 

@@ -16,7 +16,7 @@ from celery.worker import state
 from ...locking.pauses import Pause
 from ...messages.received import is_discarded, is_revoked
 from ...protocol.names import plain
-from ...protocol.texts import printable, shown
+from ...protocol.texts import event, printable, shown
 from ...protocol.values import Owner
 from ..task_events import WAITING, told
 from .admission import AdmissionQueue, Parked, Resources
@@ -63,13 +63,15 @@ class Notices:
         """Say that it waits because of a pause; for the first, also whose pause it is, and why."""
         if pause.token not in self._said:
             self._said.add(pause.token)
-            logger.warning("%s; tasks of its keys wait", pause)
+            logger.warning("%s; tasks of its keys wait", pause, extra=event("key_paused"))
         self._log(request, "paused", resources)
 
     def _log(self, request: Any, why: str, resources: Resources, who: str = "") -> None:
         what, is_start = _said(resources)
         name, start = printable(f"{request.name}[{request.id}]"), "a start of " if is_start else ""
-        logger.info("%s waits (%s) for %s%s%s", name, why, start, what, who)
+        logger.info(
+            "%s waits (%s) for %s%s%s", name, why, start, what, who, extra=event("task_waits", what)
+        )
 
 
 def _said(resources: Resources) -> tuple[str, bool]:

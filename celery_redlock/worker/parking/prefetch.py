@@ -24,6 +24,7 @@ from celery.worker.request import Request
 from kombu.transport import virtual
 
 from ...messages.broker import has_quorum_queues
+from ...protocol.texts import event
 from ...runtime.clock import monotonic
 from .admission import Parked
 
@@ -166,7 +167,11 @@ class Prefetch:
             request.message.reject_log_error(logger, self._consumer.connection_errors, requeue=True)
             request.acknowledged = True
             state.task_ready(request)
-        logger.info("%d parked tasks are back in their queues", len(requests))
+        logger.info(
+            "%d parked tasks are back in their queues",
+            len(requests),
+            extra=event("deliveries_returned"),
+        )
 
     def stop(self, requests: Collection[Any]) -> None:
         """Ask for no more, and give messages back: this worker stops, if it still has a broker."""
@@ -214,13 +219,16 @@ class Prefetch:
                     "cannot tell the broker to give parked tasks to another worker soon if this"
                     " one dies; trying again until it answers: %r",
                     error,
+                    extra=event("broker_uninformed"),
                 )
             self._failing = True
             return
         for one in due:
             one.dated = now
         if self._failing:
-            logger.info("the broker knows again what is parked here")
+            logger.info(
+                "the broker knows again what is parked here", extra=event("broker_informed")
+            )
         self._failing = False
 
     def keep(self, request: Any) -> bool:
@@ -229,7 +237,12 @@ class Prefetch:
         try:
             return qos is None or self._date(qos, [request], time.time()) > 0
         except Exception as error:  # in doubt it runs here as well
-            logger.warning("%s: the broker does not say who has it now: %r", request.id, error)
+            logger.warning(
+                "%s: the broker does not say who has it now: %r",
+                request.id,
+                error,
+                extra=event("broker_uninformed"),
+            )
             return True
 
     def let_go(self, request: Any) -> None:
