@@ -6,7 +6,7 @@ import click
 
 from ..protocol.names import MAX_SLOTS
 from .context import Site, on_site
-from .pause import Duration, started
+from .pause import Duration, started, yes_option
 
 __all__ = ["command"]
 
@@ -18,8 +18,9 @@ __all__ = ["command"]
     "--for", "seconds", type=Duration(), required=True, help="How long: 90s, 30m, 1h30m; 7d most."
 )
 @click.option("--reason", default="", help="Why; it is shown wherever the limit is.")
+@yes_option
 @on_site
-def command(site: Site, pattern: str, limit: int, *, seconds: float, reason: str) -> int:
+def command(site: Site, pattern: str, limit: int, *, seconds: float, reason: str, yes: bool) -> int:
     """Let LIMIT bodies at a time hold each key that fits PATTERN.
 
     PATTERN is a glob: 'tenant:acme', 'tenant:*'.
@@ -30,7 +31,9 @@ def command(site: Site, pattern: str, limit: int, *, seconds: float, reason: str
     seconds; it ends by itself, or with resume. Of a pattern that is limited already, the limit, the
     time and the reason are replaced.
 
+    It names the keys that fit now, and asks if the pattern fits none and no task has such keys.
+
     Exit code 2: the pattern or the time cannot be; 3: too few nodes answered, nothing has changed;
-    4: there are as many pauses and limits as there can be.
+    4: the answer was no, or there are as many pauses and limits as there can be.
     """
-    return started(site, pattern, seconds, reason, limit)
+    return started(site, pattern, seconds, reason, yes=yes, limit=limit)

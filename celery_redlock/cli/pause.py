@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import getpass
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
 
 from ..config.task_lock import TaskLock, lock_of
 from ..keys.resolver import is_own
-from ..locking.pauses import begin
+from ..locking.pauses import begin, check
 from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError
-from ..protocol.texts import printable
-from ..survey.models import KINDS
+from ..protocol.texts import counted, printable
 from ..survey.snapshot import survey
-from .context import REFUSED, Site, on_site
+from .context import REFUSED, Site, can_ask, on_site
+from .formatting import lines
 
-__all__ = ["Duration", "command", "operator", "started"]
+__all__ = ["Duration", "command", "operator", "started", "yes_option"]
 
 UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+STATES = {"lock": "held", "start": "counted by its rate", "reservation": "reserved"}
+MAX_NAMED = 10
+"""Keys to name one by one."""
 
 
 class Duration(click.ParamType[float]):
@@ -46,12 +49,34 @@ def operator(redlock: Any) -> str:
     return f"{user}@{redlock.client.owner.host}"
 
 
-def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 0) -> int:
+def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a command with --yes."""
+    return click.option("--yes", is_flag=True, help="Do not ask if the pattern fits no key.")(
+        command
+    )
+
+
+def started(
+    site: Site, pattern: str, seconds: float, reason: str, *, yes: bool, limit: int = 0
+) -> int:
     """Begin a pause, or a limit, and report it; return the exit code."""
     redlock = site.redlock
-    pattern = pattern.removeprefix(redlock.prefix)
+    pattern, who = pattern.removeprefix(redlock.prefix), operator(redlock)
+    check(pattern, seconds, who, reason)
+    keys = _held_or_waiting(site, pattern)
+    fits = keys is None or bool(keys) or _is_declared(site, pattern)
+    none = (
+        f"{'no task of the app has a key, and ' if site.app is not None else ''}no key is held or"
+        f" waited for that fits {pattern}: is it spelt as `ls` and `explain` show keys?"
+    )
+    if not (fits or yes):
+        if not can_ask():
+            said = f"{none} There is no terminal to ask on: correct it, or give --yes"
+            return site.fail(said, REFUSED)
+        if not click.confirm(f"{printable(none)} Set it all the same?", err=True):
+            return site.fail("left as it was", REFUSED)
     try:
-        pause = begin(redlock, pattern, seconds, operator(redlock), reason, limit)
+        pause = begin(redlock, pattern, seconds, who, reason, limit)
     except (ConfigurationError, NotAcquired):
         raise
     except RedlockError as error:
@@ -62,29 +87,41 @@ def started(site: Site, pattern: str, seconds: float, reason: str, limit: int = 
             ". It is for tasks that declare a limit: exclusive keys stay so, and readers (shared)"
             " unlimited"
         )
-    fits = _may_fit(site, pattern)
-    if not fits:
-        said += (
-            f". But {'no task of the app has a key, and ' if site.app is not None else ''}no key is"
-            " held or reserved that fits it: is it spelt as `ls` and `explain` show keys?"
-        )
-    site.say({**pause.data(), "fits": fits}, printable(said))
+    now = "; ".join(f"{key} ({state})" for key, state in list((keys or {}).items())[:MAX_NAMED])
+    if keys:
+        more = len(keys) - MAX_NAMED
+        now = f"it fits {counted(len(keys), 'key')} now: {now}" + f"; {more} more" * (more > 0)
+    elif fits:
+        now = "" if keys is None else "it fits no key that is held or waited for now"
+    else:
+        now = f"but {none}"
+    site.say({**pause.data(), "fits": fits, "keys": keys}, lines(said, now).rstrip())
     return 0
 
 
-def _may_fit(site: Site, pattern: str) -> bool:
-    """Return False if a pattern fits no key that the app's tasks can have, nor one on the nodes."""
-    if site.app is not None:
-        site.app.loader.import_default_modules()
-        begins = _begin(re.split(r"[*?\[\\]", pattern)[0])
-        locks = ((task, lock_of(task)) for task in site.app.tasks.values())
-        for head in (head for task, lock in locks if lock for head in _heads(task, lock)):
-            if head.startswith(begins) or begins.startswith(head):
-                return True
+def _held_or_waiting(site: Site, pattern: str) -> dict[str, str] | None:
+    """Return the keys that fit a pattern now, each with its state; None if not known."""
     try:
-        return bool(survey(site.redlock, pattern, kinds=KINDS).entries)
+        seen = survey(site.redlock, pattern, kinds=("lock", "start", "reservation", "line"))
     except NotAcquired:
-        return True  # unknown, so give no warning
+        return None
+    states: dict[str, dict[str, None]] = {}
+    for entry in seen.entries:
+        state = STATES[entry.kind] if entry.kind != "line" else f"{entry.waiting} waiting"
+        if entry.held if entry.kind != "line" else entry.waiting:
+            states.setdefault(entry.resource, {})[state] = None
+    return {resource: ", ".join(of_it) for resource, of_it in states.items()}
+
+
+def _is_declared(site: Site, pattern: str) -> bool:
+    """Return True if a key of one of the app's tasks may fit a pattern."""
+    if site.app is None:
+        return False
+    site.app.loader.import_default_modules()
+    begins = _begin(re.split(r"[*?\[\\]", pattern)[0])
+    locks = ((task, lock_of(task)) for task in site.app.tasks.values())
+    heads = (head for task, lock in locks if lock for head in _heads(task, lock))
+    return any(head.startswith(begins) or begins.startswith(head) for head in heads)
 
 
 def _heads(task: Any, lock: TaskLock) -> Iterator[str]:
@@ -115,8 +152,9 @@ def _begin(text: str) -> str:
     help="How long: 90s, 30m, 1h30m; 7d most.",
 )
 @click.option("--reason", default="", help="Why; it is shown wherever a task waits because of it.")
+@yes_option
 @on_site
-def command(site: Site, pattern: str, *, seconds: float, reason: str) -> int:
+def command(site: Site, pattern: str, *, seconds: float, reason: str, yes: bool) -> int:
     """Pause all keys that fit PATTERN, a glob: 'order:*'.
 
     Bodies that run end, and no new one begins; tasks of these keys wait in their queue or in a
@@ -124,7 +162,9 @@ def command(site: Site, pattern: str, *, seconds: float, reason: str) -> int:
     on. Every worker knows of it within two seconds. Of a pattern that is paused already, the time
     and the reason are replaced.
 
+    It names the keys that fit now, and asks if the pattern fits none and no task has such keys.
+
     Exit code 2: the pattern or the time cannot be; 3: too few nodes answered, nothing is paused;
-    4: there are as many pauses as there can be.
+    4: the answer was no, or there are as many pauses as there can be.
     """
-    return started(site, pattern, seconds, reason)
+    return started(site, pattern, seconds, reason, yes=yes)

@@ -54,6 +54,7 @@ __all__ = [
     "Pause",
     "begin",
     "believed",
+    "check",
     "counted",
     "covering",
     "in_force",
@@ -186,17 +187,11 @@ def counted(
     return tuple(found)
 
 
-def begin(
-    redlock: Redlock, pattern: str, seconds: float, who: str, reason: str = "", limit: int = 0
-) -> Pause:
-    """Pause the keys that fit a pattern, in place of an earlier pause of the same pattern.
-
-    With a limit, have so many of their bodies at work, in place of an earlier limit.
+def check(pattern: str, seconds: float, who: str, reason: str) -> None:
+    """Check the arguments of `begin`.
 
     Raises:
         ConfigurationError: The pattern, the time or a text cannot be.
-        QuorumUnavailable: Fewer than a quorum of nodes have taken it; it is undone where it is.
-        RedlockError: There are as many pauses as there can be.
     """
     checked_glob(pattern)
     if not 1.0 <= seconds <= MAX_PAUSE_S:
@@ -209,6 +204,21 @@ def begin(
             raise ConfigurationError(
                 f"{what} has at most {MAX_TEXT_CHARS} characters; it has {len(text)}"
             )
+
+
+def begin(
+    redlock: Redlock, pattern: str, seconds: float, who: str, reason: str = "", limit: int = 0
+) -> Pause:
+    """Pause the keys that fit a pattern, in place of an earlier pause of the same pattern.
+
+    With a limit, have so many of their bodies at work, in place of an earlier limit.
+
+    Raises:
+        ConfigurationError: The pattern, the time or a text cannot be.
+        QuorumUnavailable: Fewer than a quorum of nodes have taken it; it is undone where it is.
+        RedlockError: There are as many pauses as there can be.
+    """
+    check(pattern, seconds, who, reason)
     client, nodes = redlock.client, len(redlock.nodes)
     before, _ = in_force(redlock)
     owner = Owner(

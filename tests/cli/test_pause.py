@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from celery_redlock import Redlock, locked
+from celery_redlock.cli import pause as pause_command
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.locking import pauses
@@ -21,7 +22,9 @@ Cli = Callable[..., Any]
 
 
 def test_it_is_paused_seen_and_resumed(cli: Cli, redlock: Redlock) -> None:
-    result = cli("pause", "redlock:order:*", "--for", "1h30m", "--reason", "a \x1b[31mbad release")
+    result = cli(
+        "pause", "--yes", "redlock:order:*", "--for", "1h30m", "--reason", "a \x1b[31mbad release"
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("order:* is paused by ") and "\x1b" not in result.stdout
     ((pause,), _) = pauses.in_force(redlock)
@@ -41,7 +44,7 @@ def test_it_is_paused_seen_and_resumed(cli: Cli, redlock: Redlock) -> None:
 
 
 def test_explain_says_that_the_body_waits(cli: Cli, servers: list[LocalServer]) -> None:
-    cli("pause", "order:*", "--for", "60s", "--reason", "stop")
+    cli("pause", "--yes", "order:*", "--for", "60s", "--reason", "stop")
     app = shop([server.url for server in servers])
     site = Site(app=app)
     result = CliRunner().invoke(group, ["explain", "shop.charge", "[7]", "--json"], obj=site)
@@ -52,7 +55,7 @@ def test_explain_says_that_the_body_waits(cli: Cli, servers: list[LocalServer]) 
 
 
 def test_a_limit_is_set_seen_and_ended(cli: Cli, redlock: Redlock) -> None:
-    result = cli("limit", "redlock:order:*", "5", "--for", "2h", "--reason", "a slow API")
+    result = cli("limit", "--yes", "redlock:order:*", "5", "--for", "2h", "--reason", "a slow API")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("order:* is limited to 5 at a time by ")
     assert "exclusive keys stay so, and readers (shared) unlimited" in result.stdout
@@ -89,7 +92,7 @@ def test_explain_counts_with_the_limit_that_is_in_force(
         assert told["limits"] == [20, 3] and told["run"]["outcome"] == "run"
         assert "19 of 20 slots of all free, 2 of 3 slots of tenant:acme free" in said
         assert "tenant:acme, 3 at a time" in said
-        cli("limit", "tenant:acme", "1", "--for", "60s")
+        cli("limit", "--yes", "tenant:acme", "1", "--for", "60s")
         said, told = explained()
         assert told["limits"] == [20, 1] and told["run"]["outcome"] == "again"
         assert "tenant:acme is limited to 1 at a time by" in said
@@ -105,7 +108,7 @@ def test_what_cannot_be_a_limit_is_said(cli: Cli, redlock: Redlock, number: str)
 def test_the_exporter_says_when_it_ends(cli: Cli, redlock: Redlock) -> None:
     name = "celery_redlock_pause_ends_in_seconds"
     assert f"{name}{{" not in exposition(make_registry(redlock, timeout=30.0))
-    cli("pause", "order:*", "--for", "60s")
+    cli("pause", "--yes", "order:*", "--for", "60s")
     text = exposition(make_registry(redlock, timeout=30.0))
     assert f'{name}{{pattern="order:*"}} 5' in text or f'{name}{{pattern="order:*"}} 6' in text
 
@@ -147,35 +150,69 @@ def test_without_a_quorum_nothing_is_paused(cli: Cli, servers: list[LocalServer]
 def test_with_too_many_it_says_so(cli: Cli, redlock: Redlock) -> None:
     for number in range(16):
         pauses.begin(redlock, f"order:{number}", 60.0, "alice")
-    result = cli("pause", "order:*", "--for", "1h")
+    result = cli("pause", "--yes", "order:*", "--for", "1h")
     assert result.exit_code == 4 and "16 pauses are in force" in result.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [["pause", "{}", "--for", "60s"], ["limit", "{}", "5", "--for", "60s"]]
-)
-def test_pattern_that_fits_no_key_is_set_and_said_to_fit_none(
-    cli: Cli, redlock: Redlock, servers: list[LocalServer], command: list[str]
-) -> None:
-    app = shop([server.url for server in servers])
+COMMANDS = (["pause", "{}", "--for", "60s"], ["limit", "{}", "5", "--for", "60s"])
 
-    def said(pattern: str, *more: str, site: Site | None = None) -> str:
-        arguments = [word.format(pattern) for word in command]
-        if site is None:
-            return str(cli(*arguments, *more).stdout)
-        result = CliRunner().invoke(group, [*arguments, *more], obj=site)
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+def test_the_keys_that_a_pattern_fits_now_are_named(
+    cli: Cli, redlock: Redlock, admins: list[Any], command: list[str]
+) -> None:
+    def said(pattern: str, *more: str) -> str:
+        result = cli(*(word.format(pattern) for word in command), *more)
         assert result.exit_code == 0, result.output
         return str(result.stdout)
 
-    nothing = "no key is held or reserved that fits it"
+    with redlock.lock("order:7"), redlock.lock("mail:1"):
+        for admin in admins:
+            admin.zadd("redlock:order:7#line", {"p:1": 1.0, "p:2": 2.0})
+        assert "it fits 1 key now: order:7 (held, 2 waiting)\n" in said("order:*")
+        assert json.loads(said("order:*", "--json"))["keys"] == {"order:7": "held, 2 waiting"}
+        assert "it fits 2 keys now: mail:1 (held); order:7 (held, 2 waiting)\n" in said("*")
+        with redlock.lock([f"export:{number:02}" for number in range(12)]):
+            assert said("export:*").endswith("export:09 (held); 2 more\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
+def test_a_pattern_that_fits_no_key_is_asked_about(
+    cli: Cli,
+    redlock: Redlock,
+    servers: list[LocalServer],
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    app = shop([server.url for server in servers])
+
+    def run(pattern: str, *more: str, site: Site | None = None, **how: Any) -> Any:
+        arguments = [word.format(pattern) for word in command]
+        if site is None:
+            return cli(*arguments, *more, **how)
+        return CliRunner().invoke(group, [*arguments, *more], obj=site, **how)
+
+    def set_now() -> set[str]:
+        return {one.pattern for one in pauses.in_force(redlock)[0]}
+
+    nothing = "no key is held or waited for that fits"
+    site = Site(app=app)
     with redlock.lock("mail:7"):
-        assert nothing not in said("mail:*")
-        assert nothing in said("ordr:*") and nothing in said("order:*")  # no app: nobody knows
-        site = Site(app=app)
+        assert nothing not in run("mail:*").output
         for fits in ("order:*", "order:7", "ord*", "*", "mail:?", "[o]rder:*", "redlock:order:1"):
-            assert nothing not in said(fits, site=site), fits
-        for fits in ("ordr:*", "ordr:7", "mails:*", "shop.charge:*"):
-            assert "no task of the app has a key, and " + nothing in said(fits, site=site), fits
-        assert json.loads(said("ordr:*", "--json", site=site))["fits"] is False
-        site.redlock.close()
-    assert "ordr:*" in {one.pattern for one in pauses.in_force(redlock)[0]}
+            result = run(fits, site=site)
+            assert result.exit_code == 0 and nothing not in result.output, fits
+        before = set_now()
+        for fits_not in ("ordr:*", "ordr:7", "mails:*", "shop.charge:*"):
+            result = run(fits_not, site=site)
+            assert result.exit_code == 4, fits_not
+            assert f"no task of the app has a key, and {nothing}" in result.stderr, fits_not
+            assert "give --yes" in result.stderr
+        assert run("other:*").exit_code == 4, "without an app only the nodes are asked"
+        monkeypatch.setattr(pause_command, "can_ask", lambda: True)
+        assert run("other:*", input="n\n").exit_code == 4 and set_now() == before
+        assert run("other:*", input="y\n").exit_code == 0
+        result = run("ordr:*", "--yes", "--json", site=site)
+        assert json.loads(result.stdout)["fits"] is False
+        assert set_now() == {*before, "other:*", "ordr:*"}
+    site.redlock.close()

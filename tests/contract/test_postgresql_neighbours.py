@@ -200,10 +200,14 @@ def test_url_that_names_the_schema_calls_nothing_in_front_of_it(
     execute(neighbour, trap.replace("FUNCTION public.", "FUNCTION postgres."))
     execute(neighbour, "GRANT USAGE ON SCHEMA postgres TO PUBLIC")
     named = f"{server.url}?options=-csearch_path%3Dpublic"
-    for command in (("ls",), ("doctor",), ("pause", "order:*", "--for", "60s")):
+    for command in (("ls",), ("doctor",), ("pause", "order:*", "--for", "60s", "--yes")):
         result = CliRunner().invoke(main, ["--nodes", named, *command])
         assert (result.exit_code, trapped(server)) == (0, False), (command, result.output)
     # This is what it is for: without it, the neighbour's function is called.
-    assert CliRunner().invoke(main, ["--nodes", server.url, "pause", "x", "--for", "1s"]).exit_code
+    assert (
+        CliRunner()
+        .invoke(main, ["--nodes", server.url, "pause", "x", "--for", "1s", "--yes"])
+        .exit_code
+    )
     assert trapped(server)
     postgres.sql(server, "DROP SCHEMA postgres CASCADE; ALTER SEQUENCE trapped RESTART")
