@@ -23,6 +23,7 @@ from celery_redlock import (
 )
 from celery_redlock.config.task_lock import resource_of
 from celery_redlock.server import LocalServer
+from tests.support.nodes import admin
 from tests.support.recipes import Work, blocks, queued, running, value
 from tests.support.wait import wait_until
 
@@ -322,3 +323,81 @@ def test_queued_already(server: LocalServer) -> None:
         assert [value(one) for one in [*ended, own]] == [7, 8, 9]
         assert not any(shop.was_duplicate(one) for one in [*ended, own])
         wait_until(lambda: shop.refuse(7)[1] == 202, 10.0, "its key is free")
+
+
+def test_in_order(server: LocalServer) -> None:
+    """While one event is handled others come; one fails at first."""
+    failed: list[str] = []
+
+    class Fails(Work):
+        def __call__(self, *args: Any) -> Any:
+            if args[1] == "sent" and not failed:
+                failed.append(args[1])
+                raise OSError("away for a moment")
+            return super().__call__(*args)
+
+    work = Fails()
+    with running("in-order", server, handle=work) as shop:
+        shop.happened(7, "ordered")
+        work.at((7, "ordered"))
+        for event in ("paid", "packed", "sent", "received"):
+            shop.happened(7, event)
+        shop.happened(8, "ordered")
+        work.at((7, "ordered"), (8, "ordered"))
+        wait_until(lambda: queued(server) == 0, 10.0, "the worker has all messages")
+        work.go()
+        wait_until(lambda: not shop.store.exists("events:7", "events:8"), 20.0, "all is handled")
+    handled = [event for customer, event in work.begun if customer == 7]
+    assert handled == ["ordered", "paid", "packed", "sent", "received"]
+    assert failed == ["sent"]
+
+
+def test_in_order_goes_on_after_an_error_with_the_next_call(server: LocalServer) -> None:
+    work, broken = Work(endless=False), [True]
+
+    class Breaks(Work):
+        def __call__(self, *args: Any) -> Any:
+            if broken:
+                raise ValueError("no temporary error")
+            return work(*args)
+
+    with running("in-order", server, handle=Breaks()) as shop:
+        shop.happened(7, "ordered")
+        wait_until(lambda: shop.store.llen("events:7") == 1, 5.0, "it is in the list")
+        assert isinstance(value(shop.drain.delay(7)), ValueError)
+        assert shop.store.lrange("events:7", 0, -1) == ["ordered"]
+        broken.clear()
+        shop.happened(7, "paid")
+        wait_until(lambda: not shop.store.exists("events:7"), 10.0, "both are handled")
+    assert work.begun == [(7, "ordered"), (7, "paid")]
+
+
+def test_once_a_day(server: LocalServer) -> None:
+    work = Work()
+
+    class Fails(Work):
+        def __call__(self, *args: Any) -> Any:
+            raise OSError("no mail server")
+
+    with running("once-a-day", server, mail=work) as shop:
+        first = shop.visited(7)
+        wait_until(lambda: len(work.now) == 1, 10.0, "it is at work")
+        assert shop.visited(7).id == first.id
+        other = shop.visited(8)
+        assert other.id != first.id
+        work.go()
+        assert [value(one) for one in (first, other)] == [None, None]
+        assert shop.visited(7).id == first.id
+        tomorrow = shop.digest.delay(7, "2099-01-01")
+        assert value(tomorrow) is None
+        shop.mail = Fails()
+        failed = shop.visited(9)
+        assert isinstance(value(failed), OSError)
+        shop.mail = work
+        wait_until(lambda: shop.visited(9).id != failed.id, 10.0, "its key is free")
+        assert value(shop.visited(9)) is None
+        with admin(server) as client:
+            (key,) = client.keys("*digest:7:2099*")
+            assert 24 * 3600_000 < client.pttl(key) <= 25 * 3600_000
+            assert 100 < client.memory_usage(key) < 300
+    assert [user for user, _day in work.begun] == [7, 8, 7, 9]
