@@ -56,7 +56,7 @@ def test_nodes_may_stand_before_the_command_and_after_it() -> None:
     assert after.stderr == said[0].stderr
 
 
-def test_an_app_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_an_app_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.redlock_nodes = ["redis://127.0.0.1:4/0"]
     monkeypatch.setattr("celery_redlock.cli.context.load_app", lambda _name: app)
@@ -64,7 +64,7 @@ def test_an_app_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
     assert "node 127.0.0.1:4 does" in CliRunner().invoke(main, ["-A", "shop", "ls"]).stderr
 
 
-def test_a_node_has_a_line_of_its_own_in_what_is_wrong_with_nodes() -> None:
+def test_each_wrong_or_unreachable_node_has_a_line_of_its_own() -> None:
     away = CliRunner().invoke(main, ["ls", "--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2"])
     head, first, second = away.stderr.splitlines()
     assert head == "0 of 2 nodes told what they have; 2 are needed"
@@ -88,7 +88,7 @@ def test_a_node_has_a_line_of_its_own_in_what_is_wrong_with_nodes() -> None:
     ],
     ids=lambda given: type(given).__name__,
 )
-def test_an_error_is_a_sentence_and_an_exit_code(error: Exception, code: int) -> None:
+def test_error_of_a_command_is_a_sentence_and_an_exit_code(error: Exception, code: int) -> None:
     def fails(site: Site) -> None:
         raise error
 
@@ -121,6 +121,8 @@ TIMED = ("doctor", "explain x", "exporter", "ls", "release x", "show x")
         ),
     ],
 )
-def test_what_cannot_be_meant_is_said(arguments: str, words: str) -> None:
+def test_contradictory_or_unusable_options_of_a_command_are_refused(
+    arguments: str, words: str
+) -> None:
     result = CliRunner().invoke(main, arguments.split())
     assert result.exit_code == 2 and words in result.output, result.output

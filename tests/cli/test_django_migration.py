@@ -60,7 +60,7 @@ def works(url: str) -> None:
         lock.close()
 
 
-def test_a_project_gets_the_tables_and_can_go_back(
+def test_django_migration_creates_the_tables_and_can_be_reversed(
     database_server: LocalPostgres, tmp_path: Path
 ) -> None:
     url = new_database(database_server, tables=False)
@@ -78,7 +78,7 @@ def test_a_project_gets_the_tables_and_can_go_back(
     works(url)
 
 
-def test_tables_that_are_there_already_are_taken_over(
+def test_django_migration_takes_over_tables_that_exist(
     database_server: LocalPostgres, tmp_path: Path
 ) -> None:
     url = new_database(database_server)
@@ -89,7 +89,7 @@ def test_tables_that_are_there_already_are_taken_over(
     lock.close()
 
 
-def test_a_database_of_another_kind_is_left_alone(
+def test_django_migration_leaves_a_database_of_another_kind_alone(
     database_server: LocalPostgres, tmp_path: Path
 ) -> None:
     url = new_database(database_server, tables=False)
@@ -98,6 +98,6 @@ def test_a_database_of_another_kind_is_left_alone(
     assert execute(url, OURS) == [(0,)]
 
 
-def test_each_version_of_the_tables_has_its_migration() -> None:
+def test_each_version_of_the_tables_has_its_django_migration() -> None:
     there = list(Path(str(migrations.__file__)).parent.glob("0*.py"))
     assert len(there) == schema.VERSION

@@ -63,7 +63,7 @@ def command(server: LocalServer, *words: Any) -> None:
         client.execute_command(*words)
 
 
-def test_a_healthy_site_has_no_findings(healthy: list[str], servers: Servers) -> None:
+def test_doctor_finds_nothing_on_a_healthy_site(healthy: list[str], servers: Servers) -> None:
     code, report = examined(nodes(*healthy))
     assert report["findings"] == [] and code == 0 and report["ok"]
     assert set(report["fine"]) == set(CHECKS) - set(NEED_APP)
@@ -73,7 +73,7 @@ def test_a_healthy_site_has_no_findings(healthy: list[str], servers: Servers) ->
     assert examined(nodes(*of_locks))[1]["findings"] == []
 
 
-def test_what_is_fine_is_one_line_and_so_are_the_nodes(healthy: list[str]) -> None:
+def test_doctor_prints_fine_checks_and_nodes_on_one_line_each(healthy: list[str]) -> None:
     said = CliRunner().invoke(doctor, [], obj=nodes(*healthy)).output.splitlines()
     assert [line.split(" ")[0] for line in said] == ["nodes", "ok", "left", "", "Nothing"]
     assert said[1].removeprefix("ok").strip().split(", ") == [
@@ -82,7 +82,9 @@ def test_what_is_fine_is_one_line_and_so_are_the_nodes(healthy: list[str]) -> No
     assert said[0].count(" ms)") == 3
 
 
-def test_a_node_that_is_down_and_one_that_hangs(healthy: list[str], servers: Servers) -> None:
+def test_doctor_finds_a_node_that_is_down_and_one_that_hangs(
+    healthy: list[str], servers: Servers
+) -> None:
     with Proxy(servers[0].port) as proxy:
         proxy.mode = "mute"
         code, report = examined(nodes(healthy[0], "redis://127.0.0.2:1/0", url(proxy, 1)))
@@ -93,7 +95,7 @@ def test_a_node_that_is_down_and_one_that_hangs(healthy: list[str], servers: Ser
     assert not {"role", "version", "eviction", "rights", "leaks"} & set(report["fine"])
 
 
-def test_without_a_quorum_that_is_said_first(healthy: list[str]) -> None:
+def test_doctor_reports_a_missing_quorum_first(healthy: list[str]) -> None:
     gone = ["redis://127.0.0.2:1/0", "redis://127.0.0.3:2/0"]
     code, report = examined(nodes(healthy[0], *gone))
     first = report["findings"][0]
@@ -106,7 +108,7 @@ def test_without_a_quorum_that_is_said_first(healthy: list[str]) -> None:
     assert "quorum" in report["fine"]
 
 
-def test_one_node_that_is_no_good_is_one_finding(healthy: list[str]) -> None:
+def test_doctor_reports_one_finding_for_one_bad_node(healthy: list[str]) -> None:
     with start_servers(1, config=["--bind", "127.0.0.3", "--cluster-enabled", "yes"]) as (cluster,):
         for third, check in ((url(cluster, 3), "role"), ("redis://127.0.0.3:1/0", "reachable")):
             _code, report = examined(nodes(*healthy[:2], third))
@@ -130,7 +132,7 @@ NOTHING = ["resetkeys", "resetchannels", "nocommands"]
     ],
     ids=" ".join,
 )
-def test_all_missing_rights_come_in_one_run(
+def test_doctor_names_all_missing_rights_in_one_run(
     healthy: list[str], servers: Servers, rule: list[str]
 ) -> None:
     """What it says to do is done once, and no right is missing any more."""
@@ -147,7 +149,7 @@ def test_all_missing_rights_come_in_one_run(
     assert not [one for one in report["findings"] if one["level"] != "unchecked"]
 
 
-def test_a_replica_and_a_member_of_a_cluster(healthy: list[str]) -> None:
+def test_doctor_finds_a_replica_and_a_member_of_a_cluster(healthy: list[str]) -> None:
     with (
         start_servers(1, config=["--cluster-enabled", "yes"]) as (cluster,),
         start_servers(1, config=HOSTS) as (replica,),
@@ -161,7 +163,7 @@ def test_a_replica_and_a_member_of_a_cluster(healthy: list[str]) -> None:
 
 
 @pytest.mark.parametrize("user", ["", "blind:SECRET@"], ids=["by run_id", "without INFO"])
-def test_one_server_under_two_addresses(servers: Servers, user: str) -> None:
+def test_doctor_finds_one_server_under_two_addresses(servers: Servers, user: str) -> None:
     blind = [word for word in ACL_RULE if word != "+info"]
     for server in servers:
         command(server, "ACL", "SETUSER", "blind", *blind)
@@ -172,7 +174,7 @@ def test_one_server_under_two_addresses(servers: Servers, user: str) -> None:
     assert found(report, "wrong")["twins"]["where"] == f"127.0.0.1:{port} and 127.0.0.3:{port}"
 
 
-def test_two_that_are_seen_to_be_one_at_once(servers: Servers) -> None:
+def test_doctor_finds_two_spellings_of_one_address(servers: Servers) -> None:
     """A `Redlock` refuses to be made of these; the doctor goes on and says so."""
     port = servers[0].port
     app = shop([f"redis://localhost:{port}/0", f"redis://127.0.0.1:{port}/0"])
@@ -182,7 +184,9 @@ def test_two_that_are_seen_to_be_one_at_once(servers: Servers) -> None:
     assert "reachable" not in report["fine"]
 
 
-def test_an_even_number_and_nodes_on_one_host(healthy: list[str], servers: Servers) -> None:
+def test_doctor_warns_of_an_even_number_of_nodes_and_of_nodes_on_one_host(
+    healthy: list[str], servers: Servers
+) -> None:
     code, report = examined(nodes(*healthy[:2]))
     assert code == 0 and set(found(report, "warning")) == {"even"}
     assert examined(nodes(*healthy[:2]), "--strict")[0] == 1
@@ -198,7 +202,7 @@ LRU = {"maxmemory-policy": "allkeys-lru"}
     [(LRU, ""), ({**LRU, "maxmemory": "100mb"}, "eviction"), ({"maxmemory": "1"}, "writes")],
     ids=["never full", "evicts", "full"],
 )
-def test_a_node_that_evicts_or_takes_no_writes(
+def test_doctor_finds_a_node_that_evicts_or_takes_no_writes(
     healthy: list[str], servers: Servers, settings: dict[str, str], check: str
 ) -> None:
     with redis.Redis(port=servers[1].port) as client:
@@ -214,7 +218,7 @@ def test_a_node_that_evicts_or_takes_no_writes(
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one of three", "a majority"])
-def test_nodes_that_were_just_started_have_no_vote(healthy: list[str], count: int) -> None:
+def test_doctor_finds_nodes_that_were_just_started(healthy: list[str], count: int) -> None:
     with start_servers(count, config=HOSTS) as fresh:
         new = [url(server, 3 - index) for index, server in enumerate(fresh)]
         urls = [*healthy[: 3 - count], *new]
@@ -231,7 +235,7 @@ def test_nodes_that_were_just_started_have_no_vote(healthy: list[str], count: in
 
 
 @pytest.mark.defaults
-def test_without_an_app_it_counts_with_the_default_ttl(healthy: list[str]) -> None:
+def test_doctor_without_an_app_counts_with_the_default_ttl(healthy: list[str]) -> None:
     with start_servers(2, config=HOSTS) as fresh:
         new = [url(server, 3 - index) for index, server in enumerate(fresh)]
         _code, report = examined(nodes(healthy[0], *new))
@@ -243,7 +247,9 @@ def test_without_an_app_it_counts_with_the_default_ttl(healthy: list[str]) -> No
 @pytest.mark.parametrize(
     ("conf", "warned"), [({}, True), ({"redlock_restart_guard": "uptime"}, False)], ids=str
 )
-def test_one_node_forgets_unless_it_is_guarded(conf: dict[str, Any], warned: bool) -> None:
+def test_doctor_warns_that_a_single_unguarded_node_forgets(
+    conf: dict[str, Any], warned: bool
+) -> None:
     with start_servers(1, config=HOSTS) as (fresh,):
         _code, report = examined(Site(app=shop([url(fresh, 1)], **conf)))
     restart = found(report, "warning").get("restart", {}).get("what", "")
@@ -264,7 +270,7 @@ VERSION = (rb"redis_version:[\d.]+", old, "wrong", r"is Redis 6\.0\.9")
 
 
 @pytest.mark.parametrize(("check", "case"), [("clock", CLOCK), ("version", VERSION)])
-def test_a_clock_that_differs_and_a_server_that_is_too_old(
+def test_doctor_finds_a_clock_that_differs_and_a_server_that_is_too_old(
     healthy: list[str], servers: Servers, check: str, case: Any
 ) -> None:
     pattern, change, level, words = case
@@ -274,7 +280,7 @@ def test_a_clock_that_differs_and_a_server_that_is_too_old(
     assert finding["where"] == f"127.0.0.1:{forger.port}" and re.search(words, finding["what"])
 
 
-def test_a_version_that_is_none() -> None:
+def test_doctor_survives_a_malformed_version() -> None:
     look = NodeLook("node", True, "", 0.001)
     told = Told(info={"redis_version": "7." + "9" * 5000}, ahead=0.0)
     probes = [Probe(index, parse_nodes(["redis://node"])[0], look, told) for index in range(3)]
@@ -282,7 +288,7 @@ def test_a_version_that_is_none() -> None:
 
 
 @pytest.mark.parametrize("word", [word for word in ACL_RULE if word[0] in "+~&"])
-def test_every_right_that_is_missing_is_named(servers: Servers, word: str) -> None:
+def test_doctor_names_every_missing_right(servers: Servers, word: str) -> None:
     rest = [kept for kept in (*ACL_RULE, *EVERYTHING) if kept != word]
     command(servers[0], "ACL", "SETUSER", "lacking", "reset")
     command(servers[0], "ACL", "SETUSER", "lacking", *rest)
@@ -293,7 +299,7 @@ def test_every_right_that_is_missing_is_named(servers: Servers, word: str) -> No
     assert code == (0 if word in slower or word[0] == "&" else 1)
 
 
-def test_what_the_doctor_may_not_look_at_is_not_called_fine(servers: Servers) -> None:
+def test_doctor_does_not_call_fine_what_it_may_not_read(servers: Servers) -> None:
     blind = [word for word in ACL_RULE if word != "+info"]
     command(servers[0], "ACL", "SETUSER", "blind", "reset")
     command(servers[0], "ACL", "SETUSER", "blind", *blind)
@@ -305,13 +311,13 @@ def test_what_the_doctor_may_not_look_at_is_not_called_fine(servers: Servers) ->
     assert not hidden & set(report["fine"])
 
 
-def test_a_wrong_password_is_not_shown(servers: Servers) -> None:
+def test_doctor_shows_no_password_that_was_refused(servers: Servers) -> None:
     _code, report = examined(nodes(url(servers[0], 1, "redlock:SECRETIVE@")))
     assert "it refuses us" in found(report, "wrong")["reachable"]["what"]
     assert not {"role", "twins", "version", "rights", "clock"} & set(report["fine"])
 
 
-def test_a_ttl_that_is_too_short_for_the_way(servers: Servers) -> None:
+def test_doctor_finds_a_ttl_too_short_for_the_round_trip(servers: Servers) -> None:
     with Proxy(servers[1].port, delay=0.1) as slow:
         slow.mode = "late"
         app = shop([url(servers[0], 1), url(slow), url(servers[2], 3)], redlock_ttl=0.5)
@@ -320,7 +326,9 @@ def test_a_ttl_that_is_too_short_for_the_way(servers: Servers) -> None:
     assert f"127.0.0.1:{slow.port}" in ttl["where"] and "a ttl of 0.5 s" in ttl["what"]
 
 
-def test_leaks_and_what_others_write_under_our_prefix(healthy: list[str], servers: Servers) -> None:
+def test_doctor_finds_leaks_and_foreign_keys_under_the_prefix(
+    healthy: list[str], servers: Servers
+) -> None:
     assert examined(nodes(*healthy))[0] == 0
     command(servers[0], "SET", "redlock:leak", "x")
     command(servers[0], "SET", "redlock:theirs", "x", "EX", "100")
@@ -331,7 +339,7 @@ def test_leaks_and_what_others_write_under_our_prefix(healthy: list[str], server
     assert found(report, "warning")["prefix"]["where"] == "redlock:leak, redlock:theirs"
 
 
-def test_every_check_is_in_the_docs() -> None:
+def test_doctor_checks_are_all_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
     rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page, re.M)
     assert list(dict.fromkeys(rows))[: len(CHECKS)] == list(CHECKS)  # some have several rows

@@ -67,7 +67,7 @@ MEMORY = {"broker_url": "memory://"}
     ],
     ids=str,
 )
-def test_what_cannot_go_together_is_found_and_nothing_else(
+def test_doctor_finds_task_options_that_do_not_go_together(
     options: dict[str, Any], conf: dict[str, Any], expected: str | None
 ) -> None:
     app = site(**conf)
@@ -77,7 +77,9 @@ def test_what_cannot_go_together_is_found_and_nothing_else(
 
 
 @pytest.mark.parametrize(("limit", "name"), [(2, "other"), (1, None), (5, "other")])
-def test_tasks_that_share_a_key_and_not_its_limit(limit: int, name: str | None) -> None:
+def test_doctor_finds_tasks_that_share_a_key_and_not_its_limit(
+    limit: int, name: str | None
+) -> None:
     app = site()
     for task, options in {"one": {}, "other": {"lock_limit": limit}, "third": {}}.items():
 
@@ -89,7 +91,7 @@ def test_tasks_that_share_a_key_and_not_its_limit(limit: int, name: str | None) 
     assert not found or f"1 (one), {limit} (other)" in found[0].what
 
 
-def test_limits_are_compared_key_by_key_and_that_of_a_function_is_said_not_to_be() -> None:
+def test_doctor_compares_limits_key_by_key_and_skips_functions() -> None:
     app = site()
 
     def made(name: str, *keys: Any, limit: Any) -> None:
@@ -116,7 +118,7 @@ def test_limits_are_compared_key_by_key_and_that_of_a_function_is_said_not_to_be
     assert sup.what.endswith("not known here: 3 (eight), a function (seven)")
 
 
-def test_a_limit_beside_readers_is_not_answered_with_the_advice_to_give_them_one() -> None:
+def test_doctor_advises_against_a_limit_beside_readers() -> None:
     app = site()
     for task, options in {"r": {"shared": True}, "w": {}, "l": {"limit": 3}}.items():
 
@@ -128,7 +130,7 @@ def test_a_limit_beside_readers_is_not_answered_with_the_advice_to_give_them_one
     assert "has readers (shared), and several limits: 1 (r), 3 (l)" in found.what
 
 
-def test_what_is_wrong_with_an_app_without_its_tasks() -> None:
+def test_doctor_finds_errors_of_an_app_that_concern_no_task() -> None:
     kinds = {"fast": "topic", "slow": "direct"}
     queues = [
         Queue(name, Exchange(name, kind), name, queue_arguments={"x-queue-type": "quorum"})
@@ -153,7 +155,9 @@ def test_what_is_wrong_with_an_app_without_its_tasks() -> None:
     ],
     ids=str,
 )
-def test_parking_with_a_long_visibility_timeout(conf: dict[str, Any], is_found: bool) -> None:
+def test_doctor_warns_of_parking_with_a_long_visibility_timeout(
+    conf: dict[str, Any], is_found: bool
+) -> None:
     found = [one for one in examine_tasks(site(**conf)) if one.where == "broker"]
     assert len(found) == is_found
     for one in found:
@@ -167,7 +171,7 @@ def test_parking_with_a_long_visibility_timeout(conf: dict[str, Any], is_found: 
         ({"base": SingletonTask, "lock_tll": 9}, "shop.odd: there is no option lock_tll; did you"),
     ],
 )
-def test_an_option_that_nothing_reads_is_a_finding(options: dict[str, Any], words: str) -> None:
+def test_doctor_finds_an_option_that_nothing_reads(options: dict[str, Any], words: str) -> None:
     app = shop(["redis://127.0.0.1:1/0"])
 
     def body(order_id: int) -> None: ...
@@ -196,7 +200,7 @@ def test_an_option_that_nothing_reads_is_a_finding(options: dict[str, Any], word
     ],
     ids=str,
 )
-def test_a_tick_that_its_predecessors_success_still_reserves(
+def test_doctor_finds_a_tick_that_the_success_before_it_still_reserves(
     due: Any, reserve_ttl: float | None, is_found: bool
 ) -> None:
     app = shop(["redis://127.0.0.1:1/0"])
@@ -229,7 +233,7 @@ class Own(schedule):
     ],
     ids=str,
 )
-def test_an_entry_has_options_of_its_own_and_not_every_schedule_is_known(
+def test_doctor_checks_the_options_of_an_entry_and_skips_unknown_schedules(
     due: Any, given: dict[str, Any], level: str
 ) -> None:
     app = shop(["redis://127.0.0.1:1/0"])
@@ -263,14 +267,14 @@ def compared(
     return list(examine_workers(app, 1.0))
 
 
-def test_workers_that_are_alike_are_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_nothing_if_workers_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     app = site()
     turned = answer(app, nodes=settings_of(app)["nodes"][::-1])
     assert compared(monkeypatch, app, {"a": answer(app), "b": turned}) == []
     assert turned["settings_digest"] == answer(app)["settings_digest"]
 
 
-def test_workers_that_differ_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_workers_whose_settings_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     app, other = site(), shop([NODES[0].replace("/0", "/7"), *NODES[1:]], redlock_ttl=5)
     replies = {"worker1": answer(other), "worker2": answer(app), "old": {"error": "no redlock"}}
     found = compared(monkeypatch, app, replies)
@@ -282,7 +286,7 @@ def test_workers_that_differ_are(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not any(one.where == "worker2" for one in found)
 
 
-def test_a_task_that_is_locked_otherwise_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_finds_a_task_locked_otherwise_in_a_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     app, other = site(), site()
     declare(app, lock_key="order:{order_id}")
     declare(other, lock_key="invoice:{order_id}")
@@ -291,20 +295,20 @@ def test_a_task_that_is_locked_otherwise_there(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("unasked", ["", "no worker was asked: no answer from the broker"])
-def test_workers_that_do_not_answer_are_not_called_fine(
+def test_doctor_does_not_call_silent_workers_fine(
     monkeypatch: pytest.MonkeyPatch, unasked: str
 ) -> None:
     (one,) = compared(monkeypatch, site(), {}, unasked)
     assert one.level == "unchecked" and (unasked or "none answered") in one.what
 
 
-def test_settings_that_cannot_work_are_named_once() -> None:
+def test_doctor_names_invalid_settings_once() -> None:
     code, report = examined(Site(app=shop([])))
     (one,) = [one for one in report["findings"] if one["check"] == "configuration"]
     assert code == 1 and one["where"] == "settings" and "redlock_nodes is empty" in one["what"]
 
 
-def test_what_is_found_at_many_places_is_said_once() -> None:
+def test_doctor_merges_one_finding_at_many_places() -> None:
     many = [Finding("warning", "it is so", "change it", f"task{n}", "acks") for n in range(7)]
     said = {
         "task0, task1, task2, task3, task4 and 2 more": many,
@@ -315,6 +319,6 @@ def test_what_is_found_at_many_places_is_said_once() -> None:
 
 
 @pytest.mark.parametrize("broker", ["redis://:SECRET@127.0.0.1:1/0", "nonsense://u:SECRET@x"])
-def test_a_broker_that_is_away_is_said_without_its_password(broker: str) -> None:
+def test_doctor_names_an_unreachable_broker_without_its_password(broker: str) -> None:
     replies, unasked = ask(Celery("shop", broker=broker, set_as_current=False), 0.5)
     assert replies == {} and "no worker was asked" in unasked and "SECRET" not in unasked

@@ -79,7 +79,7 @@ def only(url: str, check: str, level: str = "wrong", *more: str) -> dict[str, An
     return one
 
 
-def test_a_healthy_database_has_no_findings(database: str, host: LocalPostgres) -> None:
+def test_doctor_finds_nothing_on_a_healthy_database(database: str, host: LocalPostgres) -> None:
     code, report = examined(of(database))
     assert report["findings"] == [] and code == 0 and report["ok"]
     assert set(report["fine"]) == set(OF_POSTGRESQL) - set(NEED_APP)
@@ -90,7 +90,7 @@ def test_a_healthy_database_has_no_findings(database: str, host: LocalPostgres) 
     assert {"restart", "ttl"} <= set(report["fine"])
 
 
-def test_what_is_tried_leaves_nothing_behind(database: str) -> None:
+def test_doctor_leaves_nothing_behind_in_the_database(database: str) -> None:
     before = execute(database, "SELECT memory, since::text FROM redlock_memory")
     examined(of(database))
     for table in ("redlock_lease", "redlock_waiter"):
@@ -98,7 +98,9 @@ def test_what_is_tried_leaves_nothing_behind(database: str) -> None:
     assert execute(database, "SELECT memory, since::text FROM redlock_memory") == before
 
 
-def test_tables_that_are_missing_old_or_where_nobody_looks(host: LocalPostgres) -> None:
+def test_doctor_finds_tables_that_are_missing_old_or_out_of_the_search_path(
+    host: LocalPostgres,
+) -> None:
     url = new_database(host, tables=False)
     # That no keys can be read there goes without saying.
     one = only(url, "tables", "wrong", "leaks")
@@ -114,7 +116,7 @@ def test_tables_that_are_missing_old_or_where_nobody_looks(host: LocalPostgres) 
     assert "of version 0, and this library wants 2" in only(url, "tables")["what"]
 
 
-def test_a_user_without_rights_and_one_with_no_more_than_it_needs(
+def test_doctor_finds_missing_rights_and_names_the_least_that_suffice(
     host: LocalPostgres, database: str
 ) -> None:
     execute(database, ROLE)
@@ -132,7 +134,7 @@ def test_a_user_without_rights_and_one_with_no_more_than_it_needs(
     assert "redlock_waiter" in only(url, "rights")["what"]
 
 
-def test_roles_that_could_have_their_code_executed_are_found(
+def test_doctor_finds_roles_that_could_have_their_code_executed(
     host: LocalPostgres, database: str
 ) -> None:
     execute(database, ROLE)
@@ -181,7 +183,7 @@ NEIGHBOURS = {
 
 
 @pytest.mark.parametrize("done", NEIGHBOURS)
-def test_roles_that_decide_which_functions_are_called_are_found(
+def test_doctor_finds_roles_that_decide_which_functions_are_called(
     host: LocalPostgres, database: str, done: str
 ) -> None:
     execute(database, ROLE + ";" + ROLE.replace("worker", "other") + ";" + GRANTS)
@@ -197,13 +199,13 @@ def test_roles_that_decide_which_functions_are_called_are_found(
     assert one["what"].partition(":")[0] == NEIGHBOURS[done].format(name)
 
 
-def test_a_lock_that_cannot_be_taken_for_another_reason(database: str) -> None:
+def test_doctor_finds_a_lock_refused_for_another_reason(database: str) -> None:
     execute(database, "ALTER TABLE redlock_lease ADD CHECK (token <> 'doctor')")
     one = only(database, "writes")
     assert "a lock cannot be taken there: new row for relation" in one["what"]
 
 
-def test_a_standby_is_no_node_and_one_that_nothing_waits_for_is_a_warning(
+def test_doctor_refuses_a_standby_and_warns_of_one_nobody_waits_for(
     host: LocalPostgres, database: str
 ) -> None:
     execute(database, ROLE)
@@ -230,7 +232,7 @@ def test_a_standby_is_no_node_and_one_that_nothing_waits_for_is_a_warning(
             postgres.sql(host, "SELECT pg_reload_conf()")
 
 
-def test_a_database_that_acknowledges_before_it_has_written(database: str) -> None:
+def test_doctor_warns_of_synchronous_commit_off(database: str) -> None:
     execute(database, f"ALTER DATABASE {name_of(database)} SET synchronous_commit = off")
     assert "synchronous_commit is off" in only(database, "durability", "warning")["what"]
     guarded = Site(app=shop([database], redlock_restart_guard="uptime"))
@@ -238,7 +240,7 @@ def test_a_database_that_acknowledges_before_it_has_written(database: str) -> No
     assert "durability" in fine and "restart" not in fine  # it counts from its start then
 
 
-def test_a_server_that_has_forgotten_has_no_vote_yet(database: str) -> None:
+def test_doctor_finds_a_database_that_has_forgotten_and_has_no_vote_yet(database: str) -> None:
     execute(database, "UPDATE redlock_memory SET since = clock_timestamp()")
     site = Site(app=shop([database], redlock_restart_guard="uptime", redlock_ttl=60))
     code, report = examined(site)
@@ -247,7 +249,7 @@ def test_a_server_that_has_forgotten_has_no_vote_yet(database: str) -> None:
     assert re.search(r"set back or started anew \d s ago.*give it no vote for [56]\d s", said)
 
 
-def test_settings_that_make_locks_slow_or_fail(database: str) -> None:
+def test_doctor_finds_settings_that_make_locks_slow_or_fail(database: str) -> None:
     with empty_server(autovacuum="off", max_connections="10") as other:
         postgres.sql(other, postgres.SCHEMA)
         held = [psycopg.connect(other.url) for _ in range(6)]
@@ -270,7 +272,7 @@ def test_settings_that_make_locks_slow_or_fail(database: str) -> None:
     assert "is 'repeatable read'" in only(database, "isolation")["what"]
 
 
-def test_a_pooler_in_front(host: LocalPostgres, database: str) -> None:
+def test_doctor_finds_a_pooler_in_front_of_the_database(host: LocalPostgres, database: str) -> None:
     with open_folder() as folder, pooler(host, folder) as port:
         url = url_of(host, database=name_of(database), port=port)
         assert "LISTEN does not work" in only(url, "pooler", "warning")["what"]
@@ -283,7 +285,9 @@ def test_a_pooler_in_front(host: LocalPostgres, database: str) -> None:
 
 
 @pytest.mark.parametrize(("ahead", "how"), [(5.0, "behind"), (-5.0, "ahead of")])
-def test_a_clock_that_is_off(database: str, monkeypatch: Patch, ahead: float, how: str) -> None:
+def test_doctor_finds_a_database_whose_clock_is_off(
+    database: str, monkeypatch: Patch, ahead: float, how: str
+) -> None:
     class Clock:  # ours is set, not the server's: it has no other than the machine's
         time = staticmethod(lambda: time.time() + ahead)
 
@@ -302,14 +306,16 @@ def test_a_clock_that_is_off(database: str, monkeypatch: Patch, ahead: float, ho
         ("postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=require", "not speak TLS"),
     ],
 )
-def test_a_database_that_gives_no_answer(host: LocalPostgres, url: str, what: str) -> None:
+def test_doctor_finds_a_database_that_gives_no_answer(
+    host: LocalPostgres, url: str, what: str
+) -> None:
     code, report = examined(of(url.format(port=host.port)))
     assert code == 1 and report["findings"][0]["check"] == "quorum"
     assert what in found(report, "wrong")["reachable"]["what"]
     assert not {"tables", "rights", "leaks", "clock"} & set(report["fine"])
 
 
-def test_a_database_that_hangs(host: LocalPostgres, database: str) -> None:
+def test_doctor_finds_a_database_that_hangs(host: LocalPostgres, database: str) -> None:
     host.pause()
     begun = time.monotonic()
     code, report = examined(of(database))
@@ -319,7 +325,7 @@ def test_a_database_that_hangs(host: LocalPostgres, database: str) -> None:
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_certificates() -> None:
+def test_doctor_checks_the_certificates_of_a_database() -> None:
     with open_folder() as folder, empty_server(fsync="on") as host:
         ours, theirs = Authority(folder, "ours"), Authority(folder, "theirs")
         cert, key = ours.sign("server", "IP:127.0.0.1")
@@ -339,7 +345,7 @@ def test_certificates() -> None:
         assert "its certificate is not accepted" in refused
 
 
-def test_without_its_client_it_says_what_to_install(database: str, monkeypatch: Patch) -> None:
+def test_doctor_without_psycopg_says_what_to_install(database: str, monkeypatch: Patch) -> None:
     for name in [name for name in sys.modules if name.startswith("psycopg")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "psycopg", None)
@@ -350,7 +356,7 @@ def test_without_its_client_it_says_what_to_install(database: str, monkeypatch: 
     assert "pip install 'celery-redlock[postgresql]'" in said["what"]
 
 
-def test_keys_without_an_end_and_values_of_others(database: str) -> None:
+def test_doctor_finds_leaks_and_foreign_values_in_a_database(database: str) -> None:
     row = "INSERT INTO redlock_lease VALUES ('redlock:{}', 'x', 0, '{}', clock_timestamp())"
     execute(database, row.format("leak", "infinity"))
     execute(database, row.format("theirs", "2100-01-01"))
@@ -359,13 +365,13 @@ def test_keys_without_an_end_and_values_of_others(database: str) -> None:
     assert found(report, "warning")["prefix"]["where"] == "redlock:leak, redlock:theirs"
 
 
-def test_every_check_is_in_the_docs() -> None:
+def test_doctor_checks_of_postgresql_are_all_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
     rows = set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page, re.M))
     assert set(OF_POSTGRESQL) <= rows
 
 
-def test_who_only_looks_needs_no_more_than_to_read(host: LocalPostgres, database: str) -> None:
+def test_commands_that_only_look_need_only_select(host: LocalPostgres, database: str) -> None:
     execute(database, "DO $$ BEGIN CREATE ROLE looks LOGIN; EXCEPTION WHEN OTHERS THEN END $$")
     url = url_of(host, user="looks", database=name_of(database))
 
@@ -387,7 +393,7 @@ def test_who_only_looks_needs_no_more_than_to_read(host: LocalPostgres, database
     lock.close()
 
 
-def test_a_look_at_a_database_that_hangs_ends_by_itself(host: LocalPostgres, database: str) -> None:
+def test_look_at_a_hanging_database_ends_by_itself(host: LocalPostgres, database: str) -> None:
     """It is left alone after the timeout; but looks of a page, each second, must not pile up."""
     (address,) = parse_nodes([database])
     host.pause()

@@ -82,7 +82,7 @@ def ports(folder: Path) -> Iterator[dict[str, int]]:
         ("rediss://127.0.0.1:1", "it gives no answer: ", "start it, or open the way to it"),
     ],
 )
-def test_what_is_wrong_with_tls(
+def test_doctor_names_each_tls_error_with_its_fix(
     ports: dict[str, int], folder: Path, node: str, what: str, fix: str
 ) -> None:
     code, report = examined(Site(nodes=[node.format(**ports, folder=folder)]), *PATIENT)
@@ -93,12 +93,14 @@ def test_what_is_wrong_with_tls(
 
 
 @pytest.mark.parametrize("why", ["Connection reset by peer.", "Broken pipe."])
-def test_one_that_hangs_up_while_we_write_ends_the_handshake(why: str) -> None:
+def test_reset_while_writing_counts_as_the_end_of_a_tls_handshake(why: str) -> None:
     what, fix = certificate_trouble(f"Error 104 while writing to socket. {why}") or ("", "")
     assert what.startswith("it ends the TLS handshake: ") and "ssl_certfile" in fix
 
 
-def test_with_the_right_certificate_nothing_is_wrong(ports: dict[str, int], folder: Path) -> None:
+def test_doctor_finds_nothing_with_the_right_certificate(
+    ports: dict[str, int], folder: Path
+) -> None:
     node = f"rediss://127.0.0.1:{ports['tls']}?ssl_ca_certs={folder}/ours.pem"
     assert examined(Site(nodes=[node]), *PATIENT)[1]["findings"] == []
 
@@ -110,7 +112,7 @@ def test_with_the_right_certificate_nothing_is_wrong(ports: dict[str, int], fold
         ("redis://default:s3cret@0.0.0.0:{plain}", "its password goes over the network as plain"),
     ],
 )
-def test_password_that_others_can_learn_is_a_finding(
+def test_doctor_finds_a_password_that_others_can_learn(
     ports: dict[str, int], node: str, what: str
 ) -> None:
     _code, report = examined(Site(nodes=[node.format(**ports)]), *PATIENT)

@@ -51,7 +51,7 @@ def told(url: str, *arguments: str) -> Any:
     return json.loads(result.stdout)
 
 
-def test_what_is_held_and_who_waits_is_shown_and_can_be_released(three: LocalEtcd) -> None:
+def test_etcd_lock_and_waiter_are_shown_and_can_be_released(three: LocalEtcd) -> None:
     holder, waiting = (Redlock([three.url], ttl=20.0, fencing=True) for _ in range(2))
     lease = holder.acquire("order:7")
     granted: list[Any] = []
@@ -83,7 +83,9 @@ def entry(url: str) -> Any:
     return one
 
 
-def test_a_healthy_cluster_has_no_findings_and_what_is_tried_is_gone(three: LocalEtcd) -> None:
+def test_doctor_finds_nothing_on_a_healthy_etcd_cluster_and_leaves_nothing(
+    three: LocalEtcd,
+) -> None:
     code, report = examined(Site(nodes=(three.url,)))
     assert report["findings"] == [] and code == 0
     assert set(report["fine"]) == set(OF_ETCD) - set(NEED_APP)
@@ -92,7 +94,7 @@ def test_a_healthy_cluster_has_no_findings_and_what_is_tried_is_gone(three: Loca
     assert [one["check"] for one in report["findings"]] == ["workers"]
 
 
-def test_a_member_that_is_away_or_alone_is_found(three: LocalEtcd) -> None:
+def test_doctor_finds_an_etcd_member_that_is_away_or_alone(three: LocalEtcd) -> None:
     three.members[2].kill()
     for member in three.members[:2]:
         member.wait()  # there may have to be another leader
@@ -102,7 +104,7 @@ def test_a_member_that_is_away_or_alone_is_found(three: LocalEtcd) -> None:
     assert "names one member" in found(report, "warning")["members"]["what"]
 
 
-def test_of_two_clusters_in_one_url_the_doctor_tells(three: LocalEtcd) -> None:
+def test_doctor_finds_two_etcd_clusters_in_one_url(three: LocalEtcd) -> None:
     with start_etcd() as other:
         url = f"{three.url},127.0.0.1:{other.port}"
         code, report = examined(Site(nodes=(url,)))
@@ -110,13 +112,13 @@ def test_of_two_clusters_in_one_url_the_doctor_tells(three: LocalEtcd) -> None:
     assert "of several clusters" in found(report, "wrong")["members"]["what"]
 
 
-def test_one_that_is_not_there_is_found() -> None:
+def test_doctor_finds_an_unreachable_etcd_cluster() -> None:
     code, report = examined(Site(nodes=(f"etcd://127.0.0.1:{free_port()}",)))
     assert code == 1
     assert "no member can be asked" in found(report, "wrong")["reachable"]["what"]
 
 
-def test_users_and_their_rights(three: LocalEtcd) -> None:
+def test_doctor_checks_etcd_users_and_the_documented_role_suffices(three: LocalEtcd) -> None:
     """The role that docs/etcd.md names suffices; without a user, or with less, that is found."""
     role = {"key": text(b"redlock:"), "range_end": text(b"redlock;")}
     ask(three, "auth/user/add", name="root", password="SECRET")
@@ -147,7 +149,7 @@ def test_users_and_their_rights(three: LocalEtcd) -> None:
         three.reset()
 
 
-def test_without_space_it_is_silent_and_the_doctor_says_why(three: LocalEtcd) -> None:
+def test_doctor_finds_an_etcd_cluster_without_space(three: LocalEtcd) -> None:
     for n in range(40):
         try:
             ask(three, "kv/put", key=text(b"big%d" % n), value=text(b"x" * 200_000))
@@ -202,9 +204,7 @@ LOOKS: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.parametrize("name", LOOKS)
-def test_whatever_a_member_answers_a_look_ends_and_shows_no_escape(
-    three: LocalEtcd, name: str
-) -> None:
+def test_look_at_an_odd_etcd_member_ends_and_shows_no_escape(three: LocalEtcd, name: str) -> None:
     for key, value in ((b"lock/order:7", b"theirs"), (b"line/order:7\xffp:w", b"%020d" % 7)):
         lease = ask(three, "lease/grant", TTL="600")["ID"]
         ask(three, "kv/put", key=text(b"redlock:" + key), value=text(value), lease=lease)

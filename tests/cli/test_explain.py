@@ -99,7 +99,7 @@ def told(app: Celery, *arguments: str, code: int = 0) -> dict[str, Any]:
     return data
 
 
-def test_a_task_may_be_a_class(nodes: Servers) -> None:
+def test_explain_accepts_a_task_that_is_a_class(nodes: Servers) -> None:
     class Pack(SingletonTask):
         name = "shop.pack"
 
@@ -125,7 +125,7 @@ def test_a_task_may_be_a_class(nodes: Servers) -> None:
         ("bound", ["order:17"], "the template 'order:<order_id>'"),
     ],
 )
-def test_it_names_the_key_and_the_rule(
+def test_explain_names_the_key_and_its_rule(
     app: Celery, name: str, resources: list[str], rule: str
 ) -> None:
     data = told(app, f"shop.{name}", "[17]")
@@ -136,7 +136,7 @@ def test_it_names_the_key_and_the_rule(
     assert data["run"]["outcome"] == "run" and data["publish"]["outcome"] == "sent"
 
 
-def test_options_say_where_they_come_from(app: Celery) -> None:
+def test_explain_says_where_options_come_from(app: Celery) -> None:
     options = told(app, "shop.charge", "[1]", "--kwargs", '{"lang": "de"}')["options"]
     assert options["ttl"] == {"value": 5.0, "from": "task"}
     assert options["wait"]["from"] == "default"
@@ -166,7 +166,7 @@ BODY = {"max_lifetime", "on_conflict", "on_lost"}
         ("rebuild", {}, (ALWAYS - {"key"}) | RETRIES | BODY),
     ],
 )
-def test_options_that_nothing_reads_are_for_programs_alone(
+def test_explain_hides_unread_options_except_from_programs(
     nodes: Servers, name: str, conf: dict[str, Any], shown: set[str]
 ) -> None:
     app = shop(nodes, **conf)
@@ -188,7 +188,7 @@ def test_options_that_nothing_reads_are_for_programs_alone(
         ("unlocked_body", "run", "locks no body"),
     ],
 )
-def test_it_says_what_a_call_would_do_and_who_holds(
+def test_explain_says_what_a_call_would_do_and_who_holds_the_lock(
     app: Celery, redlock: Redlock, name: str, outcome: str, words: str
 ) -> None:
     owner = Owner("host", 42, task_id="t-1", task="shop.other")
@@ -211,13 +211,15 @@ def test_it_says_what_a_call_would_do_and_who_holds(
     assert not re.search(r"^ +127\.", text, re.M)  # they all say the same
 
 
-def test_parking_that_is_switched_off_is_not_promised(nodes: Servers, redlock: Redlock) -> None:
+def test_explain_does_not_promise_parking_that_is_switched_off(
+    nodes: Servers, redlock: Redlock
+) -> None:
     app = shop(nodes, redlock_parking=False)
     with redlock.lock("order:17"):
         assert told(app, "shop.charge", "[17]")["run"]["outcome"] == "again"
 
 
-def test_a_limit_counts_slots(app: Celery, redlock: Redlock) -> None:
+def test_explain_counts_free_slots_of_a_limit(app: Celery, redlock: Redlock) -> None:
     with redlock.lock("few:1", limit=2):
         first = told(app, "shop.few", "[1]")
         with (
@@ -229,7 +231,7 @@ def test_a_limit_counts_slots(app: Celery, redlock: Redlock) -> None:
     assert "1 of 2 slots free" in first["run"]["text"]
 
 
-def test_a_rate_says_how_many_have_started_and_when_the_next_may(
+def test_explain_counts_starts_of_a_rate_and_when_the_next_may_start(
     app: Celery, redlock: Redlock
 ) -> None:
     found = []
@@ -258,7 +260,7 @@ def redlock_urls(app: Celery) -> list[str]:
         ("dup_skip", "sent", "without a reservation: shop.another has reserved the key"),
     ],
 )
-def test_it_says_what_delay_would_return(
+def test_explain_says_what_delay_would_return(
     app: Celery, redlock: Redlock, name: str, outcome: str, words: str
 ) -> None:
     assert "reserves the key" in told(app, f"shop.{name}", "[17]")["publish"]["text"]
@@ -274,7 +276,7 @@ def test_it_says_what_delay_would_return(
     assert data["run"]["outcome"] == ("run" if outcome in ("replace", "sent") else "none")
 
 
-def test_a_key_of_another_program_that_never_expires(app: Celery, nodes: Servers) -> None:
+def test_explain_names_a_foreign_key_that_never_expires(app: Celery, nodes: Servers) -> None:
     import redis
 
     clients = [redis.Redis.from_url(node.url) for node in nodes]
@@ -289,14 +291,14 @@ def test_a_key_of_another_program_that_never_expires(app: Celery, nodes: Servers
     assert run["outcome"] == "parked" and "in its way forever; it waits" in run["text"]
 
 
-def test_without_a_quorum_it_says_what_the_options_say(nodes: Servers, app: Celery) -> None:
+def test_explain_without_a_quorum_follows_on_unavailable(nodes: Servers, app: Celery) -> None:
     gone = shop([], redlock_nodes=["redis://127.0.0.1:1/0", nodes[0].url, "redis://127.0.0.1:2/0"])
     data = told(gone, "shop.charge", "[17]", code=3)
     assert data["run"]["outcome"] == "again" and "1 of 3 nodes" in data["error"]
     assert told(gone, "shop.run_anyway", "[17]", code=3)["run"]["outcome"] == "unlocked"
 
 
-def test_nodes_that_were_just_started_have_no_vote() -> None:
+def test_explain_counts_no_vote_of_nodes_just_started() -> None:
     with start_servers(3) as just_started:
         app = shop(just_started, redlock_restart_guard="uptime")
         data = told(app, "shop.charge", "[17]", code=3)
@@ -304,7 +306,7 @@ def test_nodes_that_were_just_started_have_no_vote() -> None:
     assert data["run"]["outcome"] == "again" and "it may have forgotten locks" in data["error"]
 
 
-def test_who_takes_no_lock_is_told_so(app: Celery) -> None:
+def test_explain_says_that_a_task_takes_no_lock(app: Celery) -> None:
     result = call(app, "shop.plain", "[1]")
     assert result.exit_code == 0 and "takes no lock" in result.output
     assert told(app, "shop.plain", "[1]") == {"task": "shop.plain", "locked": False}
@@ -322,13 +324,15 @@ def test_who_takes_no_lock_is_told_so(app: Celery) -> None:
     ],
     ids=lambda given: str(given)[:20],
 )
-def test_what_is_wrong_is_said(app: Celery, arguments: list[str], code: int, words: str) -> None:
+def test_explain_reports_wrong_tasks_and_arguments(
+    app: Celery, arguments: list[str], code: int, words: str
+) -> None:
     result = call(app, *arguments)
     assert result.exit_code == code, result.output
     assert words in result.output and "Traceback" not in result.output
 
 
-def test_without_locks_nothing_is_asked(nodes: Servers) -> None:
+def test_explain_with_locks_disabled_asks_no_node(nodes: Servers) -> None:
     app = shop([], redlock_enabled=False, redlock_nodes=["redis://127.0.0.1:1/0"])
     data = told(app, "shop.charge", "[17]")
     assert data["run"]["outcome"] == "unlocked" and data["entries"] == []

@@ -72,7 +72,9 @@ def everywhere(nodes: Nodes, key: str) -> None:
     wait_until(lambda: all(node.exists(key) for node in nodes), LONG, f"{key} is on each node")
 
 
-def test_what_is_held_and_for_how_long_and_what_is_reserved(redlock: Redlock, nodes: Nodes) -> None:
+def test_exporter_counts_held_and_reserved_keys_and_the_oldest_hold(
+    redlock: Redlock, nodes: Nodes
+) -> None:
     for node in nodes[:2]:
         node.set(f"redlock:r{RESERVED_SUFFIX}", CHARGE.token("0" * 32, 1.0), px=60_000)
     see, charge = shown(redlock), {"task": "shop.charge"}
@@ -84,7 +86,7 @@ def test_what_is_held_and_for_how_long_and_what_is_reserved(redlock: Redlock, no
         assert oldest is not None and 0 <= oldest < LONG
 
 
-def test_waiters_and_for_how_long(redlock: Redlock) -> None:
+def test_exporter_counts_waiters_and_the_oldest_wait(redlock: Redlock) -> None:
     lease = redlock.acquire("r", owner=CHARGE)
     threads = [
         threading.Thread(target=redlock.acquire, args=("r",), kwargs={"wait": LONG, "ttl": 0.5})
@@ -102,9 +104,7 @@ def test_waiters_and_for_how_long(redlock: Redlock) -> None:
         thread.join()
 
 
-def test_parked_tasks_wait_and_without_an_app_nobody_is_said_to(
-    redlock: Redlock, nodes: Nodes
-) -> None:
+def test_exporter_counts_parked_tasks_only_with_an_app(redlock: Redlock, nodes: Nodes) -> None:
     for node in nodes:
         node.zadd("redlock:r#line", {"worker:1": 1.0})
     waits = [{"resource": name, "waited": 9.0, "where": "parked"} for name in "rrrq"]
@@ -121,7 +121,9 @@ def test_parked_tasks_wait_and_without_an_app_nobody_is_said_to(
             assert see(name, **charge) is None
 
 
-def test_on_how_many_nodes_a_lock_is_and_what_is_split(redlock: Redlock, nodes: Nodes) -> None:
+def test_exporter_counts_locks_by_number_of_nodes_and_split_ones(
+    redlock: Redlock, nodes: Nodes
+) -> None:
     redlock.acquire("r")
     everywhere(nodes, "redlock:r")
     assert shown(redlock)("locks_on_nodes", nodes="3") == 1
@@ -135,7 +137,9 @@ def test_on_how_many_nodes_a_lock_is_and_what_is_split(redlock: Redlock, nodes: 
     assert (see("split"), see("held", task="shop.charge")) == (1, None)
 
 
-def test_a_key_without_a_ttl_is_a_leak_of_its_node(redlock: Redlock, nodes: Nodes) -> None:
+def test_exporter_counts_keys_without_a_ttl_as_leaks_of_their_node(
+    redlock: Redlock, nodes: Nodes
+) -> None:
     redlock.acquire("r", owner=CHARGE)
     everywhere(nodes, "redlock:r")
     nodes[1].persist("redlock:r")
@@ -145,7 +149,7 @@ def test_a_key_without_a_ttl_is_a_leak_of_its_node(redlock: Redlock, nodes: Node
     assert see("foreign_keys") == 1
 
 
-def test_a_node_that_is_down_is_a_value(redlock: Redlock, servers: Servers) -> None:
+def test_exporter_shows_a_node_that_is_down_as_a_value(redlock: Redlock, servers: Servers) -> None:
     redlock.acquire("r")
     servers[0].kill()
     see = shown(redlock)
@@ -158,7 +162,9 @@ def test_a_node_that_is_down_is_a_value(redlock: Redlock, servers: Servers) -> N
     assert see("held", task="") == 1
 
 
-def test_without_a_quorum_each_node_is_still_told(redlock: Redlock, servers: Servers) -> None:
+def test_exporter_without_a_quorum_still_shows_each_node(
+    redlock: Redlock, servers: Servers
+) -> None:
     redlock.acquire("r")
     for server in servers[:2]:
         server.kill()
@@ -171,7 +177,9 @@ def test_without_a_quorum_each_node_is_still_told(redlock: Redlock, servers: Ser
     assert "celery_redlock_survey_errors_total 1.0" in text
 
 
-def test_a_bug_is_no_failed_scrape(redlock: Redlock, monkeypatch: Patch, caplog: Log) -> None:
+def test_exporter_counts_a_bug_as_a_survey_error_and_answers(
+    redlock: Redlock, monkeypatch: Patch, caplog: Log
+) -> None:
     def broken(*_args: Any, **_options: Any) -> None:
         raise KeyError("a bug")
 
@@ -181,7 +189,7 @@ def test_a_bug_is_no_failed_scrape(redlock: Redlock, monkeypatch: Patch, caplog:
     assert "could not look at the nodes" in caplog.text
 
 
-def test_one_look_serves_all_who_ask_for_a_while(redlock: Redlock, monkeypatch: Patch) -> None:
+def test_exporter_serves_many_scrapes_from_one_look(redlock: Redlock, monkeypatch: Patch) -> None:
     looks: list[float] = []
     survey = exporter.survey
 
@@ -201,7 +209,7 @@ def test_one_look_serves_all_who_ask_for_a_while(redlock: Redlock, monkeypatch: 
     assert age is not None and age > 0
 
 
-def test_a_look_that_took_long_is_good_for_longer(redlock: Redlock, monkeypatch: Patch) -> None:
+def test_exporter_caches_a_slow_look_for_longer(redlock: Redlock, monkeypatch: Patch) -> None:
     now, looks = [0.0], []
 
     def slow(*_args: Any, **_options: Any) -> Any:
@@ -217,14 +225,14 @@ def test_a_look_that_took_long_is_good_for_longer(redlock: Redlock, monkeypatch:
     assert looks == [0.0, 101.0]
 
 
-def test_no_secret_and_no_key_is_shown(redlock: Redlock) -> None:
+def test_exporter_shows_no_token_and_no_key(redlock: Redlock) -> None:
     with redlock.lock("secret-key", owner=CHARGE) as lease:
         text = exposition(make_registry(redlock))
         assert lease.token not in text and not TOKEN.search(text)
         assert "secret-key" not in text and "id-1" not in text
 
 
-def test_names_of_tasks_are_foreign_text(redlock: Redlock, monkeypatch: Patch) -> None:
+def test_exporter_escapes_and_bounds_names_of_tasks(redlock: Redlock, monkeypatch: Patch) -> None:
     monkeypatch.setattr(exporter, "MAX_TASKS", 1)
     evil = dataclasses.replace(CHARGE, task="e\x1b[31m" + "x" * 300)
     label = exporter._labels([CHARGE, CHARGE, REPORT])
@@ -239,7 +247,7 @@ def nodes_of(servers: Servers) -> list[str]:
     return ["--nodes", ",".join(server.url for server in servers[:3])]
 
 
-def test_once_prints_the_metrics_and_json_is_for_programs(
+def test_exporter_once_prints_metrics_and_json_is_for_programs(
     redlock: Redlock, servers: Servers
 ) -> None:
     with redlock.lock("r", owner=CHARGE):
@@ -256,7 +264,7 @@ def test_once_prints_the_metrics_and_json_is_for_programs(
 
 
 @pytest.mark.defaults
-def test_until_when_no_quorum_has_a_vote() -> None:
+def test_exporter_shows_the_seconds_until_a_quorum_votes() -> None:
     with start_servers(3) as fresh:
         command = [*nodes_of(fresh), "exporter", "--json"]
         votes = "celery_redlock_quorum_votes_in_seconds"
@@ -268,13 +276,15 @@ def test_until_when_no_quorum_has_a_vote() -> None:
         assert {"name": votes, "labels": {}, "value": 0.0} in told
 
 
-def test_without_prometheus_it_says_what_to_install(redlock: Redlock, monkeypatch: Patch) -> None:
+def test_exporter_without_prometheus_client_says_what_to_install(
+    redlock: Redlock, monkeypatch: Patch
+) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ConfigurationError, match=r"celery-redlock\[prometheus\]"):
         make_registry(redlock)
 
 
-def test_it_answers_until_it_is_told_to_end(servers: Servers, tmp_path: Path) -> None:
+def test_exporter_serves_until_it_is_ended(servers: Servers, tmp_path: Path) -> None:
     said = tmp_path / "said"
     with open(said, "wb") as output:
         process = subprocess.Popen(
@@ -314,7 +324,7 @@ def test_it_answers_until_it_is_told_to_end(servers: Servers, tmp_path: Path) ->
         *(("", 400), ("localhost:80@evil.example", 400)),
     ],
 )
-def test_it_is_asked_under_names_that_no_web_site_can_have(host: str, code: int) -> None:
+def test_exporter_answers_only_host_names_that_no_web_site_can_have(host: str, code: int) -> None:
     """A web site may point its name at us: what it reads then is not for it."""
 
     def app(_environ: Any, start: Any) -> Any:

@@ -135,7 +135,7 @@ SEE_IT: dict[str, tuple[See, int]] = {
 
 
 @pytest.mark.parametrize("name", SEE_IT)
-def test_whatever_one_node_answers_the_others_are_seen(
+def test_look_shows_all_other_nodes_whatever_one_node_answers(
     nodes: Nodes, redlock: Redlock, name: str
 ) -> None:
     see, seeds = SEE_IT[name]
@@ -156,7 +156,7 @@ def test_whatever_one_node_answers_the_others_are_seen(
 
 
 @pytest.mark.parametrize("name", SEE_IT)
-def test_a_list_where_a_value_belongs_ends_no_look(
+def test_list_in_the_place_of_a_value_ends_no_look(
     nodes: Nodes, redlock: Redlock, name: str
 ) -> None:
     nodes[-1].odd = lambda words, reply: [b"x"] if words[0] == b"GETRANGE" else reply
@@ -170,7 +170,7 @@ def test_a_list_where_a_value_belongs_ends_no_look(
 
 
 @pytest.mark.parametrize(("place", "fits"), [(b"GETRANGE", ODD_VALUES), (b"PTTL", (0, 1))])
-def test_what_is_no_value_makes_its_node_one_that_does_not_answer(
+def test_malformed_value_makes_its_node_unreachable_for_a_look(
     nodes: Nodes, redlock: Redlock, place: bytes, fits: Any
 ) -> None:
     for odd in ODD:
@@ -188,7 +188,7 @@ def test_what_is_no_value_makes_its_node_one_that_does_not_answer(
 
 
 @pytest.mark.parametrize("part", ["settings", "tasks", "nodes", "error", "waits"])
-def test_a_worker_that_answers_oddly_ends_no_look_at_the_others(
+def test_worker_that_answers_oddly_ends_no_look_at_the_others(
     servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     """Whoever reaches the broker can answer for a worker."""

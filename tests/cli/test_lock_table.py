@@ -38,7 +38,7 @@ def head(width: int) -> list[str]:
     return re.split(r" {2,}", line.replace("ttl on each", "ttl"))
 
 
-def test_at_80_and_120_columns_the_usual_lock_is_one_line_with_short_ids() -> None:
+def test_lock_table_at_80_and_120_columns_has_one_line_a_lock() -> None:
     assert lock_table([LOCK], 120, waiters=True) == [
         "key          task                task id   host                    pid   held for  nodes"
         "  ttl  fence  waiting",
@@ -51,7 +51,7 @@ def test_at_80_and_120_columns_the_usual_lock_is_one_line_with_short_ids() -> No
     ]
 
 
-def test_columns_go_in_the_order_that_is_promised() -> None:
+def test_lock_table_drops_columns_in_the_documented_order() -> None:
     left = list(ALL)
     shown = [head(width) for width in range(130, 10, -1)]
     for columns in shown:
@@ -63,7 +63,7 @@ def test_columns_go_in_the_order_that_is_promised() -> None:
 
 @pytest.mark.parametrize("width", [1, 4, 10, 20, 40, 60, 80, 100, 120, 160])
 @pytest.mark.parametrize("name", ["order:1", "order:" + "9" * 200, "ключ " * 20, "鍵" * 60])
-def test_no_line_is_longer_than_the_terminal_is_wide(width: int, name: str) -> None:
+def test_lock_table_has_no_line_wider_than_the_terminal(width: int, name: str) -> None:
     owner = replace(OWNER, task="shop.a_very_long_package.tasks.a_task_that_says_what_it_does")
     entry = replace(LOCK, resource=name, owner=owner, ttls=(28.0, None, 9.5, math.inf, 28.0))
     lines = lock_table([LOCK, entry, replace(LOCK, owner=None)], width, waiters=True)
@@ -72,7 +72,7 @@ def test_no_line_is_longer_than_the_terminal_is_wide(width: int, name: str) -> N
         assert len(line) + sum(c == "鍵" for c in line) <= width
 
 
-def test_a_long_name_keeps_both_of_its_ends() -> None:
+def test_lock_table_shortens_a_long_name_in_the_middle() -> None:
     entry = replace(LOCK, resource="order:" + "9" * 200, kind="reservation", waiting=0)
     line = lock_table([entry], 80, waiters=True)[1]
     assert re.match(r"order:9+\.\.9*( \(|\()?reser", line) or re.match(
@@ -80,7 +80,7 @@ def test_a_long_name_keeps_both_of_its_ends() -> None:
     )
 
 
-def test_all_ttls_stand_there_where_they_differ_and_with_wide() -> None:
+def test_lock_table_shows_all_ttls_where_they_differ_and_with_wide() -> None:
     def ttl(*ttls: float | None, width: int | None = 90) -> str:
         lock = replace(LOCK, ttls=ttls, total=len(ttls), nodes=len(ttls))
         found = re.search(r"3/3[^-\d]*  (.*?)  ", lock_table([lock], width, waiters=True)[1])
@@ -94,7 +94,7 @@ def test_all_ttls_stand_there_where_they_differ_and_with_wide() -> None:
     assert ttl(28.0, 28.0, 28.0, width=None) == "28 28 28"
 
 
-def test_without_a_limit_all_of_it_is_shown() -> None:
+def test_lock_table_without_a_width_shows_everything() -> None:
     head, line = lock_table([LOCK], None, waiters=False)
     assert head.endswith("ttl on each     fence") and ID in line and OWNER.host in line
     assert lock_table([LOCK], len(line) + 20, waiters=False) == [head, line]  # there is room

@@ -92,7 +92,7 @@ def test_tables_of_a_newer_version_are_left_alone(bare: str) -> None:
     assert execute(bare, "SELECT redlock_version()") == [(7,)]
 
 
-def test_who_may_not_create_tables_is_told_so_and_leaves_nothing_half_made(
+def test_migrate_by_a_user_without_create_leaves_nothing_half_made(
     database_server: LocalPostgres, bare: str
 ) -> None:
     execute(
@@ -328,7 +328,7 @@ def test_tables_of_version_1_are_migrated_while_clients_of_version_1_lock(
     works(of_version_1)
 
 
-def test_a_server_that_does_not_answer_is_named_without_its_password() -> None:
+def test_migrate_names_an_unreachable_server_without_its_password() -> None:
     result = call("postgresql://worker:SECRET@127.0.0.1:1/shop", "migrate")
     assert result.exit_code == 3 and "127.0.0.1:1/shop: " in result.stderr
     assert "SECRET" not in result.output
@@ -349,14 +349,14 @@ def test_sql_prints_what_migrate_runs(bare: str, server: LocalServer) -> None:
     assert "not kept in PostgreSQL here" in over_redis.stderr
 
 
-def test_over_redis_there_is_nothing_to_migrate(server: LocalServer) -> None:
+def test_migrate_over_redis_has_nothing_to_do(server: LocalServer) -> None:
     result = call(server.url, "migrate")
     assert result.exit_code == 0
     assert result.stdout.startswith("nothing to do: locks are not kept in PostgreSQL here")
     assert json.loads(call(server.url, "migrate", "--json").stdout) == {"outcome": "not needed"}
 
 
-def test_what_was_made_can_be_taken_away(bare: str) -> None:
+def test_tables_made_by_migrate_can_be_dropped(bare: str) -> None:
     call(bare, "migrate")
     execute(bare, schema.DROP)
     assert execute(bare, TABLES) == []

@@ -59,7 +59,9 @@ def allow(admin: redis.Redis, rule: list[str]) -> None:
     admin.acl_log_reset()  # a former test's lock may have asked while it had no user
 
 
-def test_who_looks_needs_no_more_than_the_rule(acl_node: LocalServer, admin: redis.Redis) -> None:
+def test_looking_commands_work_with_the_documented_acl_rule(
+    acl_node: LocalServer, admin: redis.Redis
+) -> None:
     allow(admin, LOOKING)
     for arguments, said in LOOKS.items():
         result = call(acl_node, *arguments)
@@ -68,7 +70,7 @@ def test_who_looks_needs_no_more_than_the_rule(acl_node: LocalServer, admin: red
     assert admin.acl_log() == []
 
 
-def test_who_looks_can_run_no_script_and_still_sees_the_page(
+def test_looking_user_can_run_no_script_and_still_read_the_dashboard(
     acl_node: LocalServer, admin: redis.Redis
 ) -> None:
     allow(admin, LOOKING)
@@ -89,7 +91,7 @@ def test_who_looks_can_run_no_script_and_still_sees_the_page(
     assert admin.acl_log() == []
 
 
-def test_a_value_of_any_size_is_not_fetched_by_who_looks(
+def test_looking_command_does_not_fetch_a_value_of_any_size(
     acl_node: LocalServer, admin: redis.Redis
 ) -> None:
     allow(admin, LOOKING)
@@ -101,7 +103,7 @@ def test_a_value_of_any_size_is_not_fetched_by_who_looks(
         admin.config_set("client-output-buffer-limit", "normal 0 0 0")
 
 
-def test_explain_sees_as_the_workers_user(acl_node: LocalServer, admin: redis.Redis) -> None:
+def test_explain_works_as_the_user_of_a_worker(acl_node: LocalServer, admin: redis.Redis) -> None:
     """It asks as the app does; no worker reads keys in the way of those who only look."""
     allow(admin, ACL_RULE)
     lock = Redlock([f"redis://redlock:SECRET@127.0.0.1:{acl_node.port}/0"], restart_guard="off")
@@ -113,7 +115,9 @@ def test_explain_sees_as_the_workers_user(acl_node: LocalServer, admin: redis.Re
 
 
 @pytest.mark.parametrize("word", [word for word in LOOKING if word.startswith("+")])
-def test_each_command_of_it_is_needed(acl_node: LocalServer, admin: redis.Redis, word: str) -> None:
+def test_each_command_of_the_looking_acl_rule_is_needed(
+    acl_node: LocalServer, admin: redis.Redis, word: str
+) -> None:
     allow(admin, [kept for kept in LOOKING if kept != word])
     result = call(acl_node, "ls", "--all")
     assert word[1:] in {entry["object"] for entry in admin.acl_log()}
@@ -122,7 +126,7 @@ def test_each_command_of_it_is_needed(acl_node: LocalServer, admin: redis.Redis,
     assert ("users who only look need" in result.output) is not optional
 
 
-def test_who_looks_can_free_nothing(acl_node: LocalServer, admin: redis.Redis) -> None:
+def test_looking_user_can_free_nothing(acl_node: LocalServer, admin: redis.Redis) -> None:
     allow(admin, LOOKING)
     result = call(acl_node, "release", "order:1", "--force", "--timeout", "0.5")
     assert result.exit_code == 2, result.output
@@ -130,7 +134,9 @@ def test_who_looks_can_free_nothing(acl_node: LocalServer, admin: redis.Redis) -
     assert admin.exists("redlock:order:1")
 
 
-def test_an_operator_can_do_all_with_the_rule(acl_node: LocalServer, admin: redis.Redis) -> None:
+def test_operator_can_do_all_with_the_documented_acl_rule(
+    acl_node: LocalServer, admin: redis.Redis
+) -> None:
     allow(admin, OPERATING)
     for arguments in (*LOOKS, ("bench", "--seconds", "0.1"), ("release", "order:1", "--force")):
         result = call(acl_node, *arguments)
@@ -139,11 +145,11 @@ def test_an_operator_can_do_all_with_the_rule(acl_node: LocalServer, admin: redi
     assert not admin.exists("redlock:order:1")
 
 
-def test_an_operators_rule_is_the_workers_and_four_words() -> None:
+def test_acl_rule_of_an_operator_is_that_of_a_worker_and_four_words() -> None:
     assert [*ACL_RULE, "+scan", "+getrange", "+zcard", "+zrange"] == OPERATING
 
 
-def test_with_an_app_its_nodes_and_prefix_are_meant(server: LocalServer) -> None:
+def test_commands_with_an_app_use_its_nodes_and_prefix(server: LocalServer) -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.update(redlock_nodes=[server.url], redlock_prefix="shop:")
     with redis.Redis(port=server.port) as client:

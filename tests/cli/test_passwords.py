@@ -29,7 +29,7 @@ from tests.support.names import Log
         "etcd://u:{}@127.0.0.1:1",
     ],
 )
-def test_whoever_looks_at_nodes_that_do_not_answer_sees_no_password(url: str, caplog: Log) -> None:
+def test_looking_command_shows_no_password_of_unreachable_nodes(url: str, caplog: Log) -> None:
     caplog.set_level(logging.DEBUG)
     word = "7531/1@qxzqxz"
     node = url.replace("{}", quote(word, safe=""))

@@ -21,7 +21,7 @@ from tests.cli.clinic import shop
 Cli = Callable[..., Any]
 
 
-def test_it_is_paused_seen_and_resumed(cli: Cli, redlock: Redlock) -> None:
+def test_key_can_be_paused_shown_and_resumed(cli: Cli, redlock: Redlock) -> None:
     result = cli(
         "pause", "--yes", "redlock:order:*", "--for", "1h30m", "--reason", "a \x1b[31mbad release"
     )
@@ -43,7 +43,7 @@ def test_it_is_paused_seen_and_resumed(cli: Cli, redlock: Redlock) -> None:
     assert "paused" not in cli("ls").stdout and "#pause" not in cli("ls", "--all").stdout
 
 
-def test_explain_says_that_the_body_waits(cli: Cli, servers: list[LocalServer]) -> None:
+def test_explain_says_that_a_paused_body_waits(cli: Cli, servers: list[LocalServer]) -> None:
     cli("pause", "--yes", "order:*", "--for", "60s", "--reason", "stop")
     app = shop([server.url for server in servers])
     site = Site(app=app)
@@ -54,7 +54,7 @@ def test_explain_says_that_the_body_waits(cli: Cli, servers: list[LocalServer]) 
     site.redlock.close()
 
 
-def test_a_limit_is_set_seen_and_ended(cli: Cli, redlock: Redlock) -> None:
+def test_limit_can_be_set_shown_and_ended(cli: Cli, redlock: Redlock) -> None:
     result = cli("limit", "--yes", "redlock:order:*", "5", "--for", "2h", "--reason", "a slow API")
     assert result.exit_code == 0, result.output
     assert result.stdout.startswith("order:* is limited to 5 at a time by ")
@@ -70,7 +70,7 @@ def test_a_limit_is_set_seen_and_ended(cli: Cli, redlock: Redlock) -> None:
     assert "limited" not in cli("ls").stdout
 
 
-def test_explain_counts_with_the_limit_that_is_in_force(
+def test_explain_counts_with_the_limit_in_force(
     cli: Cli, redlock: Redlock, servers: list[LocalServer]
 ) -> None:
     app = shop([server.url for server in servers])
@@ -99,13 +99,13 @@ def test_explain_counts_with_the_limit_that_is_in_force(
 
 
 @pytest.mark.parametrize("number", ["0", "101", "-1", "x"])
-def test_what_cannot_be_a_limit_is_said(cli: Cli, redlock: Redlock, number: str) -> None:
+def test_invalid_number_for_a_limit_is_refused(cli: Cli, redlock: Redlock, number: str) -> None:
     result = cli("limit", "--for", "1h", "--", "order:*", number)
     assert result.exit_code == 2, result.output
     assert pauses.in_force(redlock) == ((), True)
 
 
-def test_the_exporter_says_when_it_ends(cli: Cli, redlock: Redlock) -> None:
+def test_exporter_shows_when_a_pause_ends(cli: Cli, redlock: Redlock) -> None:
     name = "celery_redlock_pause_ends_in_seconds"
     assert f"{name}{{" not in exposition(make_registry(redlock, timeout=30.0))
     cli("pause", "--yes", "order:*", "--for", "60s")
@@ -126,7 +126,7 @@ def test_the_exporter_says_when_it_ends(cli: Cli, redlock: Redlock) -> None:
         (["order:*", "--for", "1h", "--reason", "x" * 201], "at most 200 characters"),
     ],
 )
-def test_what_cannot_be_paused_is_said(
+def test_invalid_pause_command_is_refused(
     cli: Cli, redlock: Redlock, arguments: list[str], said: str
 ) -> None:
     result = cli("pause", *arguments)
@@ -134,7 +134,7 @@ def test_what_cannot_be_paused_is_said(
     assert pauses.in_force(redlock) == ((), True)
 
 
-def test_without_a_quorum_nothing_is_paused(cli: Cli, servers: list[LocalServer]) -> None:
+def test_pause_limit_and_resume_fail_without_a_quorum(cli: Cli, servers: list[LocalServer]) -> None:
     for server in servers[:3]:
         server.kill()
     for command, so in {
@@ -147,7 +147,7 @@ def test_without_a_quorum_nothing_is_paused(cli: Cli, servers: list[LocalServer]
         assert result.stderr.startswith(f"order:*: {so}: 3 of 5 nodes did not vote; 3 are needed")
 
 
-def test_with_too_many_it_says_so(cli: Cli, redlock: Redlock) -> None:
+def test_pause_beyond_the_maximum_is_refused(cli: Cli, redlock: Redlock) -> None:
     for number in range(16):
         pauses.begin(redlock, f"order:{number}", 60.0, "alice")
     result = cli("pause", "--yes", "order:*", "--for", "1h")

@@ -37,7 +37,7 @@ def there(admins: Nodes, key: str = KEY) -> list[Any]:
     return [admin.get(key) for admin in admins]
 
 
-def test_force_frees_it_on_all_nodes(cli: Cli, admins: Nodes) -> None:
+def test_release_with_force_frees_a_lock_on_all_nodes(cli: Cli, admins: Nodes) -> None:
     put(admins, KEY, TOKENS[0])
     put(admins, KEY + "#reserved", TOKENS[0])
     result = cli("release", "order:1", "--force")
@@ -53,7 +53,7 @@ def test_force_frees_it_on_all_nodes(cli: Cli, admins: Nodes) -> None:
     assert there(admins, KEY + "#reserved") == [None] * 5
 
 
-def test_without_a_terminal_and_without_force_it_refuses(
+def test_release_without_a_terminal_and_without_force_is_refused(
     cli: Cli, admins: Nodes, monkeypatch: Patch
 ) -> None:
     monkeypatch.undo()
@@ -65,7 +65,7 @@ def test_without_a_terminal_and_without_force_it_refuses(
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 4), ("", 4)])
-def test_on_a_terminal_it_shows_the_holder_and_the_danger_and_asks(
+def test_release_on_a_terminal_shows_the_holder_and_asks(
     cli: Cli, admins: Nodes, answer: str, code: int
 ) -> None:
     put(admins, KEY, TOKENS[0])
@@ -82,7 +82,7 @@ def test_on_a_terminal_it_shows_the_holder_and_the_danger_and_asks(
     [(TOKENS[1], 4, "another's"), (None, 0, "was free already")],
     ids=["another's", "gone"],
 )
-def test_what_changed_while_it_asked_is_left_alone(
+def test_release_leaves_a_lock_alone_that_changed_while_it_asked(
     cli: Cli,
     admins: Nodes,
     monkeypatch: Patch,
@@ -104,7 +104,7 @@ def test_what_changed_while_it_asked_is_left_alone(
     assert there(admins) == [meanwhile] * 5
 
 
-def test_what_follows_between_look_and_delete_is_left_alone(
+def test_release_leaves_a_lock_alone_that_changed_before_the_delete(
     redlock: Redlock, admins: Nodes, monkeypatch: Patch
 ) -> None:
     put(admins, KEY, TOKENS[0])
@@ -120,7 +120,7 @@ def test_what_follows_between_look_and_delete_is_left_alone(
     assert there(admins) == [TOKENS[1]] * 5
 
 
-def test_rivals_of_what_was_shown_stay(redlock: Redlock, admins: Nodes) -> None:
+def test_release_leaves_rivals_of_the_shown_token_alone(redlock: Redlock, admins: Nodes) -> None:
     put(admins[:2], KEY, TOKENS[0])
     put(admins[2:3], KEY, TOKENS[1])
     (entry,) = look(redlock, "order:1")
@@ -129,7 +129,7 @@ def test_rivals_of_what_was_shown_stay(redlock: Redlock, admins: Nodes) -> None:
     assert there(admins) == [None, None, TOKENS[1], None, None]
 
 
-def test_the_first_in_line_is_called(cli: Cli, admins: Nodes) -> None:
+def test_release_by_hand_notifies_the_first_waiter(cli: Cli, admins: Nodes) -> None:
     put(admins, KEY, TOKENS[0])
     listeners = [admin.pubsub(ignore_subscribe_messages=True) for admin in admins]
     for admin, listener in zip(admins, listeners, strict=True):
@@ -144,7 +144,7 @@ def test_the_first_in_line_is_called(cli: Cli, admins: Nodes) -> None:
         listener.close()
 
 
-def test_a_holder_that_lives_takes_it_back_if_nobody_else_does(
+def test_released_lock_goes_back_to_its_living_holder_if_nobody_else_takes_it(
     servers: Servers, admins: Nodes
 ) -> None:
     holding = Redlock([server.url for server in servers], ttl=3)
@@ -157,7 +157,9 @@ def test_a_holder_that_lives_takes_it_back_if_nobody_else_does(
     holding.close()
 
 
-def test_a_holder_that_lives_learns_that_another_has_it(redlock: Redlock, servers: Servers) -> None:
+def test_living_holder_learns_that_its_released_lock_is_taken(
+    redlock: Redlock, servers: Servers
+) -> None:
     holding = Redlock([server.url for server in servers], ttl=3)
     with holding.lock("order:1", on_lost=lambda lease: None) as lease:
         (entry, *_) = look(redlock, "order:1")
@@ -168,7 +170,7 @@ def test_a_holder_that_lives_learns_that_another_has_it(redlock: Redlock, server
     holding.close()
 
 
-def test_one_of_several_holders_is_named_by_its_slot(cli: Cli, admins: Nodes) -> None:
+def test_release_names_one_of_several_holders_by_its_slot(cli: Cli, admins: Nodes) -> None:
     put(admins, KEY, TOKENS[0])
     put(admins, KEY + "#slot2", TOKENS[1])
     result = cli("release", "order:1", "--force")
@@ -181,13 +183,13 @@ def test_one_of_several_holders_is_named_by_its_slot(cli: Cli, admins: Nodes) ->
     assert there(admins, KEY + "#slot2") == [None] * 5
 
 
-def test_a_foreign_value_is_freed_by_its_very_value(cli: Cli, admins: Nodes) -> None:
+def test_release_frees_a_foreign_value_by_that_value(cli: Cli, admins: Nodes) -> None:
     put(admins, KEY, "not ours")
     assert cli("release", "order:1", "--force").exit_code == 0
     assert there(admins) == [None] * 5
 
 
-def test_what_cannot_be_freed_is_said(cli: Cli, admins: Nodes) -> None:
+def test_release_reports_a_key_that_it_cannot_free(cli: Cli, admins: Nodes) -> None:
     result = cli("release", "order:1", "--force")
     assert result.exit_code == 1 and "no node has a lock of it" in result.stderr
     for admin in admins:
@@ -196,7 +198,7 @@ def test_what_cannot_be_freed_is_said(cli: Cli, admins: Nodes) -> None:
     assert result.exit_code == 4 and "by hand" in result.stderr
 
 
-def test_nodes_that_are_away_are_said(cli: Cli, servers: Servers, admins: Nodes) -> None:
+def test_release_names_nodes_that_did_not_answer(cli: Cli, servers: Servers, admins: Nodes) -> None:
     put(admins, KEY, TOKENS[0])
     servers[0].kill()
     result = cli("release", "order:1", "--force", "--timeout", "2")
@@ -219,7 +221,7 @@ def test_nodes_that_are_away_are_said(cli: Cli, servers: Servers, admins: Nodes)
         ("--destination=nobody", None),
     ],
 )
-def test_the_command_that_stops_a_task_takes_its_id_for_one_word(
+def test_command_to_stop_a_task_quotes_its_id_as_one_word(
     cli: Cli, admins: Nodes, task_id: str, words: list[str] | None
 ) -> None:
     """Whoever may write to the nodes says what the id is, and an operator copies the line."""

@@ -47,7 +47,7 @@ ALL = [
 LIVING = ["invoice:1#reserved", "order:2", "order:2#reserved", "order:5"]
 
 
-def test_a_dry_run_lists_what_fits_and_frees_none(cli: Cli, lying: Nodes) -> None:
+def test_release_match_with_dry_run_lists_and_frees_nothing(cli: Cli, lying: Nodes) -> None:
     result = cli("release", "--match", "order:*", "--dry-run")
     assert result.exit_code == 0, result.output
     assert "order:1 (reservation)" in result.stdout and "invoice" not in result.stdout
@@ -56,14 +56,16 @@ def test_a_dry_run_lists_what_fits_and_frees_none(cli: Cli, lying: Nodes) -> Non
     assert keys(lying) == ALL
 
 
-def test_yes_frees_what_has_no_living_holder_and_says_what_it_left(cli: Cli, lying: Nodes) -> None:
+def test_release_match_with_yes_frees_only_keys_without_a_living_holder(
+    cli: Cli, lying: Nodes
+) -> None:
     result = cli("release", "--match", "redlock:order:*", "--yes")
     assert result.exit_code == 4, result.output
     assert "order:4: freed on 5 nodes" in result.stdout and "3 keys freed, 3 left" in result.stdout
     assert keys(lying) == LIVING
 
 
-def test_force_frees_living_ones_too(cli: Cli, lying: Nodes) -> None:
+def test_release_match_with_force_frees_living_holders_too(cli: Cli, lying: Nodes) -> None:
     result = cli("release", "--match", "order:*", "--yes", "--force", "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout)
@@ -72,7 +74,7 @@ def test_force_frees_living_ones_too(cli: Cli, lying: Nodes) -> None:
     assert keys(lying) == ["invoice:1#reserved"]
 
 
-def test_only_reservations_are_freed_if_only_they_are_meant(cli: Cli, lying: Nodes) -> None:
+def test_release_match_with_reservation_frees_only_reservations(cli: Cli, lying: Nodes) -> None:
     result = cli("release", "--match", "*", "--reservation", "--yes", "--json")
     told = json.loads(result.stdout)["entries"]
     assert result.exit_code == 4 and {one["kind"] for one in told} == {"reservation"}
@@ -81,7 +83,7 @@ def test_only_reservations_are_freed_if_only_they_are_meant(cli: Cli, lying: Nod
 
 
 @pytest.mark.parametrize(("answer", "left"), [("y", LIVING), ("n", ALL)])
-def test_without_yes_it_asks(
+def test_release_match_without_yes_asks(
     cli: Cli, lying: Nodes, monkeypatch: pytest.MonkeyPatch, answer: str, left: list[str]
 ) -> None:
     assert cli("release", "--match", "order:*").exit_code == 4  # nobody to ask
@@ -92,7 +94,7 @@ def test_without_yes_it_asks(
     assert keys(lying) == left
 
 
-def test_what_follows_what_was_listed_is_left_alone(
+def test_release_match_leaves_a_key_that_changed_since_the_list(
     cli: Cli, lying: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def later(*arguments: Any, **how: Any) -> Any:
@@ -105,7 +107,7 @@ def test_what_follows_what_was_listed_is_left_alone(
     assert lying[0].get("redlock:order:1#reserved") == TOKENS[2]
 
 
-def test_what_was_just_being_taken_when_it_was_listed_is_left_alone(
+def test_release_match_leaves_a_key_that_was_just_being_taken(
     cli: Cli, lying: Nodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One node had it; by now a body is at work."""
@@ -115,14 +117,14 @@ def test_what_was_just_being_taken_when_it_was_listed_is_left_alone(
     assert [admin.get("redlock:order:3") for admin in lying] == [TOKENS[0]] * 5
 
 
-def test_what_one_node_alone_keeps_for_ever_is_held_all_the_same(cli: Cli, lying: Nodes) -> None:
+def test_release_match_leaves_a_held_key_with_a_leak_on_one_node(cli: Cli, lying: Nodes) -> None:
     lying[0].persist("redlock:order:2")
     result = cli("release", "--match", "order:2", "--yes")
     assert "left alone, a quorum holds it" in result.stdout, result.output
     assert "order:2" in keys(lying)
 
 
-def test_what_nodes_that_are_away_may_have_too_is_left_alone(
+def test_release_match_leaves_a_key_that_silent_nodes_may_hold(
     cli: Cli, lying: Nodes, servers: list[LocalServer]
 ) -> None:
     for server in servers[3:]:
@@ -135,7 +137,9 @@ def test_what_nodes_that_are_away_may_have_too_is_left_alone(
     assert "left alone, a quorum may hold it: nodes do not answer" in result.stdout
 
 
-def test_too_few_nodes_free_nothing(cli: Cli, lying: Nodes, servers: list[LocalServer]) -> None:
+def test_release_match_frees_nothing_without_a_quorum(
+    cli: Cli, lying: Nodes, servers: list[LocalServer]
+) -> None:
     for server in servers[:3]:
         server.kill()
     result = cli("release", "--match", "order:*", "--yes", "--timeout", "1")
@@ -156,7 +160,7 @@ def test_too_few_nodes_free_nothing(cli: Cli, lying: Nodes, servers: list[LocalS
         (["--match", "nothing:*", "--yes"], 1, "nothing that fits"),
     ],
 )
-def test_what_makes_no_sense_is_refused(
+def test_release_refuses_contradictory_options(
     cli: Cli, lying: Nodes, arguments: list[str], code: int, said: str
 ) -> None:
     result = cli("release", *arguments)

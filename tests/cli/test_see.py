@@ -48,7 +48,7 @@ Cli = Callable[..., Any]
 Nodes = list[redis.Redis]
 
 
-def test_ls_says_who_holds_what_and_for_how_long(redlock: Redlock, cli: Cli) -> None:
+def test_ls_shows_who_holds_a_lock_and_for_how_long(redlock: Redlock, cli: Cli) -> None:
     with redlock.lock("order:1", owner=OWNER, fencing=True) as lease:
         told_all(redlock)
         result = cli("ls")
@@ -133,7 +133,7 @@ def test_ls_says_how_long_nodes_that_were_just_started_have_no_vote() -> None:
         ([None, None, None], None),  # its user may not ask
     ],
 )
-def test_a_quorum_has_a_vote_when_enough_of_its_nodes_have(
+def test_seconds_to_a_quorum_of_votes_follow_from_uptimes(
     uptimes: list[float | None], seconds: float | None
 ) -> None:
     app = shop([f"redis://127.0.0.1:{n}/0" for n in (1, 2, 3)], redlock_restart_guard="uptime")
@@ -148,7 +148,7 @@ def test_a_quorum_has_a_vote_when_enough_of_its_nodes_have(
     assert votes_in([*[None] * others, *facts], ADDRESSES, app) is None
 
 
-def test_one_server_under_two_addresses_has_one_vote() -> None:
+def test_server_under_two_addresses_has_one_vote_for_ls() -> None:
     app = shop([f"redis://127.0.0.1:{n}/0" for n in (1, 2, 3)], redlock_restart_guard="uptime")
     twins = [NodeInfo(run_id=run, uptime=90.0) for run in ("one", "one", "two")]
     young = [NodeInfo(run_id="one", uptime=90.0), *twins[:1], NodeInfo(run_id="two", uptime=5.0)]
@@ -156,7 +156,7 @@ def test_one_server_under_two_addresses_has_one_vote() -> None:
     assert votes_in(young, ADDRESSES, app) == pytest.approx(26.3, abs=0.1)
 
 
-def test_ls_shows_what_is_asked_for(cli: Cli, admins: Nodes) -> None:
+def test_ls_shows_the_kinds_that_are_asked_for(cli: Cli, admins: Nodes) -> None:
     put(admins, "redlock:order:1", TOKENS[0])
     put(admins, "redlock:order:2", OTHER, px=5000)
     put(admins, "redlock:order:1#reserved", TOKENS[1])
@@ -178,7 +178,7 @@ def test_ls_shows_what_is_asked_for(cli: Cli, admins: Nodes) -> None:
         assert keys("--sort", order, "--kind", "lock")[place] == "order:2 lock", order
 
 
-def test_foreign_text_is_printable_wherever_it_stands(cli: Cli, admins: Nodes) -> None:
+def test_foreign_text_is_printable_in_every_command(cli: Cli, admins: Nodes) -> None:
     evil = Owner("h\x1b[2J", 1, "\x9b31m\u202e", task="t\n\u2066ä\ud800")
     key = "redlock:ä\x1b]0;x\x07\n\x9b"
     put(admins, key, evil.token("0" * 32, 1.7e9))
@@ -192,7 +192,7 @@ def test_foreign_text_is_printable_wherever_it_stands(cli: Cli, admins: Nodes) -
         assert text.isascii() and all(c.isprintable() or c == "\n" for c in text), arguments
 
 
-def test_show_tells_all_of_one_key(cli: Cli, admins: Nodes, servers: Servers) -> None:
+def test_show_prints_everything_about_one_key(cli: Cli, admins: Nodes, servers: Servers) -> None:
     put(admins[:3], "redlock:order:1", TOKENS[0])
     put(admins[3:4], "redlock:order:1", OTHER)
     put(admins, "redlock:order:1#reserved", TOKENS[1])
@@ -221,7 +221,7 @@ def test_show_tells_all_of_one_key(cli: Cli, admins: Nodes, servers: Servers) ->
 
 
 @pytest.mark.parametrize("score", ["-inf", "-1e308", "inf"])
-def test_waiting_since_no_time_at_all_is_a_number_all_the_same(
+def test_wait_since_an_infinite_time_is_shown_as_a_number(
     cli: Cli, admins: Nodes, score: str
 ) -> None:
     for admin in admins:
@@ -232,7 +232,7 @@ def test_waiting_since_no_time_at_all_is_a_number_all_the_same(
     assert entry["held_for"] == entry["waits"][0]
 
 
-def test_what_nodes_do_not_see_is_said_not_to_be_counted(
+def test_waiting_tasks_that_nodes_do_not_see_are_reported(
     redlock: Redlock, cli: Cli, servers: Servers, monkeypatch: Patch
 ) -> None:
     waits = [
@@ -276,7 +276,7 @@ def test_what_nodes_do_not_see_is_said_not_to_be_counted(
     Redlock.from_app(app).close()
 
 
-def test_show_of_nothing_is_exit_code_1(cli: Cli) -> None:
+def test_show_of_a_free_key_exits_with_1(cli: Cli) -> None:
     result = cli("show", "order:1")
     assert result.exit_code == 1 and "it is free" in result.output
     assert SPELLING in result.output
@@ -284,7 +284,7 @@ def test_show_of_nothing_is_exit_code_1(cli: Cli) -> None:
     assert json.loads(cli("show", "order:1", "--json").stdout)["entries"] == []
 
 
-def test_a_node_that_is_away_is_said_beside_the_answer(
+def test_node_that_is_away_is_named_beside_the_answer(
     redlock: Redlock, cli: Cli, servers: Servers
 ) -> None:
     looks = [("ls",), ("show", "order:1"), ("stats",)]
@@ -305,7 +305,7 @@ def test_a_node_that_is_away_is_said_beside_the_answer(
             assert "2 of 5 nodes" in json.loads(result.stdout)["error"], command
 
 
-def test_stats_count_by_task(cli: Cli, admins: Nodes) -> None:
+def test_stats_count_locks_by_task(cli: Cli, admins: Nodes) -> None:
     for number in range(3):
         put(admins, f"redlock:order:{number}", TOKENS[0])
     put(admins, "redlock:order:0#slot2", TOKENS[1])
@@ -326,7 +326,7 @@ def test_stats_count_by_task(cli: Cli, admins: Nodes) -> None:
     assert "1 split vote, 1 key without a ttl, 1 not of ours" in text and "shop.charge" in text
 
 
-def test_a_watch_says_each_change_once(
+def test_watch_prints_each_change_once(
     redlock: Redlock, servers: Servers, admins: Nodes, capsys: pytest.CaptureFixture[str]
 ) -> None:
     say, key = Changes(for_programs=False), "redlock:order:1"
@@ -361,7 +361,7 @@ def test_a_watch_says_each_change_once(
     assert look() == ["a quorum of nodes answers again"]
 
 
-def test_a_watch_for_programs_is_a_json_object_a_line(cli: Cli, admins: Nodes) -> None:
+def test_watch_for_programs_prints_one_json_object_a_line(cli: Cli, admins: Nodes) -> None:
     put(admins, "redlock:order:1", TOKENS[0])
     lines = cli("watch", "--json", "--count", "2", "--interval", "0.1").stdout.splitlines()
     (said,) = map(json.loads, lines)
@@ -416,7 +416,7 @@ def on_terminal(
 
 
 @pytest.mark.parametrize("rich", [True, False], ids=["rich", "without rich"])
-def test_a_terminal_gets_tables_with_rich_and_plain_text_without(
+def test_terminal_gets_tables_with_rich_and_plain_text_without(
     program: Callable[..., list[str]], admins: Nodes, rich: bool
 ) -> None:
     put(admins, "redlock:order:1", TOKENS[0])
@@ -430,7 +430,7 @@ def test_a_terminal_gets_tables_with_rich_and_plain_text_without(
     assert rich or "\x1b" not in text
 
 
-def test_a_watch_on_a_narrow_terminal_has_a_line_for_each(
+def test_watch_on_a_narrow_terminal_has_one_line_a_lock(
     program: Callable[..., list[str]], admins: Nodes
 ) -> None:
     task_id = "8c1f02d0-5b5e-4be4-9d0c-0123456789ab"
@@ -455,7 +455,7 @@ def test_a_watch_on_a_narrow_terminal_has_a_line_for_each(
     assert code == 0 and task_id in wide and owner.host in wide
 
 
-def test_a_bench_says_what_it_compares_with(cli: Cli) -> None:
+def test_bench_says_what_it_compares_with(cli: Cli) -> None:
     said = cli("bench", "--seconds", "0.2").stdout
     assert re.search(
         r"an acquire or a release takes \d+\.\d times as long as a bare round trip"
@@ -464,7 +464,7 @@ def test_a_bench_says_what_it_compares_with(cli: Cli) -> None:
     )
 
 
-def test_a_bench_measures_and_leaves_nothing(cli: Cli, admins: Nodes) -> None:
+def test_bench_measures_and_leaves_nothing(cli: Cli, admins: Nodes) -> None:
     result = cli("bench", "--seconds", "0.3", "--concurrency", "2", "--json")
     assert result.exit_code == 0, result.output
     said = json.loads(result.stdout)
@@ -484,5 +484,5 @@ def test_a_bench_measures_and_leaves_nothing(cli: Cli, admins: Nodes) -> None:
         (90_061, "1 d 1 h"),
     ],
 )
-def test_a_time_is_short(seconds: float, text: str) -> None:
+def test_span_of_seconds_is_printed_short(seconds: float, text: str) -> None:
     assert span(seconds) == text

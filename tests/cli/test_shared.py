@@ -67,7 +67,7 @@ def explained(app: Celery, task: str) -> Any:
     return json.loads(call(app, "explain", task, "[7]", "--json").stdout)["run"]
 
 
-def test_each_reader_is_shown_and_freed_by_itself(app: Celery) -> None:
+def test_each_reader_is_shown_and_released_by_itself(app: Celery) -> None:
     redlock = all_connected(Redlock.from_app(app))
     leases = reading(redlock, 2)
     entries = look(redlock, "db:7")
@@ -89,7 +89,7 @@ def test_each_reader_is_shown_and_freed_by_itself(app: Celery) -> None:
     assert redlock.release(leases[1])
 
 
-def test_a_reader_is_released_by_its_name_and_never_by_how_many_are_older(app: Celery) -> None:
+def test_reader_is_released_by_its_digest_and_never_by_a_slot(app: Celery) -> None:
     redlock = all_connected(Redlock.from_app(app))
     leases = reading(redlock, 3)
     first, second, third = (token_digest(lease.token) for lease in leases)
@@ -116,7 +116,7 @@ def test_a_reader_is_released_by_its_name_and_never_by_how_many_are_older(app: C
     assert json.loads(release("--digest", third, "--json").stdout)["taken"] is False
 
 
-def test_a_watch_tells_of_each_reader_that_begins_and_ends(
+def test_watch_prints_each_reader_that_begins_and_ends(
     app: Celery, capsys: pytest.CaptureFixture[str]
 ) -> None:
     redlock = all_connected(Redlock.from_app(app))
@@ -171,7 +171,7 @@ def test_explain_tells_a_reader_from_a_writer(app: Celery) -> None:
     redlock.release(lease)
 
 
-def test_explain_says_that_an_operators_limit_is_none_of_a_readers(app: Celery) -> None:
+def test_explain_says_that_an_operator_limit_does_not_change_a_reader(app: Celery) -> None:
     pauses.begin(Redlock.from_app(app), "db:*", 60.0, "alice", limit=1)
     said = call(app, "explain", "shop.read", "[7]").stdout
     assert "UTC; this call has no limit for it to change" in said
