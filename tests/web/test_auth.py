@@ -43,7 +43,9 @@ def confirm(client: Client, url: str, **more: Any) -> TestResponse:
     return client.post(url, data=data, headers=headers, **more)
 
 
-def test_an_operator_frees_what_was_shown(client: Client, redlock: Redlock, holds: Any) -> None:
+def test_operator_frees_the_lock_that_was_shown(
+    client: Client, redlock: Redlock, holds: Any
+) -> None:
     holds("order:1")
     url = ASK + digest(client)
     asked = client.get(url)
@@ -58,7 +60,7 @@ def test_an_operator_frees_what_was_shown(client: Client, redlock: Redlock, hold
     assert not held(redlock)
 
 
-def test_the_log_says_what_was_freed_on_one_line(client: Client, holds: Any, caplog: Log) -> None:
+def test_freed_lock_is_logged_on_one_line(client: Client, holds: Any, caplog: Log) -> None:
     holds("order:\x1b[2J\n1")
     name = "order:%1b%5B2J%0A1"
     sign_in(client)
@@ -77,7 +79,7 @@ def test_the_log_says_what_was_freed_on_one_line(client: Client, holds: Any, cap
         (None, "nodes by 192.0.2.7 in the"),
     ],
 )
-def test_the_log_names_the_user_as_the_site_does(
+def test_log_of_a_freed_lock_names_the_user_as_the_site_does(
     serve: Serve, holds: Any, caplog: Log, user: Any, named: str
 ) -> None:
     lease = holds("order:1")
@@ -90,9 +92,7 @@ def test_the_log_names_the_user_as_the_site_does(
     assert line.isprintable() and lease.token not in line and SECRET not in line
 
 
-def test_a_user_who_cannot_be_named_frees_nothing(
-    serve: Serve, redlock: Redlock, holds: Any
-) -> None:
+def test_user_who_cannot_be_named_frees_nothing(serve: Serve, redlock: Redlock, holds: Any) -> None:
     def user(environ: Any) -> str:
         raise LookupError("the session is of another site")
 
@@ -105,7 +105,7 @@ def test_a_user_who_cannot_be_named_frees_nothing(
     assert client.get(url).status_code == 200, "to look needs no name"
 
 
-def test_what_another_has_meanwhile_is_not_freed(
+def test_lock_that_another_has_meanwhile_is_not_freed(
     client: Client, redlock: Redlock, holds: Any
 ) -> None:
     lease = holds("order:1")
@@ -122,7 +122,7 @@ def test_what_another_has_meanwhile_is_not_freed(
     assert answer.status_code == 409 and "gone already" in answer.text
 
 
-def test_a_reader_is_freed_by_its_token_though_an_older_one_has_ended(
+def test_reader_is_freed_by_its_token_though_an_older_one_has_ended(
     client: Client, redlock: Redlock
 ) -> None:
     leases = [redlock.acquire("order:1", shared=True, ttl=600) for _ in range(3)]
@@ -138,7 +138,7 @@ def test_a_reader_is_freed_by_its_token_though_an_older_one_has_ended(
     assert [entry.digest for entry in look(redlock, "order:1")] == [third]
 
 
-def test_a_forged_form_frees_nothing(client: Client, redlock: Redlock, holds: Any) -> None:
+def test_forged_form_frees_nothing(client: Client, redlock: Redlock, holds: Any) -> None:
     holds("order:1")
     url = ASK + digest(client)
     assert client.post(url, data={"proof": ""}).status_code == 403, "no session"
@@ -165,7 +165,7 @@ def test_a_forged_form_frees_nothing(client: Client, redlock: Redlock, holds: An
     assert held(redlock)
 
 
-def test_a_session_is_kept_from_scripts_and_other_sites(client: Client) -> None:
+def test_session_cookie_is_kept_from_scripts_and_other_sites(client: Client) -> None:
     answer = sign_in(client)
     cookie = answer.headers["Set-Cookie"]
     assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and "Max-Age=3600" in cookie
@@ -175,7 +175,7 @@ def test_a_session_is_kept_from_scripts_and_other_sites(client: Client) -> None:
     assert SECRET not in cookie
 
 
-def test_a_session_that_is_forged_or_over_is_none(client: Client, page: Page, holds: Any) -> None:
+def test_forged_or_expired_session_is_none(client: Client, page: Page, holds: Any) -> None:
     holds("order:1")
     url = ASK + digest(client)
     old = f"1000000000.x.{page.door._mac('session', '1000000000.x')}"
@@ -191,7 +191,7 @@ def test_a_session_that_is_forged_or_over_is_none(client: Client, page: Page, ho
     assert client.get(url).status_code == 200
 
 
-def test_a_wrong_token_is_not_let_in(client: Client) -> None:
+def test_wrong_token_is_not_let_in(client: Client) -> None:
     for word in ("", "wrong", SECRET + "x", SECRET[:-1], "\u00e9"):
         answer = client.post("/login", data={"token": word})
         assert answer.status_code == 403 and "Set-Cookie" not in answer.headers
@@ -201,7 +201,7 @@ def test_a_wrong_token_is_not_let_in(client: Client) -> None:
     assert forged.status_code == 403 and "Set-Cookie" not in forged.headers
 
 
-def test_after_signing_in_one_is_sent_to_pages_of_ours_only(client: Client) -> None:
+def test_sign_in_redirects_only_to_own_pages(client: Client) -> None:
     for back in (
         *("//evil.example/", "http://evil.example/", "\\\\evil.example", "/\\evil.example"),
         *("javascript:alert(1)", "nodes\r\nX: y", "no-such-page", "../nodes"),
@@ -213,7 +213,7 @@ def test_after_signing_in_one_is_sent_to_pages_of_ours_only(client: Client) -> N
     assert answer.location == "/lock?resource=a%2Fb"
 
 
-def test_without_a_token_it_is_for_reading_only(serve: Serve, redlock: Redlock, holds: Any) -> None:
+def test_dashboard_without_a_token_is_read_only(serve: Serve, redlock: Redlock, holds: Any) -> None:
     holds("order:1")
     client = serve()
     assert "Free it" not in client.get("/lock?resource=order:1").text
@@ -226,7 +226,7 @@ def test_without_a_token_it_is_for_reading_only(serve: Serve, redlock: Redlock, 
     assert held(redlock)
 
 
-def test_a_private_page_is_read_with_the_token_only(serve: Serve) -> None:
+def test_private_dashboard_is_read_with_the_token_only(serve: Serve) -> None:
     client = serve(token=SECRET, private=True)
     for path in ("/", "/nodes", "/lock?resource=order:1"):
         answer = client.get(path)
@@ -243,7 +243,7 @@ def test_a_private_page_is_read_with_the_token_only(serve: Serve) -> None:
 @pytest.mark.parametrize(
     "host", ["evil.example", "localhost.evil.example", "127.0.0.1.nip.io", "", "localhost:80@evil"]
 )
-def test_a_name_that_is_not_ours_is_not_served(client: Client, host: str) -> None:
+def test_foreign_host_name_is_not_served(client: Client, host: str) -> None:
     for path in ("/", "/locks.json", "/metrics", "/static/style.css", "/login"):
         answer = client.get(path, headers={"Host": host})
         assert answer.status_code == 400 and "host name" in answer.text
@@ -257,7 +257,7 @@ def test_a_name_that_is_not_ours_is_not_served(client: Client, host: str) -> Non
         (["*"], ["any"], []),
     ],
 )
-def test_names_that_are_ours_are_served(
+def test_own_host_names_are_served(
     serve: Serve, hosts: list[str] | None, served: list[str], refused: list[str]
 ) -> None:
     client = serve(hosts=hosts)
@@ -266,7 +266,7 @@ def test_names_that_are_ours_are_served(
         assert answer.status_code == (200 if host in served else 400), host
 
 
-def test_every_answer_forbids_what_no_page_needs(client: Client) -> None:
+def test_every_answer_has_strict_security_headers(client: Client) -> None:
     for path in ("/", "/locks.json", "/no-such", "/login", "/static/style.css", "/?refresh=2"):
         headers = client.get(path).headers
         policy = headers["Content-Security-Policy"]
@@ -281,7 +281,7 @@ def test_every_answer_forbids_what_no_page_needs(client: Client) -> None:
             assert headers["Cache-Control"] == "no-store"
 
 
-def test_no_page_has_a_script_or_a_style_in_it(client: Client, holds: Any) -> None:
+def test_pages_have_no_inline_script_or_style(client: Client, holds: Any) -> None:
     holds("order:1")
     sign_in(client)
     for path in ("/", "/lock?resource=order:1", ASK + digest(client), "/nodes?refresh=5"):
@@ -290,7 +290,7 @@ def test_no_page_has_a_script_or_a_style_in_it(client: Client, holds: Any) -> No
         assert text.count("<script") == text.count("<script src=") <= 1
 
 
-def test_a_form_that_is_too_large_is_not_read(client: Client) -> None:
+def test_form_that_is_too_large_is_not_read(client: Client) -> None:
     answer = client.post("/login", data={"token": "x" * 200_000})
     assert answer.status_code == 413
 
@@ -306,7 +306,9 @@ def test_a_form_that_is_too_large_is_not_read(client: Client) -> None:
         ({"user": "ann"}, "user must be a function"),
     ],
 )
-def test_what_cannot_work_is_said_at_once(redlock: Redlock, given: Any, said: str) -> None:
+def test_invalid_option_of_the_dashboard_is_refused_at_once(
+    redlock: Redlock, given: Any, said: str
+) -> None:
     with pytest.raises(ConfigurationError, match=said) as caught:
         make_app(redlock=redlock, **given)
     assert "short" not in str(caught.value)
@@ -315,7 +317,7 @@ def test_what_cannot_work_is_said_at_once(redlock: Redlock, given: Any, said: st
 @pytest.mark.parametrize(
     ("task_id", "words"), [("x; touch /tmp/owned #", ["x; touch /tmp/owned #"]), ("-dnobody", None)]
 )
-def test_the_command_that_stops_a_task_takes_its_id_for_one_word(
+def test_command_to_stop_a_task_on_a_page_quotes_its_id_as_one_word(
     client: Client, redlock: Redlock, task_id: str, words: list[str] | None
 ) -> None:
     lease = redlock.acquire("order:1", owner=Owner("web-1", 4242, task_id, task="shop.charge"))
@@ -327,7 +329,7 @@ def test_the_command_that_stops_a_task_takes_its_id_for_one_word(
     assert [shlex.split(html.unescape(line))[6:] for line in found] == ([words] if words else [])
 
 
-def test_signing_out_ends_the_session_for_whoever_has_its_cookie(
+def test_sign_out_ends_the_session_for_every_copy_of_its_cookie(
     client: Client, page: Page, holds: Any
 ) -> None:
     holds("order:1")
@@ -347,7 +349,7 @@ def test_signing_out_ends_the_session_for_whoever_has_its_cookie(
     assert other.get(url).status_code == 200, "another session goes on"
 
 
-def test_what_is_remembered_of_sessions_ends_with_them(
+def test_memory_of_ended_sessions_ends_with_their_lifetime(
     client: Client, page: Page, monkeypatch: Patch
 ) -> None:
     clock = [0.0]
@@ -397,7 +399,7 @@ def test_tries_at_the_token_are_limited(serve: Serve, monkeypatch: Patch, caplog
     assert give(client, SECRET).status_code == 303
 
 
-def test_a_network_of_addresses_is_one_and_what_is_remembered_is_bounded(
+def test_network_of_addresses_counts_as_one_and_the_memory_of_them_is_bounded(
     client: Client, page: Page, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("celery_redlock.web.auth.MAX_ADDRESSES", 20)

@@ -64,7 +64,7 @@ def ask(driver: Any, script: str) -> Any:
     return driver.execute_script(f"return {script}")
 
 
-def test_it_is_read_searched_and_a_lock_freed_without_any_script(
+def test_page_is_read_searched_and_a_lock_freed_without_any_script(
     driver: Any, site: str, redlock: Redlock
 ) -> None:
     scripts(driver, False)
@@ -93,7 +93,7 @@ def test_it_is_read_searched_and_a_lock_freed_without_any_script(
     wait_until(lambda: "Sign in" in text(driver), 30, "signed out")
 
 
-def test_it_refreshes_by_itself_where_scripts_run(driver: Any, site: str, redlock: Redlock) -> None:
+def test_page_refreshes_itself_with_scripts(driver: Any, site: str, redlock: Redlock) -> None:
     driver.get(f"{site}/?refresh=2")
     ask(driver, "window.stays = true")
     redlock.acquire("order:2", ttl=600)
@@ -101,7 +101,7 @@ def test_it_refreshes_by_itself_where_scripts_run(driver: Any, site: str, redloc
     assert ask(driver, "window.stays") is True, "without loading the page anew"
 
 
-def test_it_refreshes_where_scripts_do_not_run(driver: Any, site: str, redlock: Redlock) -> None:
+def test_page_refreshes_itself_without_scripts(driver: Any, site: str, redlock: Redlock) -> None:
     driver.get("about:blank")
     scripts(driver, False)
     driver.get(f"{site}/?refresh=2")
@@ -109,9 +109,7 @@ def test_it_refreshes_where_scripts_do_not_run(driver: Any, site: str, redlock: 
     wait_until(lambda: "order:3" in driver.page_source, 60, "it was loaded anew", every=0.1)
 
 
-def test_every_page_fits_phone_and_desk_and_is_read_in_light_and_dark(
-    driver: Any, site: str
-) -> None:
+def test_every_page_fits_phone_and_desk_and_reads_in_light_and_dark(driver: Any, site: str) -> None:
     for path in (*PAGES, f"/lock?resource={quote(LONG)}"):
         driver.get(site + path)
         for dark in (False, True):
@@ -124,7 +122,7 @@ def test_every_page_fits_phone_and_desk_and_is_read_in_light_and_dark(
             assert wide[0] <= size[0] and wide[1] == size[0], path
 
 
-def test_without_a_quorum_the_red_line_is_seen_first_and_goes_when_the_nodes_are_back(
+def test_banner_without_a_quorum_is_seen_first_and_goes_when_nodes_are_back(
     driver: Any, site: str, servers: list[LocalServer]
 ) -> None:
     look(driver, size=PHONE)
@@ -154,7 +152,7 @@ def test_without_a_quorum_the_red_line_is_seen_first_and_goes_when_the_nodes_are
     wait_until(lambda: ask(driver, BANNER) is None, 60, "it goes by itself")
 
 
-def test_an_event_names_its_task_on_a_phone_too(driver: Any, server: LocalServer) -> None:
+def test_event_names_its_task_on_a_phone(driver: Any, server: LocalServer) -> None:
     app = Celery("page", broker=server.url, set_as_current=False)
     app.conf.redlock_nodes = [server.url]
     page = make_app(app, idle=None)
@@ -182,7 +180,9 @@ def test_an_event_names_its_task_on_a_phone_too(driver: Any, server: LocalServer
         app.close()
 
 
-def test_on_a_phone_a_row_is_a_card_and_still_a_table_to_listen_to(driver: Any, site: str) -> None:
+def test_row_on_a_phone_is_a_card_and_still_a_table_for_screen_readers(
+    driver: Any, site: str
+) -> None:
     look(driver, size=PHONE)
     driver.get(site)
     row = driver.find_element("css selector", "tbody tr")
@@ -200,7 +200,7 @@ def test_addresses_of_nodes_do_not_wrap_on_a_phone(driver: Any, site: str) -> No
         assert ask(driver, WIDTH) <= PHONE[0], path
 
 
-def test_it_is_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> None:
+def test_page_can_be_used_by_keyboard_and_has_landmarks(driver: Any, site: str) -> None:
     from selenium.webdriver.common.keys import Keys
 
     driver.get(site)

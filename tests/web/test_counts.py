@@ -136,7 +136,7 @@ def test_the_place_of_a_dead_worker_is_named_where_it_is_counted(
     assert client.get("/waiters").text.count("1 unreported") == 1
 
 
-def test_a_worker_that_does_not_answer_counts_as_its_place_and_the_pages_say_so(
+def test_silent_worker_counts_as_its_queue_place_and_the_pages_say_so(
     app: tuple[Celery, Replies], serve_app: Callable[..., Client], holds: Any, admins: list[Any]
 ) -> None:
     holds("order:1")

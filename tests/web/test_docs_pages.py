@@ -55,7 +55,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_nothing_is_wider_than_the_window(chromium: Any, site: Path, page: str) -> None:
+def test_page_of_the_docs_is_no_wider_than_the_window(chromium: Any, site: Path, page: str) -> None:
     chromium.get((site / f"{page}.html").as_uri())
     for size in (DESK, PHONE):
         look(chromium, size=size)
@@ -63,14 +63,14 @@ def test_nothing_is_wider_than_the_window(chromium: Any, site: Path, page: str) 
         assert (width <= size[0], beyond) == (True, []), f"{page}: {width} of {size[0]} px"
 
 
-def test_on_a_desk_no_table_of_the_settings_has_to_be_scrolled(chromium: Any, site: Path) -> None:
+def test_table_of_the_settings_page_is_not_scrolled_on_a_desk(chromium: Any, site: Path) -> None:
     look(chromium, size=DESK)
     chromium.get((site / "settings.html").as_uri())
     assert chromium.find_elements("css selector", "#redlock_ttl")
     assert chromium.execute_script(SCROLLED) == []
 
 
-def test_each_page_is_there_as_markdown_and_on_the_map(site: Path) -> None:
+def test_page_of_the_docs_exists_as_markdown_and_on_the_map(site: Path) -> None:
     settings = (site / "settings.md").read_text("utf-8")
     assert settings.startswith("# Settings\n") and "### `redlock_ttl`\n" in settings
     assert "toctree" not in (site / "index.md").read_text("utf-8")

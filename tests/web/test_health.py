@@ -63,13 +63,13 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     redlock.close()
 
 
-def test_a_quorum_with_a_vote_is_no_news(examined: Any) -> None:
+def test_quorum_with_a_vote_shows_no_banner(examined: Any) -> None:
     assert examined(up(DAY), up(DAY), up(DAY)).no_quorum is None
     assert examined(up(DAY), None, up(DAY)).no_quorum is None
     assert examined(up(DAY), up(1.0), up(DAY)).no_quorum is None
 
 
-def test_without_one_it_says_how_many_answer_how_many_must_and_how_long_to_wait(
+def test_missing_quorum_shows_how_many_answer_and_how_long_to_wait(
     examined: Any,
 ) -> None:
     assert examined(None, up(DAY), None).no_quorum == {
@@ -84,7 +84,7 @@ def test_without_one_it_says_how_many_answer_how_many_must_and_how_long_to_wait(
     assert 25 < none["wait"] < 27, "the second vote counts"
 
 
-def test_the_longest_ttl_of_the_apps_tasks_decides_who_votes(
+def test_longest_ttl_of_the_tasks_decides_which_nodes_vote(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Tasks that are not imported yet are, unless all nodes are older than any ttl can be."""
@@ -115,7 +115,7 @@ def test_the_longest_ttl_of_the_apps_tasks_decides_who_votes(
     app.close()
 
 
-def test_what_cannot_be_examined_hides_no_lock(
+def test_failed_examination_of_the_nodes_hides_no_lock(
     client: Client, holds: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     holds("order:1")
@@ -135,9 +135,7 @@ def test_what_cannot_be_examined_hides_no_lock(
     ],
     ids=["a replica", "a cluster member", "one server under two names"],
 )
-def test_what_cannot_be_a_node_has_no_vote_and_waiting_does_not_help(
-    examined: Any, facts: NodeInfo
-) -> None:
+def test_unsuitable_node_has_no_vote_and_no_time_to_wait(examined: Any, facts: NodeInfo) -> None:
     found = examined(up(DAY, "a"), facts, None)
     assert votes_in(found) == [0.0, None, None]
     told = found.no_quorum
@@ -146,7 +144,7 @@ def test_what_cannot_be_a_node_has_no_vote_and_waiting_does_not_help(
     assert wrong["level"] == "wrong" and wrong["fix"]
 
 
-def test_what_a_server_calls_itself_is_printable_and_short(examined: Any) -> None:
+def test_version_of_a_server_is_shown_printable_and_short(examined: Any) -> None:
     evil = "7.0\x1b[31m<b>" + "9" * 500
     version = examined(up(DAY), up(DAY), up(DAY), redis_version=evil).nodes[0]["version"]
     assert version.startswith("Redis 7.0\\x1b[31m<b>") and len(version) < 50
@@ -154,7 +152,7 @@ def test_what_a_server_calls_itself_is_printable_and_short(examined: Any) -> Non
     assert both.nodes[0]["version"] == "Valkey 8.1.0" and both.nodes[1]["version"] is None
 
 
-def test_each_node_is_shown_with_its_version_and_uptime_and_what_the_doctor_finds(
+def test_node_is_shown_with_version_uptime_and_findings_of_the_doctor(
     client: Client, servers: list[LocalServer]
 ) -> None:
     with redis.Redis(port=servers[1].port, decode_responses=True) as node:
@@ -175,7 +173,9 @@ def test_each_node_is_shown_with_its_version_and_uptime_and_what_the_doctor_find
     assert version in seen and "It evicts keys" in seen and "redlock doctor" in seen
 
 
-def test_looking_writes_nothing(client: Client, servers: list[LocalServer]) -> None:
+def test_looking_at_the_nodes_page_writes_nothing(
+    client: Client, servers: list[LocalServer]
+) -> None:
     def writes() -> int:
         with redis.Redis(port=servers[0].port) as node:
             stats = node.info("commandstats")
@@ -187,7 +187,7 @@ def test_looking_writes_nothing(client: Client, servers: list[LocalServer]) -> N
     assert writes() == before
 
 
-def test_a_node_that_was_just_started_has_no_vote_and_the_page_says_for_how_long(
+def test_node_just_started_has_no_vote_and_the_page_says_for_how_long(
     servers: list[LocalServer],
 ) -> None:
     redlock = Redlock([server.url for server in servers], ttl=3600.0, restart_guard="uptime")
@@ -207,7 +207,7 @@ def test_a_node_that_was_just_started_has_no_vote_and_the_page_says_for_how_long
         redlock.close()
 
 
-def test_without_a_quorum_each_page_says_so_before_all_else(
+def test_every_page_shows_a_missing_quorum_first(
     client: Client, servers: list[LocalServer]
 ) -> None:
     for path in PAGES:
@@ -236,7 +236,7 @@ def test_without_a_quorum_each_page_says_so_before_all_else(
     wait_until(blind, 30, "the timeline says that nobody saw what came and went meanwhile")
 
 
-def test_nodes_that_may_not_be_listed_are_no_lost_quorum_and_no_password_is_shown() -> None:
+def test_nodes_that_may_not_be_scanned_are_no_lost_quorum() -> None:
     """The workers' user may not: locks are taken all the same."""
     with start_servers(3, config=with_acl_user()) as nodes:
         redlock = Redlock([lock_url(node) for node in nodes], restart_guard="off")

@@ -31,7 +31,7 @@ def seen(history: History, *looks: tuple[float, list[Entry]], nodes: Any = UP) -
     return [change.what for change in history.of("r")]
 
 
-def test_what_comes_passes_and_goes_is_told_the_last_first() -> None:
+def test_timeline_shows_came_passed_and_gone_with_the_last_first() -> None:
     history = History()
     looks = [(1.0, []), (2.0, [entry()]), (3.0, [entry()]), (4.0, [entry("bbbb")]), (5.0, [])]
     assert seen(history, *looks) == ["gone", "passed", "came"]
@@ -41,18 +41,18 @@ def test_what_comes_passes_and_goes_is_told_the_last_first() -> None:
     assert history.since == 1.0
 
 
-def test_what_was_there_at_first_is_not_said_to_have_come() -> None:
+def test_timeline_does_not_say_that_the_first_seen_lock_came() -> None:
     assert seen(History(), (1.0, [entry()])) == ["there"]
 
 
-def test_a_quorum_that_is_lost_and_won_is_told_unless_nobody_can_tell() -> None:
+def test_timeline_shows_a_quorum_lost_and_won_only_if_nodes_answer() -> None:
     history = History()
     assert seen(history, (1.0, [entry()]), (2.0, [entry(nodes=2)])) == ["short", "there"]
     assert seen(history, (3.0, [entry(nodes=3)])) == ["held", "short", "there"]
     assert seen(history, (4.0, [entry(nodes=2)]), nodes=DOWN) == ["held", "short", "there"]
 
 
-def test_readers_come_and_go_each_by_itself_and_none_has_what_another_had() -> None:
+def test_timeline_shows_each_reader_by_itself() -> None:
     history = History()
     one, two, three = (entry(digest, shared=True) for digest in ("aaaa", "bbbb", "cccc"))
     looks = [(1.0, []), (2.0, [one, replace(two, slot=2), replace(three, slot=3)])]
@@ -64,7 +64,7 @@ def test_readers_come_and_go_each_by_itself_and_none_has_what_another_had() -> N
     assert {*told[:2]} == {(5.0, "gone", "reader cccc"), (5.0, "came", "")}
 
 
-def test_spans_that_nobody_saw_are_told() -> None:
+def test_timeline_shows_spans_without_a_look() -> None:
     history = History()
     seen(history, (1.0, []), (2.0, [entry()]))
     history.blind("2 of 5 nodes answered")
@@ -74,12 +74,12 @@ def test_spans_that_nobody_saw_are_told() -> None:
     assert seen(history, (9.1 + UNWATCHED_S, [entry()]))[0] == "unwatched"
 
 
-def test_lines_and_fences_are_no_news() -> None:
+def test_timeline_ignores_queues_and_fences() -> None:
     lines = [entry(kind="line"), entry(kind="fence")]
     assert seen(History(), (1.0, []), (2.0, lines), (3.0, [])) == []
 
 
-def test_nodes_that_come_and_go_are_told() -> None:
+def test_timeline_shows_nodes_that_come_and_go() -> None:
     history = History()
     seen(history, (1.0, []))
     seen(history, (2.0, []), nodes=DOWN)
@@ -88,7 +88,7 @@ def test_nodes_that_come_and_go_are_told() -> None:
     assert "n0" not in history.of_nodes()
 
 
-def test_memory_is_bounded_and_the_last_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeline_is_bounded_and_keeps_the_last_change(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history_module, "MAX_CHANGES", 3)
     monkeypatch.setattr(history_module, "MAX_LOCKS", 10)
     history = History()
@@ -111,11 +111,11 @@ def test_memory_is_bounded_and_the_last_is_kept(monkeypatch: pytest.MonkeyPatch)
         (replace(entry(), ttls=(float("inf"), 9.0, 9.0, None, None)), 0, "never"),
     ],
 )
-def test_a_state_never_says_more_than_was_seen(it: Entry, silent: int, state: str) -> None:
+def test_state_of_a_lock_claims_no_more_than_was_seen(it: Entry, silent: int, state: str) -> None:
     assert state_of(it, silent) == state
 
 
-def test_a_quorum_lasts_as_long_as_the_last_node_that_makes_it() -> None:
+def test_quorum_lasts_as_long_as_the_last_node_that_makes_it() -> None:
     it = replace(entry(), ttls=(1.0, 5.0, None, 3.0, 9.0))
     assert serializers.quorum_left(it) == 3.0
     assert serializers.quorum_left(replace(it, ttls=(1.0, None, None, None, 9.0))) is None

@@ -66,7 +66,9 @@ def who_freed(caplog: Log) -> str:
 
 
 @pytest.mark.parametrize("mounted", ["Flask"], indirect=True)
-def test_in_flask(mounted: dict[str, Any], servers: Servers, caplog: Log) -> None:
+def test_dashboard_can_be_mounted_in_flask(
+    mounted: dict[str, Any], servers: Servers, caplog: Log
+) -> None:
     site = mounted["site"]
     site.secret_key = "x"
 
@@ -101,7 +103,9 @@ def test_in_flask(mounted: dict[str, Any], servers: Servers, caplog: Log) -> Non
 
 
 @pytest.mark.parametrize("mounted", ["FastAPI"], indirect=True)
-async def test_in_fastapi(mounted: dict[str, Any], servers: Servers, caplog: Log) -> None:
+async def test_dashboard_can_be_mounted_in_fastapi(
+    mounted: dict[str, Any], servers: Servers, caplog: Log
+) -> None:
     import httpx
     from starlette.authentication import AuthCredentials, AuthenticationBackend, SimpleUser
     from starlette.middleware.authentication import AuthenticationMiddleware
@@ -190,7 +194,7 @@ print(json.dumps({
 """
 
 
-def test_in_django(servers: Servers) -> None:
+def test_dashboard_can_be_mounted_in_django(servers: Servers) -> None:
     # In a process of its own: a process has one Django.
     code = example("Django", servers).replace(
         'Celery("shop")', 'Celery("shop", broker="memory://")'

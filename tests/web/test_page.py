@@ -58,7 +58,7 @@ class Text(HTMLParser):
         self.attributes += [name for name, _value in attrs]
 
 
-def test_a_held_lock_is_shown_with_who_holds_it_and_where(client: Client, holds: Any) -> None:
+def test_held_lock_is_shown_with_its_holder_and_nodes(client: Client, holds: Any) -> None:
     holds("order:1")
     (row,) = rows(client)
     assert (row["resource"], row["task"], row["host"], row["pid"]) == (
@@ -80,9 +80,7 @@ def put(servers: Servers, key: str, value: str | None = None) -> None:
                 node.set(f"redlock:{key}", value)
 
 
-def test_fewer_than_a_quorum_are_not_called_held_and_silent_nodes_leave_it_open(
-    client: Client, servers: Servers
-) -> None:
+def test_lock_on_less_than_a_quorum_is_not_called_held(client: Client, servers: Servers) -> None:
     put(servers[:2], "split")
     put(servers[:1], "foreign", "of another program")
     by_name = {row["resource"]: row for row in rows(client, "/locks.json?show=trouble")}
@@ -101,7 +99,7 @@ def test_fewer_than_a_quorum_are_not_called_held_and_silent_nodes_leave_it_open(
     assert "Uncertain" in Text(client.get("/").text).seen
 
 
-def test_without_a_quorum_it_shows_when_it_saw_what_it_shows(
+def test_page_without_a_quorum_shows_the_time_of_its_data(
     client: Client, holds: Any, servers: Servers
 ) -> None:
     holds("order:1")
@@ -148,7 +146,7 @@ def test_the_list_of_locks_is_also_found_by_its_name(client: Client, holds: Any)
     assert "for “order”" in shown.text and "order:1" in shown.text
 
 
-def test_what_was_never_seen_is_not_counted_as_nothing(serve: Any, servers: Servers) -> None:
+def test_unseen_locks_are_not_counted_as_none(serve: Any, servers: Servers) -> None:
     for server in servers[2:]:
         server.kill()
     seen = Text(serve().get("/").text).seen
@@ -170,7 +168,7 @@ def test_search_is_over_key_task_id_and_host(client: Client, holds: Any) -> None
         assert [row["resource"] for row in answer["rows"]] == found, query
 
 
-def test_a_lock_named_like_a_turn_is_a_lock(client: Client, holds: Any) -> None:
+def test_lock_named_like_a_turn_is_a_lock(client: Client, holds: Any) -> None:
     """An old release kept its turns under such names; they are nobody's reservation."""
     holds("order:1#turn")
     (row,) = rows(client)
@@ -179,7 +177,7 @@ def test_a_lock_named_like_a_turn_is_a_lock(client: Client, holds: Any) -> None:
     assert client.get("/locks.json").json["counts"]["reserved"] == 0
 
 
-def test_without_workers_to_ask_no_number_of_waiting_tasks_is_shown(
+def test_number_of_waiting_tasks_is_hidden_without_workers_to_ask(
     client: Client, holds: Any
 ) -> None:
     holds("order:1")
@@ -189,7 +187,7 @@ def test_without_workers_to_ask_no_number_of_waiting_tasks_is_shown(
     assert "<dt>Waiting</dt>" not in text and "tasks that wait inside workers" not in text
 
 
-def test_who_stands_in_line_is_counted(client: Client, redlock: Redlock, holds: Any) -> None:
+def test_waiters_in_a_queue_are_counted(client: Client, redlock: Redlock, holds: Any) -> None:
     holds("order:1")
     line = "redlock:order:1#line"
     for address in redlock.nodes:
@@ -204,7 +202,7 @@ def test_who_stands_in_line_is_counted(client: Client, redlock: Redlock, holds: 
 
 
 @pytest.mark.parametrize("name", HOSTILE, ids=printable)
-def test_a_hostile_key_is_shown_printable_and_breaks_nothing(
+def test_hostile_key_is_shown_printable_and_breaks_nothing(
     client: Client, holds: Any, name: str
 ) -> None:
     holds(name, task=name[:200], host=name.replace("|", "")[:200])
@@ -226,7 +224,7 @@ def test_any_key_survives_a_link(name: str) -> None:
     assert named_in(f"x=1&resource={quoted(name)}&y=2".encode()) == name
 
 
-def test_a_free_lock_is_called_free_and_a_link_to_no_key_is_no_crash(client: Client) -> None:
+def test_free_lock_is_called_free_and_a_link_to_no_key_is_no_crash(client: Client) -> None:
     assert "Free: none of the nodes" in Text(client.get("/lock?resource=nobody").text).seen
     assert client.get("/lock.json?resource=nobody").json["entries"] == []
     for query in ("", "resource=", "resource=%ff%fe", "resource=%ED%A0", "%=&;&resource"):
@@ -255,7 +253,9 @@ def test_thousands_of_locks_are_paged(client: Client, servers: Servers, many: in
     assert client.get("/locks.json?page=-3").json["page"] == 1
 
 
-def test_the_timeline_says_what_was_seen_and_since_when(client: Client, redlock: Redlock) -> None:
+def test_timeline_of_a_lock_page_shows_changes_and_since_when(
+    client: Client, redlock: Redlock
+) -> None:
     def kinds() -> list[str]:
         client.get("/")
         told = client.get("/lock.json?resource=order:1").json
@@ -273,7 +273,7 @@ def test_the_timeline_says_what_was_seen_and_since_when(client: Client, redlock:
     assert "Watching began" in seen and "between" in seen and "Freed or expired" in seen
 
 
-def test_every_page_says_the_same_as_its_json_and_no_token(client: Client, holds: Any) -> None:
+def test_every_page_has_the_data_of_its_json_and_no_token(client: Client, holds: Any) -> None:
     lease = holds("order:1")
     for path in PAGES:
         by_name = client.get(path.replace("?", ".json?") if "?" in path else f"{path}.json")
@@ -288,7 +288,7 @@ def test_every_page_says_the_same_as_its_json_and_no_token(client: Client, holds
             assert lease.token not in said and not TOKEN.search(said)
 
 
-def test_a_page_refreshes_only_if_asked_and_without_a_script(client: Client) -> None:
+def test_page_refreshes_only_if_asked(client: Client) -> None:
     assert "http-equiv" not in client.get("/").text
     live = client.get("/?refresh=5")
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in live.text
@@ -296,7 +296,7 @@ def test_a_page_refreshes_only_if_asked_and_without_a_script(client: Client) -> 
     assert "refresh=5" in live.text, "its links go on with it"
 
 
-def test_metrics_are_those_of_the_exporter(client: Client) -> None:
+def test_metrics_of_the_dashboard_are_those_of_the_exporter(client: Client) -> None:
     pytest.importorskip("prometheus_client")
     answer = client.get("/metrics")
     assert answer.status_code == 200
@@ -313,7 +313,7 @@ def test_metrics_without_prometheus_client_say_what_to_install(
     assert 'pip install "celery-redlock[prometheus]"' in answer.text
 
 
-def test_what_is_not_there_and_what_is_not_allowed(client: Client) -> None:
+def test_missing_pages_and_methods_are_answered_with_404_and_405(client: Client) -> None:
     assert client.get("/no-such-page").status_code == 404
     assert client.get("/static/../page.py").status_code == 404
     assert client.get("/static/page.py").status_code == 404
@@ -322,14 +322,14 @@ def test_what_is_not_there_and_what_is_not_allowed(client: Client) -> None:
     assert client.get("/no.json").json["error"]
 
 
-def test_a_page_needs_an_app_or_a_redlock(redlock: Redlock) -> None:
+def test_dashboard_needs_an_app_or_a_redlock(redlock: Redlock) -> None:
     for given in ({}, {"app": object(), "redlock": redlock}):
         with pytest.raises(ConfigurationError, match="one of the two"):
             make_app(**given)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_after_a_fork_a_page_looks_by_itself(client: Client, holds: Any) -> None:
+def test_page_in_a_forked_child_looks_by_itself(client: Client, holds: Any) -> None:
     # A web server loads the page, and forks; threads do not come along.
     holds("order:1")
     assert rows(client)

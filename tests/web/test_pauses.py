@@ -22,7 +22,7 @@ def send(client: Client, word: str | None = None, **form: str) -> TestResponse:
 PAUSE = {"do": "pause", "pattern": "order:*", "seconds": "900", "reason": "<b>bad"}
 
 
-def test_an_operator_pauses_and_resumes(
+def test_operator_pauses_and_resumes_on_the_page(
     client: Client, redlock: Redlock, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert client.get("/pauses").status_code == 303
@@ -46,7 +46,7 @@ def test_an_operator_pauses_and_resumes(
     assert pauses.in_force(redlock) == ((), True)
 
 
-def test_nobody_else_does(client: Client, serve: Any, redlock: Redlock) -> None:
+def test_pause_on_the_page_needs_a_session(client: Client, serve: Any, redlock: Redlock) -> None:
     assert send(client, "", **PAUSE).status_code == 403
     sign_in(client)
     assert send(client, "forged", **PAUSE).status_code == 403
@@ -65,7 +65,7 @@ def test_nobody_else_does(client: Client, serve: Any, redlock: Redlock) -> None:
         ({"reason": "x" * 201}, "at most 200 characters"),
     ],
 )
-def test_what_cannot_be_is_said(
+def test_invalid_pause_on_the_page_is_refused(
     client: Client, redlock: Redlock, changed: dict[str, str], said: str
 ) -> None:
     sign_in(client)

@@ -36,7 +36,7 @@ def sight() -> Iterator[Sight]:
     made.open.set()
 
 
-def test_nobody_looks_before_somebody_asks_and_many_are_given_one_look(sight: Sight) -> None:
+def test_refresher_looks_when_first_asked_and_once_for_many(sight: Sight) -> None:
     sight.open.clear()
     looking = Fresh(sight, every=60)
     assert sight.count == 0
@@ -53,7 +53,7 @@ def test_nobody_looks_before_somebody_asks_and_many_are_given_one_look(sight: Si
     looking.close()
 
 
-def test_who_is_out_of_patience_is_given_what_was_seen_before(sight: Sight) -> None:
+def test_refresher_returns_the_last_look_when_its_patience_is_over(sight: Sight) -> None:
     looking = Fresh(sight, every=0)
     assert looking.get(30).what == 1
     sight.open.clear()
@@ -63,7 +63,7 @@ def test_who_is_out_of_patience_is_given_what_was_seen_before(sight: Sight) -> N
     looking.close()
 
 
-def test_a_look_that_fails_keeps_what_was_seen_before_and_says_so(sight: Sight) -> None:
+def test_failed_look_keeps_the_last_one_with_its_error(sight: Sight) -> None:
     looking = Fresh(sight, every=0)
     at = looking.get(30).at
     sight.error = OSError("gone")
@@ -74,7 +74,7 @@ def test_a_look_that_fails_keeps_what_was_seen_before_and_says_so(sight: Sight) 
     looking.close()
 
 
-def test_it_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight) -> None:
+def test_refresher_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight) -> None:
     looking = Fresh(sight, idle=0.001, rest=0.2)
     looking.get(30)
     wait_until(lambda: sight.count > 3, 30, "it looks by itself")
@@ -82,7 +82,7 @@ def test_it_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight) -> Non
     looking.close()
 
 
-def test_what_takes_long_is_done_seldom_and_a_closed_one_looks_no_more(sight: Sight) -> None:
+def test_refresher_with_slow_looks_looks_rarely_and_never_after_close(sight: Sight) -> None:
     looking = Fresh(sight, idle=5.0)
     looking.get(30)
     looking._began = looking._ended - 3.0

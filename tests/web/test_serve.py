@@ -23,7 +23,9 @@ from tests.web.conftest import SECRET
 NODES = ("--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3")
 
 
-def test_it_serves_beside_idle_connections_and_ends_by_an_interrupt(servers: Servers) -> None:
+def test_server_of_the_dashboard_survives_idle_connections_and_ends_by_interrupt(
+    servers: Servers,
+) -> None:
     """Half of a request is said on each, and a byte more now and then, as by who means harm."""
     urls = ",".join(server.url for server in servers)
     code = "import sys; sys.argv = ['celery-redlock', *sys.argv[1:]]; "
@@ -80,9 +82,7 @@ def call(*arguments: str, **env: str) -> Any:
 
 
 @pytest.mark.parametrize("bind", ["0.0.0.0", "192.0.2.1", "::", "ops.example.org"])
-def test_other_machines_are_kept_out_unless_that_is_asked_for(
-    monkeypatch: Patch, bind: str
-) -> None:
+def test_other_machines_are_kept_out_unless_public_is_given(monkeypatch: Patch, bind: str) -> None:
     monkeypatch.setattr("celery_redlock.web.serve.serve", lambda *_given: None)
     where = f"[{bind}]:0" if ":" in bind else f"{bind}:0"
     refused = call("--listen", where, "--token", SECRET)
@@ -93,7 +93,7 @@ def test_other_machines_are_kept_out_unless_that_is_asked_for(
     check_bind(bind, SECRET, True)
 
 
-def test_what_other_machines_reach_is_private_and_warned_of(monkeypatch: Patch) -> None:
+def test_dashboard_for_other_machines_is_private_and_warned_of(monkeypatch: Patch) -> None:
     served: list[Any] = []
     monkeypatch.setattr("celery_redlock.web.serve.serve", lambda *given: served.append(given))
     result = call("--listen", "0.0.0.0:0", "--public", REDLOCK_WEB_TOKEN=SECRET)
@@ -113,13 +113,13 @@ def test_what_other_machines_reach_is_private_and_warned_of(monkeypatch: Patch) 
     )
 
 
-def test_a_short_token_and_a_port_that_is_taken_are_said(servers: Servers) -> None:
+def test_short_token_and_taken_port_are_refused(servers: Servers) -> None:
     assert "at least 16 characters" in call("--token", "short").output
     taken = call("--listen", f"127.0.0.1:{servers[0].port}")
     assert taken.exit_code == 2 and "cannot serve on 127.0.0.1" in taken.output
 
 
-def test_loopback_is_told_from_the_rest() -> None:
+def test_loopback_is_told_from_other_hosts() -> None:
     for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"):
         assert is_loopback(host), host
     for host in ("0.0.0.0", "::", "10.0.0.1", "localhost.example.org", "127.0.0.1.nip.io", ""):
@@ -128,7 +128,7 @@ def test_loopback_is_told_from_the_rest() -> None:
     assert "10.0.0.1" in names_for("10.0.0.1", ["ops"]) and "ops" in names_for("10.0.0.1", ["ops"])
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_dashboard_without_its_extra_says_what_to_install() -> None:
     program = (
         "import sys; sys.modules['werkzeug'] = None; import celery_redlock\n"
         "from celery_redlock.web import make_app\n"
@@ -151,7 +151,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
         ("a:123456", ""),
     ],
 )
-def test_a_host_header_is_a_name_or_nothing(header: str, name: str) -> None:
+def test_host_header_is_read_as_a_name_or_refused(header: str, name: str) -> None:
     assert host_in(header) == name
     assert is_known(name, [".example.org", "[::1]"]) is bool(name)
     assert not is_known(name, ["", "example.org"])

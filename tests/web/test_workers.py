@@ -54,7 +54,7 @@ def send(app: Celery, kind: str = "task-lock-waiting", /, **fields: Any) -> None
 HOLDER = {"task": "shop.pay", "task_id": "t1", "pid": 7, "host": "h1"}
 
 
-def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
+def test_refusals_and_losses_are_received_as_events(app: Celery, hearing: Hearing) -> None:
     send(app, uuid="a", name="shop.refund", resource="order:1", holder=HOLDER, waited=2.5)
     send(app, "task-lock-lost", uuid="b", resource="order:2", reason="refused", held_for=9.0)
     send(app, "task-succeeded", uuid="c")
@@ -69,7 +69,7 @@ def test_refusals_and_losses_are_heard(app: Celery, hearing: Hearing) -> None:
     assert hearing.count == 2
 
 
-def test_events_are_bounded_and_of_any_shape(app: Celery, hearing: Hearing) -> None:
+def test_received_events_are_bounded_and_may_have_any_shape(app: Celery, hearing: Hearing) -> None:
     for odd in (None, 7, 10**400, [], {"task": []}, EVIL):
         send(app, uuid=odd, name=odd, resource=odd, holder=odd, waited=odd, reason=odd)
     wait_until(lambda: hearing.count == 6, 30, "all are heard")
@@ -81,7 +81,7 @@ def test_events_are_bounded_and_of_any_shape(app: Celery, hearing: Hearing) -> N
     )
 
 
-def test_it_listens_again_when_the_broker_is_back(
+def test_events_are_received_again_when_the_broker_is_back(
     app: Celery, server: LocalServer, hearing: Hearing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "RETRY_DELAY_S", (0.05, 0.1))
@@ -94,7 +94,7 @@ def test_it_listens_again_when_the_broker_is_back(
     wait_until(lambda: hearing.count == 1, 30, "it hears")
 
 
-def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
+def test_reply_of_a_worker_is_cleaned_of_malformed_parts() -> None:
     class Control:
         def broadcast(self, *args: Any, **kwargs: Any) -> Any:
             good = {"resource": "r", "task": EVIL, "waited": float("nan"), "secret": "x"}
@@ -121,9 +121,7 @@ def test_what_a_worker_answers_is_taken_for_what_it_is() -> None:
     assert wait["waited"] is None and "secret" not in wait and len(wait["task"]) < 5000
 
 
-def test_where_no_worker_answers_and_no_event_has_come_the_page_says_what_that_means(
-    app: Celery, server: LocalServer
-) -> None:
+def test_page_says_what_silent_workers_and_no_events_mean(app: Celery, server: LocalServer) -> None:
     app.conf.redlock_nodes = [server.url]
     page = make_app(app, idle=None)
     try:
@@ -139,7 +137,7 @@ def test_where_no_worker_answers_and_no_event_has_come_the_page_says_what_that_m
 
 
 @pytest.mark.worker
-def test_a_page_tells_what_real_workers_wait_for(tmp_path: Any) -> None:
+def test_page_shows_the_tasks_that_real_workers_wait_for(tmp_path: Any) -> None:
     with start_servers(4, config=with_acl_user()) as (*nodes, broker):
         cluster = Cluster(nodes, broker, tmp_path, redlock_events=True)
         app = Celery("page", broker=broker.url, set_as_current=False)
