@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 
-def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(tmp_path: Path) -> None:
+def test_short_campaign_over_redis_finds_no_violation(tmp_path: Path) -> None:
     report = campaign(tmp_path / "run", 5.0, seed=1, phases=(SHORT,))
     assert report.problems == [], str(report)
     # A busy machine runs fewer; a campaign that runs nothing proves nothing.
@@ -49,7 +49,7 @@ def test_no_two_bodies_overlap_and_nothing_stays_locked_is_stuck_or_is_lost(tmp_
     assert report.lost == 0
 
 
-def test_nor_over_one_postgresql_database(tmp_path: Path) -> None:
+def test_short_campaign_over_one_authority_postgresql_finds_no_violation(tmp_path: Path) -> None:
     postgres.require()
     phases = (SHORT_OF_POSTGRES,)
     report = campaign(tmp_path / "run", 6.0, seed=1, phases=phases, store="postgresql")
@@ -62,7 +62,7 @@ def test_nor_over_one_postgresql_database(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", STORES)
-def test_all_faults_for_a_while(tmp_path: Path, store: str) -> None:
+def test_long_campaign_with_all_faults_finds_no_violation(tmp_path: Path, store: str) -> None:
     if store != "redis":
         (etcd if store == "etcd" else postgres).require()
     # Four seconds and more for each of the phases.
@@ -70,7 +70,7 @@ def test_all_faults_for_a_while(tmp_path: Path, store: str) -> None:
     assert report.problems == [], str(report)
 
 
-def test_nor_over_an_etcd_cluster_of_three(tmp_path: Path) -> None:
+def test_short_campaign_over_one_authority_etcd_finds_no_violation(tmp_path: Path) -> None:
     etcd.require()
     phases = (SHORT_OF_POSTGRES,)
     report = campaign(tmp_path / "run", 6.0, seed=1, phases=phases, store="etcd")
@@ -79,7 +79,7 @@ def test_nor_over_an_etcd_cluster_of_three(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", ["blind-release", "not-undone", "swallow"])
-def test_the_oracle_sees_planted_bugs_over_postgresql(tmp_path: Path, mutant: str) -> None:
+def test_campaign_over_postgresql_finds_planted_bugs(tmp_path: Path, mutant: str) -> None:
     postgres.require()
     report = campaign(tmp_path / "run", 60.0, seed=1, mutant=mutant, store="postgresql")
     assert MUTANTS[mutant].is_found(report.problems), str(report)
@@ -87,17 +87,17 @@ def test_the_oracle_sees_planted_bugs_over_postgresql(tmp_path: Path, mutant: st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_the_oracle_sees_planted_bugs(tmp_path: Path, mutant: str) -> None:
+def test_campaign_over_redis_finds_planted_bugs(tmp_path: Path, mutant: str) -> None:
     report = campaign(tmp_path / "run", 120.0, seed=1, mutant=mutant)
     assert MUTANTS[mutant].is_found(report.problems), str(report)
 
 
-def test_all_phases_have_a_name_of_their_own() -> None:
+def test_phases_of_a_campaign_have_unique_names() -> None:
     for phases in (PHASES, PHASES_OF_POSTGRES, PHASES_OF_ETCD):
         assert len({phase.name for phase in phases}) == len(phases)
 
 
-def test_the_verdicts_stand_in_the_docs_word_for_word() -> None:
+def test_verdicts_of_the_oracle_stand_in_the_docs_word_for_word() -> None:
     page = (ROOT / "docs" / "bug-or-limit.md").read_text(encoding="utf-8")
     for verdict in VERDICTS:
         assert f"| {verdict} |" in page

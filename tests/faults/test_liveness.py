@@ -17,19 +17,19 @@ from tests.faults.sentry import Sight
 from tests.faults.stage import TTL
 
 
-def test_a_key_that_is_taken_at_once() -> None:
+def test_oracle_accepts_a_key_that_is_taken_at_once() -> None:
     account = (A, [line(2.1, "received", "x")])
     found, waits = judge(account, ran(A1, "x", 2.2, 3.0), tasks=[sent("x")])
     assert found == []
     assert waits.wanted == pytest.approx(0.2)
 
 
-def test_a_free_key_waits_with_a_worker_that_has_a_slot() -> None:
+def test_oracle_finds_a_free_key_waiting_at_a_worker_with_a_free_slot() -> None:
     account = (A, [line(2.1, "received", "x")])
     assert judge(account, ran(A1, "x", 4.0, 4.1), tasks=[sent("x")])[0] == [STUCK]
 
 
-def test_a_busy_worker_keeps_the_turn_of_a_free_key_from_an_idle_one() -> None:
+def test_oracle_finds_a_busy_worker_that_keeps_a_free_key_from_an_idle_one() -> None:
     """The finding: A's only slot is taken, A has one of the messages; B has another and waits."""
     filled = ran(A1, "fill", 1.0, 6.0, resource="")
     tasks = [sent("x"), sent("y"), sent("fill", "", "fill", 0.5)]
@@ -40,12 +40,12 @@ def test_a_busy_worker_keeps_the_turn_of_a_free_key_from_an_idle_one() -> None:
     assert judge(*accounts, *at_once, tasks=tasks)[0] == []
 
 
-def test_a_free_key_waits_in_the_queue() -> None:
+def test_oracle_finds_a_free_key_waiting_in_the_queue() -> None:
     received = (A, [line(4.0, "received", "x")])
     assert judge(received, ran(A1, "x", 4.1, 4.2), tasks=[sent("x")], at_once=True)[0] == [STUCK]
 
 
-def test_a_key_is_not_free_while_a_body_runs_or_its_token_is_on_a_quorum() -> None:
+def test_oracle_takes_a_key_as_held_while_a_body_runs_or_a_quorum_has_its_token() -> None:
     accounts = [(A, [line(2.1, "received", "x")]), ran(B1, "y", 1.0, 5.0), ran(A1, "x", 5.2, 5.3)]
     tasks = [sent("x"), sent("y", at=0.9)]
     assert judge((B, [line(0.95, "received", "y")]), *accounts, tasks=tasks)[0] == []
@@ -57,7 +57,7 @@ def test_a_key_is_not_free_while_a_body_runs_or_its_token_is_on_a_quorum() -> No
     assert judge(*accounts, tasks=[sent("x")], sights=[left])[0] == [STUCK]
 
 
-def test_attempts_that_meet_a_held_lock_take_no_slot() -> None:
+def test_oracle_finds_attempts_on_a_held_lock_that_take_the_slots() -> None:
     """The finding: all that is parked goes to the pool at once, and a no-op waits behind it."""
     refused = [line(2.0 + 0.1 * n, kind, "x") for n in range(40) for kind in ("got", "done")]
     waits = (A, [line(2.1, "received", "noop")])
@@ -68,7 +68,7 @@ def test_attempts_that_meet_a_held_lock_take_no_slot() -> None:
     assert judge(works, waits, after, tasks=[noop, sent("x")])[0] == []
 
 
-def test_one_that_is_to_be_skipped_takes_its_slot() -> None:
+def test_oracle_lets_a_task_that_will_be_skipped_take_its_slot() -> None:
     """It waits there for a holder that has ended, and is about to free its lock."""
     asks = (A1, [line(2.0, "got", "x"), line(4.0, "done", "x")])
     waits = (A, [line(2.1, "received", "noop")])
@@ -79,7 +79,7 @@ def test_one_that_is_to_be_skipped_takes_its_slot() -> None:
     assert HELD_UP in judge(asks, waits, after, tasks=[noop, held])[0]
 
 
-def test_a_c_call_that_keeps_the_gil_stops_a_worker_without_children() -> None:
+def test_oracle_forgives_a_c_call_that_stops_a_worker_without_children() -> None:
     both = [line(1.9, "received", "gil"), line(2.1, "received", "x")]
     calls = sent("gil", "f2", at=1.8)
     calls.manner = "gil"
@@ -90,14 +90,14 @@ def test_a_c_call_that_keeps_the_gil_stops_a_worker_without_children() -> None:
     assert judge(*in_child, tasks=tasks, slots={"a": 4, "b": 1})[0] == [STUCK]
 
 
-def test_what_lies_in_the_socket_of_a_worker_that_is_stopped_is_with_it() -> None:
+def test_oracle_forgives_a_message_in_the_socket_of_a_stopped_worker() -> None:
     account = [(A, [line(5.1, "received", "x")]), ran(A1, "x", 5.2, 5.3)]
     stop = Fault("worker stop", 1.9, 5.0, "a", 10)
     assert judge(*account, tasks=[sent("x")], faults=[stop], at_once=True)[0] == []
     assert judge(*account, tasks=[sent("x")], at_once=True)[0] == [STUCK]
 
 
-def test_what_a_process_that_is_stopped_was_about_to_send_is_not_sent() -> None:
+def test_oracle_forgives_a_message_that_a_stopped_process_was_about_to_send() -> None:
     account = [(A1, [line(3.0, "sent", "x")]), (B, [line(6.1, "received", "x")])]
     account.append(ran(B1, "x", 6.2, 6.3))
     taken = [(B, [line(2.05, "received", "x")]), (B1, [line(2.1, "got", "x")])]
@@ -106,7 +106,7 @@ def test_what_a_process_that_is_stopped_was_about_to_send_is_not_sent() -> None:
     assert judge(*taken[:1], *account, tasks=[sent("x")], at_once=True)[0] == [STUCK]
 
 
-def test_what_a_worker_gave_back_waits_in_the_queue() -> None:
+def test_oracle_counts_a_message_given_back_as_waiting_in_the_queue() -> None:
     """A is full for a while and gives it back; B takes the key when it is given the message."""
     filled = ran(A1, "fill", 1.0, 6.0, resource="")
     back = (A, [line(2.1, "received", "x"), line(2.6, "returned", "x")])
@@ -117,7 +117,7 @@ def test_what_a_worker_gave_back_waits_in_the_queue() -> None:
     assert judge(filled, back, *late, tasks=tasks, at_once=True)[0] == [STUCK]
 
 
-def test_a_worker_that_stops_gives_back_what_it_has_not_begun() -> None:
+def test_oracle_requires_a_stopping_worker_to_give_back_its_messages() -> None:
     stops = (A, [line(2.1, "received", "x"), line(2.2, "stopping"), line(9.0, "disconnected")])
     back = (B, [line(9.1, "received", "x")])
     late = ran(B1, "x", 9.2, 9.3)
@@ -132,7 +132,7 @@ WAITS = [(A, [line(2.1, "received", "x")]), ran(A1, "x", 4.0, 4.1)]
 THREE = (0, 1, 2)
 
 
-def test_quorum() -> None:
+def test_oracle_forgives_waits_by_the_rule_quorum() -> None:
     def found(*faults: Fault) -> list[str]:
         return judge(*WAITS, tasks=[sent("x")], faults=faults)[0]
 
@@ -147,12 +147,12 @@ def test_quorum() -> None:
     assert found(Fault("node stop", 0.0, 0.05, nodes=THREE)) == [STUCK]
 
 
-def test_machine() -> None:
+def test_oracle_forgives_waits_by_the_rule_machine() -> None:
     assert judge(*WAITS, tasks=[sent("x")], stalls=[(2.5, 3.5)])[0] == []
     assert judge(*WAITS, tasks=[sent("x")], starved=lambda _begin, _end: 1.0)[0] == []
 
 
-def test_broker() -> None:
+def test_oracle_forgives_waits_by_the_rule_broker() -> None:
     away = Fault("broker restart", 2.0, 3.0)
     assert judge(*WAITS, tasks=[sent("x")], faults=[away])[0] == []
     lines = [line(2.1, "received", "x"), line(2.2, "disconnected"), line(3.0, "connected")]
@@ -161,13 +161,13 @@ def test_broker() -> None:
     assert judge(again, offline, ran(A1, "x", 4.1, 4.2), tasks=[sent("x")])[0] == []
 
 
-def test_child() -> None:
+def test_oracle_forgives_waits_by_the_rule_child() -> None:
     dead = Process("a", 10, 12, "9")
     killed = (dead, [line(1.0, "got", "z"), line(1.1, "done", "z")])
     assert judge(*WAITS, killed, tasks=[sent("x")], alive={dead: 1.9})[0] == []
 
 
-def test_what_a_child_had_been_handed_that_then_ended() -> None:
+def test_oracle_forgives_a_message_handed_to_a_child_that_then_ended() -> None:
     """Recycled after its last task: the other child is idle, and the message in the dead one's
     pipe.
     """
@@ -189,14 +189,14 @@ def test_what_a_child_had_been_handed_that_then_ended() -> None:
     assert judge(later, (A1, []), late, tasks=[sent("x")], slots=slots, **ended)[0] == [STUCK]
 
 
-def test_stopped() -> None:
+def test_oracle_forgives_waits_by_the_rule_stopped() -> None:
     for kind in ("child stop", "broker cut"):
         own, other = Fault(kind, 2.0, 3.0, "a", 11), Fault(kind, 2.0, 3.0, "b", 21)
         assert judge(*WAITS, tasks=[sent("x")], faults=[own])[0] == []
         assert judge(*WAITS, tasks=[sent("x")], faults=[other])[0] == [STUCK]
 
 
-def test_stranded() -> None:
+def test_oracle_forgives_waits_by_the_rule_stranded() -> None:
     dies = (A, [line(2.1, "received", "x")])
     again = (B, [line(30.0, "received", "x")])
     late = ran(B1, "x", 30.1, 30.2)
@@ -205,7 +205,7 @@ def test_stranded() -> None:
     assert judge(dies, again, late, tasks=[sent("x")], alive=alive, at_once=True)[0] == [STUCK]
 
 
-def test_who_ends_instead_of_connecting_again_gives_nothing_back() -> None:
+def test_oracle_forgives_a_worker_that_ends_instead_of_connecting_again() -> None:
     lost = [line(2.1, "received", "x"), line(2.2, "disconnected")]
     again = [(B, [line(9.0, "received", "x")]), ran(B1, "x", 9.1, 9.2)]
     assert judge((A, lost), *again, tasks=[sent("x")], alive={A: 3.0})[0] == []
@@ -215,7 +215,7 @@ def test_who_ends_instead_of_connecting_again_gives_nothing_back() -> None:
     assert judge(back, *again, tasks=[sent("x")], faults=[down])[0] == []
 
 
-def test_popped() -> None:
+def test_oracle_forgives_waits_by_the_rule_popped() -> None:
     """One with every connection, and no more."""
     full = ran(A1, "fill", 1.0, 6.0, resource="")
     tasks = [sent("fill", "", "fill", 0.5), sent("x"), sent("y", "f2")]
@@ -235,25 +235,25 @@ def test_popped() -> None:
     assert judge(*back, tasks=[sent("x")])[0] == [STUCK]
 
 
-def test_popped_before_it_was_due() -> None:
+def test_oracle_forgives_a_message_popped_before_it_was_due() -> None:
     """A worker reads what has an ETA at once."""
     assert judge(tasks=[sent("x", eta=3.0)], alive={A: 2.1})[0] == []
     assert judge(tasks=[sent("x", eta=3.0)])[0] == [STUCK]
 
 
-def test_prefetched() -> None:
+def test_oracle_forgives_waits_by_the_rule_prefetched() -> None:
     filled = ran(A1, "fill", 1.0, 6.0, resource="")
     accounts = [filled, (A, [line(2.1, "received", "noop")]), ran(A1, "noop", 6.1, 6.2, "")]
     tasks = [sent("fill", "", "fill", 0.5), sent("noop", "", "probe")]
     assert judge(*accounts, tasks=tasks)[0] == []
 
 
-def test_eta() -> None:
+def test_oracle_forgives_waits_by_the_rule_eta() -> None:
     account = (A, [line(2.1, "received", "x", due=3.9)])
     assert judge(account, ran(A1, "x", 4.0, 4.1), tasks=[sent("x", eta=3.9)])[0] == []
 
 
-def test_eta_in_a_worker_that_stops() -> None:
+def test_oracle_forgives_an_eta_in_a_worker_that_stops() -> None:
     """The finding: it comes back when that has ended, and not within two seconds of its ETA."""
     stops = [line(2.2, "stopping"), line(9.0, "disconnected")]
     keeps = (A, [line(2.1, "received", "x", due=3.9), *stops])
@@ -266,7 +266,7 @@ def test_eta_in_a_worker_that_stops() -> None:
     assert judge(keeps, *later, tasks=tasks, alive={A: 9.0}, at_once=True)[0] == [STUCK]
 
 
-def test_repeated() -> None:
+def test_oracle_forgives_waits_by_the_rule_repeated() -> None:
     begins = [line(1.1, "received", "x"), line(1.2, "sent", "x", due=2.2)]
     again = (B, [line(40.0, "received", "x")]), ran(B1, "x", 40.1, 40.2)
     down = Fault("broker restart", 2.0, 3.0)
@@ -276,7 +276,7 @@ def test_repeated() -> None:
     assert judge((A, begins), *again, tasks=tasks, faults=[early], at_once=True)[0] == [STUCK]
 
 
-def test_pooled() -> None:
+def test_oracle_forgives_waits_by_the_rule_pooled() -> None:
     """A pool runs what it was given before a warm shutdown; what another was given comes back."""
     ends = [line(2.2, "stopping"), line(9.0, "disconnected")]
     late = [(B, [line(9.1, "received", "x")]), ran(B1, "x", 9.2, 9.3)]
@@ -292,7 +292,11 @@ def test_pooled() -> None:
 
 
 def test_every_rule_of_forgiveness_has_a_test() -> None:
-    assert {name for name in FORGIVEN if f"test_{name}" not in globals()} == set()
+    assert {
+        name
+        for name in FORGIVEN
+        if f"test_oracle_forgives_waits_by_the_rule_{name}" not in globals()
+    } == set()
 
 
 # -- at rest
@@ -317,13 +321,15 @@ def window(value: int, wire: int = -1) -> dict[str, Any]:
         ({"a": {**window(8, 8), "filled": 3}}, 0, ["prefetch"]),
     ],
 )
-def test_at_rest(after: dict[str, dict[str, int]], unacked: int, found: list[str]) -> None:
+def test_oracle_checks_prefetch_window_and_unacknowledged_messages_at_rest(
+    after: dict[str, dict[str, int]], unacked: int, found: list[str]
+) -> None:
     verdict = Verdict()
     judge_rest(verdict, {"a": window(8, 8)}, after, unacked, 1.0)
     assert [problem.kind for problem in verdict.problems] == found
 
 
-def test_a_result_that_celery_had_half_read() -> None:
+def test_oracle_forgives_a_result_that_celery_had_half_read() -> None:
     lost = (A, [line(0.0, "connected"), line(5.1, "disconnected"), line(5.2, "connected")])
     ended = (A1, [line(4.9, "got", "x"), line(5.0, "done", "x")])
     left = f"x (active, of pid {A1.pid})"

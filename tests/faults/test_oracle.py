@@ -58,25 +58,25 @@ def verdict(*accounts: tuple[Process, list[Line]], **more: Any) -> Verdict:
 OVERLAP = ["overlap within both validities"]
 
 
-def test_one_after_the_other() -> None:
+def test_oracle_accepts_bodies_one_after_the_other() -> None:
     assert kinds((A, body(A, 1.0, 2.0)), (B, body(B, 2.0, 3.0))) == []
 
 
-def test_two_at_once() -> None:
+def test_oracle_finds_two_bodies_at_once() -> None:
     assert kinds((A, body(A, 1.0, 2.0)), (B, body(B, 1.99, 3.0))) == OVERLAP
 
 
-def test_two_at_once_on_different_resources() -> None:
+def test_oracle_accepts_two_bodies_at_once_on_different_resources() -> None:
     assert kinds((A, body(A, 1.0, 2.0)), (B, body(B, 1.5, 3.0, resource="f2"))) == []
 
 
-def test_an_overlap_with_a_body_that_is_not_the_last() -> None:
+def test_oracle_finds_an_overlap_with_a_body_that_is_not_the_last() -> None:
     """A long one, a short one in it, and a third in the long one."""
     accounts = [(A, body(A, 1.0, 5.0)), (B, body(B, 2.0, 2.1)), (B, body(B, 3.0, 3.1))]
     assert kinds(*accounts) == OVERLAP * 2
 
 
-def test_readers_may_overlap_and_are_counted() -> None:
+def test_oracle_lets_readers_overlap_and_counts_them() -> None:
     reads = [(A, body(A, 1.0, 2.0, shared=True)), (B, body(B, 1.5, 3.0, shared=True))]
     found = verdict(*reads)
     assert (found.problems, found.beside) == ([], 1)
@@ -86,30 +86,30 @@ def test_readers_may_overlap_and_are_counted() -> None:
 
 
 @pytest.mark.parametrize("reads_first", [True, False])
-def test_a_reader_and_a_writer_at_once(reads_first: bool) -> None:
+def test_oracle_finds_a_reader_and_a_writer_at_once(reads_first: bool) -> None:
     first = (A, body(A, 1.0, 2.0, shared=reads_first))
     assert kinds(first, (B, body(B, 1.99, 3.0, shared=not reads_first))) == OVERLAP
 
 
-def test_a_writer_beside_the_first_of_two_readers() -> None:
+def test_oracle_finds_a_writer_beside_the_first_of_two_readers() -> None:
     reads = [(A, body(A, 1.0, 5.0, shared=True)), (B, body(B, 2.0, 2.1, shared=True))]
     assert kinds(*reads, (B, body(B, 3.0, 3.1))) == OVERLAP
 
 
-def test_past_a_deadline_it_is_a_limit() -> None:
+def test_oracle_counts_an_overlap_past_a_deadline_as_a_limit() -> None:
     stopped = [line for line in body(A, 1.0, 4.0, valid=2.5) if not 1.5 < line.at < 3.9]
     found = verdict((A, stopped), (B, body(B, 3.0, 3.5)))
     assert found.problems == []
     assert found.limits == {"overlap past a validity": 1}
 
 
-def test_a_body_that_enters_when_its_own_lease_is_over() -> None:
+def test_oracle_counts_a_body_that_enters_after_its_lease_as_a_limit() -> None:
     found = verdict((A, body(A, 1.0, 2.0)), (B, body(B, 1.5, 1.6, valid=1.4)))
     assert found.problems == []
     assert found.limits == {"overlap past a validity": 1}
 
 
-def test_a_flush_between_the_grants_breaks_a_premise() -> None:
+def test_oracle_forgives_an_overlap_after_a_flush_between_the_grants() -> None:
     accounts = [(A, body(A, 1.0, 2.0)), (B, body(B, 1.9, 2.5))]
     flush = Fault("FLUSHALL", 1.5, 1.5, nodes=(3,))
     assert kinds(*accounts, faults=[flush]) == []
@@ -118,7 +118,7 @@ def test_a_flush_between_the_grants_breaks_a_premise() -> None:
     assert kinds(*accounts, faults=[Fault("node stop", 1.5, 1.6, nodes=(3,))]) == OVERLAP
 
 
-def test_a_process_that_began_after_a_swap_cannot_know_of_it() -> None:
+def test_oracle_forgives_a_process_that_began_after_a_swap() -> None:
     young = Process("three", 30, 31, "140")
     swap = Fault("node swapped", 1.2, 1.7, nodes=(2, 3, 4))
     first = (A, body(A, 1.0, 2.0))
@@ -127,67 +127,67 @@ def test_a_process_that_began_after_a_swap_cannot_know_of_it() -> None:
     assert kinds(first, (young, body(young, 1.9, 2.5))) == OVERLAP
 
 
-def test_a_killed_body_claims_as_long_as_it_was_seen_alive() -> None:
+def test_oracle_counts_a_killed_body_as_long_as_it_was_seen_alive() -> None:
     killed = body(A, 1.0, 1.5, exits=False)
     assert kinds((A, killed), (B, body(B, 1.6, 2.0))) == []
     assert kinds((A, killed), (B, body(B, 1.6, 2.0)), alive={A: 1.55}) == []
     assert kinds((A, killed), (B, body(B, 1.6, 2.0)), alive={A: 1.65}) == OVERLAP
 
 
-def test_and_no_longer_than_its_lease() -> None:
+def test_oracle_counts_a_killed_body_no_longer_than_its_lease() -> None:
     killed = body(A, 1.0, 1.5, exits=False, valid=3.0)
     found = verdict((A, killed), (B, body(B, 3.1, 3.2)), alive={A: 4.0})
     assert found.problems == []
 
 
-def test_a_body_without_an_end_whose_thread_lives_on_was_not_killed() -> None:
+def test_oracle_takes_a_body_without_an_end_in_a_living_thread_as_ended() -> None:
     lines = [*body(A, 1.0, 1.5, exits=False), Line(1.51, "done", 1, "x")]
     assert kinds((A, lines), (B, body(B, 1.6, 2.0)), alive={A: 9.0}) == []
 
 
-def test_a_body_that_is_not_told() -> None:
+def test_oracle_finds_a_body_not_notified_of_its_loss() -> None:
     assert kinds((A, body(A, 1.0, 4.0, valid=2.0))) == ["not told"]
     assert kinds((A, body(A, 1.0, 2.5, valid=2.0))) == []
 
 
-def test_one_that_is_told_may_go_on() -> None:
+def test_oracle_lets_a_notified_body_go_on() -> None:
     lines = body(A, 1.0, 4.0, valid=2.0)
     told = next(line for line in lines if line.at > 2.1)
     lines.insert(lines.index(told), told._replace(kind="told"))
     assert kinds((A, lines)) == []
 
 
-def test_one_that_was_kept_from_running_is_not_to_blame() -> None:
+def test_oracle_forgives_a_body_that_was_kept_from_running() -> None:
     lines = [line for line in body(A, 1.0, 6.0, valid=2.0) if not 2.1 < line.at < 5.9]
     assert kinds((A, lines)) == []
 
 
-def test_the_library_says_held_when_it_is_over() -> None:
+def test_oracle_finds_held_reported_after_the_lease_is_over() -> None:
     lines = body(A, 1.0, 2.0)
     lines[10] = lines[10]._replace(valid=lines[10].at, held=True)
     assert kinds((A, lines)) == ["untrue"]
 
 
-def test_a_lease_that_comes_back() -> None:
+def test_oracle_finds_a_lease_that_comes_back() -> None:
     lines = body(A, 1.0, 2.0)
     lines[10] = lines[10]._replace(held=False)
     assert kinds((A, lines)) == ["untrue"]
 
 
-def test_fences_grow() -> None:
+def test_oracle_requires_growing_fencing_tokens() -> None:
     first, second = body(A, 1.0, 2.0, fence=7), body(B, 2.1, 3.0, fence=8)
     assert kinds((A, first), (B, second)) == []
     second = body(B, 2.1, 3.0, fence=7)
     assert kinds((A, first), (B, second)) == ["fencing tokens do not grow"]
 
 
-def test_who_enters_too_late_proves_nothing_about_fences() -> None:
+def test_oracle_takes_no_fencing_token_from_a_body_that_enters_too_late() -> None:
     first, second = body(A, 1.0, 2.0, fence=7), body(B, 2.1, 2.2, valid=2.0, fence=6)
     assert kinds((A, first), (B, second)) == []
 
 
 @pytest.mark.parametrize(("held", "found"), [(True, ["untrue"]), (False, [])])
-def test_a_write_that_is_refused(held: bool, found: list[str]) -> None:
+def test_oracle_counts_a_write_refused_by_the_fence(held: bool, found: list[str]) -> None:
     lines = body(A, 1.0, 2.0, fence=7)
     lines.insert(-1, lines[-2]._replace(kind="wrote", held=held, more=False))
     lines[-1] = lines[-1]._replace(held=held)
@@ -197,7 +197,7 @@ def test_a_write_that_is_refused(held: bool, found: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("resource", "found"), [("f1", []), ("f2", ["untrue"])])
-def test_a_write_refused_after_a_swap_that_one_of_that_resource_could_not_know_of(
+def test_oracle_forgives_a_write_refused_after_an_unknowable_swap(
     resource: str, found: list[str]
 ) -> None:
     lines = body(A, 1.0, 1.9, fence=7)
@@ -217,13 +217,13 @@ def sight(lines: list[Line], until: float, nodes: int = 5) -> Sight:
     return Sight(lines[0].resource, lines[0].token, first, seen)
 
 
-def test_a_lock_is_freed_at_once() -> None:
+def test_oracle_accepts_a_lock_that_is_freed_at_once() -> None:
     lines = body(A, 1.0, 2.0)
     found = verdict((A, lines), sights=[sight(lines, 2.4)])
     assert (found.problems, found.longest) == ([], pytest.approx(0.4))
 
 
-def test_a_lock_that_is_not_freed() -> None:
+def test_oracle_finds_a_lock_that_is_not_freed() -> None:
     lines = body(A, 1.0, 2.0)
     late = sight(lines, 2.0 + PROMPT + 0.1)
     assert kinds((A, lines), sights=[late]) == ["not freed"]
@@ -232,7 +232,9 @@ def test_a_lock_that_is_not_freed() -> None:
 
 
 @pytest.mark.parametrize(("stored", "found"), [(2.3, []), (2.05, ["not freed"])])
-def test_it_is_held_until_the_result_is_stored(stored: float, found: list[str]) -> None:
+def test_oracle_lets_a_lock_be_held_until_the_result_is_stored(
+    stored: float, found: list[str]
+) -> None:
     lines = body(A, 1.0, 2.0)
     task = lines[0].task
     store = [Line(2.01, "storing", 1, task), Line(stored, "stored", 1, task)]
@@ -253,7 +255,7 @@ def test_it_is_held_until_the_result_is_stored(stored: float, found: list[str]) 
         (Fault("worker kill -9", 5.0, 6.0, "one", 10), False),
     ],
 )
-def test_what_excuses_that(fault: Fault, excuses: bool) -> None:
+def test_oracle_excuses_a_late_release_only_by_a_fitting_fault(fault: Fault, excuses: bool) -> None:
     lines = body(A, 1.0, 2.0)
     late = sight(lines, 2.0 + PROMPT + 0.1)
     found = verdict((A, lines), sights=[late], faults=[fault], until=5.0)
@@ -261,7 +263,7 @@ def test_what_excuses_that(fault: Fault, excuses: bool) -> None:
     assert (found.excused > PROMPT) is excuses
 
 
-def test_a_worker_with_a_helper_frees_though_it_is_killed() -> None:
+def test_oracle_requires_a_sidecar_to_free_after_its_worker_is_killed() -> None:
     process = Process(HELPED, 30, 30, "7")
     lines = body(process, 1.0, 2.0, exits=False)
     late = [sight(lines, 2.0 + PROMPT + 0.1)]
@@ -271,7 +273,7 @@ def test_a_worker_with_a_helper_frees_though_it_is_killed() -> None:
     assert kinds((process, lines), sights=late, faults=[kill, helper]) == []
 
 
-def test_a_key_outlives_a_ttl() -> None:
+def test_oracle_finds_a_key_that_outlives_a_ttl() -> None:
     lines = body(A, 1.0, 2.0)
     kill = Fault("worker kill -9", 2.0, 2.5, "one", 10)
     within, beyond = 2.0 + TTL + RESIDUE - 0.1, 2.0 + TTL + RESIDUE + 0.1
@@ -287,7 +289,9 @@ def test_a_key_outlives_a_ttl() -> None:
 
 
 @pytest.mark.parametrize(("down", "fine"), [(3.0, True), (1.0, False)])
-def test_no_key_of_etcd_ends_while_it_has_no_majority(down: float, fine: bool) -> None:
+def test_oracle_forgives_etcd_keys_that_stay_while_it_has_no_majority(
+    down: float, fine: bool
+) -> None:
     lines = body(A, 1.0, 2.0)
     kill = Fault("worker kill -9", 2.0, 2.5, "one", 10)
     stop = Fault("two of three stop, more than a ttl", 2.5, 2.5 + down, nodes=(0,))
@@ -296,7 +300,7 @@ def test_no_key_of_etcd_ends_while_it_has_no_majority(down: float, fine: bool) -
     assert found == ([] if fine else ["key left longer than a ttl"])
 
 
-def test_nobody_runs_after_a_quorum_is_back() -> None:
+def test_oracle_finds_that_no_body_ran_after_a_quorum_was_back() -> None:
     loss = Fault("majority stop, more than a ttl", 1.0, 5.0, nodes=(0, 1, 2))
     late = body(A, 5.0 + BACK + 1.0, 5.0 + BACK + 2.0)
     assert kinds((A, late), faults=[loss], until=100.0) == ["no return"]
@@ -323,31 +327,31 @@ def messages(
     return list(ends), [problem.text.split(":")[0] for problem in found.problems]
 
 
-def test_a_task_that_is_done() -> None:
+def test_oracle_accepts_a_task_that_is_done() -> None:
     assert messages(sent(), "received", "got", "enter", "exit", "done") == (["done"], [])
 
 
-def test_a_task_that_says_done_and_never_ran() -> None:
+def test_oracle_finds_a_task_done_that_never_ran() -> None:
     assert messages(sent(), "received", "got", "done")[1] == ["done"]
 
 
-def test_a_skipped_task_need_not_run() -> None:
+def test_oracle_lets_only_a_skipping_task_not_run() -> None:
     skipped = {"celery_redlock": "skipped", "resource": "f1", "holder": ""}
     assert messages(sent("skipping", result=skipped), "got") == (["skipped"], [])
     assert messages(sent("late", result=skipped), "got")[1] == ["skipped"]
 
 
-def test_a_task_that_is_lost() -> None:
+def test_oracle_finds_a_task_that_is_lost() -> None:
     assert messages(sent(state="PENDING"))[1] == ["LOST"]
     assert messages(sent(state="RETRY"), "received", "got", "done")[1] == ["LOST"]
     assert messages(sent("early", "RETRY"), "received", "got", "done")[1] == ["LOST"]
 
 
-def test_a_task_that_is_stuck() -> None:
+def test_oracle_finds_a_task_that_is_stuck() -> None:
     assert messages(sent(state="RETRY"), "got", waiting=("task",))[1] == ["stuck"]
 
 
-def test_early_acknowledgement_loses_a_task_with_its_worker() -> None:
+def test_oracle_forgives_an_early_acknowledged_task_lost_with_its_worker() -> None:
     kill = Fault("worker kill -9", 1.25, 1.5, "one", 10)
     early = sent("early", "PENDING")
     assert messages(early, "received", "got", "enter", faults=(kill,))[1] == []
@@ -357,7 +361,7 @@ def test_early_acknowledgement_loses_a_task_with_its_worker() -> None:
     assert messages(early, "received", "got", "enter", faults=(other,))[1] == ["LOST"]
 
 
-def test_late_acknowledgement_does_not() -> None:
+def test_oracle_finds_a_late_acknowledged_task_lost_with_its_worker() -> None:
     kill = Fault("worker kill -9", 1.25, 1.5, "one", 10)
     assert messages(sent(state="PENDING"), "received", "got", "enter", faults=(kill,))[1]
 
@@ -367,13 +371,13 @@ def test_late_acknowledgement_does_not() -> None:
     [Fault("worker kill -9", 1.25, 1.5, "two", 20), Fault("broker restart", 1.25, 1.5)],
     ids=lambda fault: fault.kind,
 )
-def test_a_popped_message_goes_with_its_connection(kill: Fault) -> None:
+def test_oracle_forgives_a_popped_message_lost_with_its_connection(kill: Fault) -> None:
     ends, problems = messages(sent(state="RETRY"), "received", "got", "sent", faults=(kill,))
     assert "broker's client" in ends[0]
     assert problems == []
 
 
-def test_an_end_is_not_hidden_by_a_late_retry_unless_by_celerys_own() -> None:
+def test_oracle_finds_an_end_hidden_by_a_late_retry_except_by_celery() -> None:
     again = ("received", "got", "sent", "received", "got", "enter", "exit", "done")
     assert messages(sent(state="RETRY"), *again)[1] == ["done, and then said to be retried"]
     assert messages(replace(sent(state="RETRY"), manner="retry"), *again)[1] == []
@@ -382,7 +386,7 @@ def test_an_end_is_not_hidden_by_a_late_retry_unless_by_celerys_own() -> None:
     assert messages(sent(state="RETRY"), "enter", "exit", "sent", "received", "got")[1] == ["LOST"]
 
 
-def test_a_connection_takes_no_more_than_one_message_with_it() -> None:
+def test_oracle_forgives_one_lost_message_for_each_ended_connection() -> None:
     kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
     found = Verdict()
     ledger = {str(n): sent(state="PENDING") for n in range(2)}
@@ -390,7 +394,7 @@ def test_a_connection_takes_no_more_than_one_message_with_it() -> None:
     assert "but only 1 of its connections ended" in found.problems[0].text
 
 
-def test_early_acknowledgement_runs_a_task_once() -> None:
+def test_oracle_requires_an_early_acknowledged_task_to_run_once() -> None:
     twice = ("received", "got", "enter", "exit", "received", "got", "enter", "exit")
     assert len(messages(sent("early"), *twice)[1]) == 1
     assert messages(sent("late"), *twice)[1] == []
@@ -398,26 +402,26 @@ def test_early_acknowledgement_runs_a_task_once() -> None:
     assert messages(sent("early"), *twice, faults=(broken,))[1] == []
 
 
-def test_an_error_that_nothing_explains() -> None:
+def test_oracle_finds_an_error_that_nothing_explains() -> None:
     assert messages(sent(state="FAILURE", error="KeyError"), "got", "enter")[1] == ["failed"]
     assert messages(sent(state="FAILURE", error="LeaseLost"), "got", "enter")[1] == []
 
 
-def test_an_error_by_that_name_that_was_not_asked_for() -> None:
+def test_oracle_finds_an_operational_error_without_a_broker_fault() -> None:
     assert messages(sent(state="FAILURE", error="ValueError"), "got")[1] == ["failed"]
     away = Fault("broker restart", 1.0, 2.0)
     assert messages(sent(state="FAILURE", error="OperationalError"), "got", faults=(away,))[1] == []
     assert messages(sent(state="FAILURE", error="OperationalError"), "got")[1] == ["failed"]
 
 
-def test_what_was_revoked_or_purged_was_so_on_purpose() -> None:
+def test_oracle_accepts_revoked_and_purged_tasks_only_on_purpose() -> None:
     assert messages(sent(state="REVOKED", expected="revoked"), "received")[1] == []
     assert messages(sent(state="REVOKED"), "received")[1] == ["revoked"]
     assert messages(sent(state="PENDING", expected="purged"))[1] == []
     assert messages(sent(state="PENDING", expected="purged"), "received")[1] == ["LOST"]
 
 
-def test_a_message_that_a_worker_gave_back_goes_with_the_next_connection() -> None:
+def test_oracle_forgives_a_returned_message_lost_with_the_next_connection() -> None:
     back = ("received", "returned")
     kill = Fault("worker kill -9", 1.25, 1.5, "two", 20)
     assert messages(sent(state="PENDING"), *back, faults=(kill,))[1] == []
@@ -425,7 +429,7 @@ def test_a_message_that_a_worker_gave_back_goes_with_the_next_connection() -> No
     assert messages(sent(state="PENDING"), *back, "received", faults=(kill,))[1] == ["LOST"]
 
 
-def test_a_message_that_a_worker_gave_back_is_nobodys() -> None:
+def test_oracle_forgives_a_returned_message_that_was_popped_again() -> None:
     """It was popped again, over a connection that ended."""
     process, lines = A, [Line(1.1, "received", 1, "task"), Line(1.2, "disconnected", 1, "")]
     kill = Fault("worker kill -9", 1.3, 1.5, "two", 20)
@@ -436,7 +440,7 @@ def test_a_message_that_a_worker_gave_back_is_nobodys() -> None:
     assert len(found.problems) == 1
 
 
-def test_a_call_that_came_back_is_worked_off() -> None:
+def test_oracle_finds_a_returned_call_that_ran_nothing() -> None:
     """The finding: a producer is killed between reserving and publishing."""
     killed, healthy = Process("producer", 8, 8, "1"), Process("producer", 9, 9, "2")
     call = [Line(20.0, "gave", 1, "x", "", "f1")]

@@ -34,12 +34,12 @@ def direct(server: LocalServer) -> Iterator[redis.Redis]:
         yield one
 
 
-def test_it_passes_on(client: redis.Redis) -> None:
+def test_proxy_passes_requests_and_replies_on(client: redis.Redis) -> None:
     client.set("k", "v" * 200_000)
     assert client.get("k") == b"v" * 200_000
 
 
-def test_a_cut_request_is_late_and_not_lost(
+def test_cut_request_is_late_and_not_lost(
     link: Link, client: redis.Redis, direct: redis.Redis
 ) -> None:
     client.ping()
@@ -55,7 +55,7 @@ def test_a_cut_request_is_late_and_not_lost(
     ("what", "value", "error"),
     [("held", {REPLIES}, redis.TimeoutError), ("breaks", 1, redis.ConnectionError)],
 )
-def test_a_reply_that_is_cut_or_breaks_off_leaves_its_request_done(
+def test_reply_cut_or_broken_off_leaves_its_request_done(
     link: Link, client: redis.Redis, direct: redis.Redis, what: str, value: Any, error: Any
 ) -> None:
     client.ping()
@@ -68,7 +68,7 @@ def test_a_reply_that_is_cut_or_breaks_off_leaves_its_request_done(
     assert client.get("k") == b"done"
 
 
-def test_delay(link: Link, client: redis.Redis) -> None:
+def test_proxy_delays_requests_and_replies(link: Link, client: redis.Redis) -> None:
     client.ping()
     link.delay = 0.05
     before = time.monotonic()
@@ -76,7 +76,9 @@ def test_delay(link: Link, client: redis.Redis) -> None:
     assert time.monotonic() - before >= 0.1
 
 
-def test_a_node_that_is_gone(client: redis.Redis, server: LocalServer) -> None:
+def test_proxy_to_a_dead_node_refuses_and_recovers(
+    client: redis.Redis, server: LocalServer
+) -> None:
     client.ping()
     server.kill()
     with pytest.raises(redis.ConnectionError):

@@ -23,7 +23,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, **more: Any) -> int:
     return campaign.main()
 
 
-def test_a_run_without_a_violation(
+def test_report_of_a_run_without_a_violation_exits_with_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch) == 0
@@ -40,7 +40,7 @@ def test_a_run_without_a_violation(
         assert words in text
 
 
-def test_a_violation_is_told_with_the_seed_and_what_was_done_around_it(
+def test_report_of_a_violation_has_the_seed_and_the_faults_around_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     problem = Problem("overlap within both validities", 105.0, "this AND that")
@@ -52,7 +52,7 @@ def test_a_violation_is_told_with_the_seed_and_what_was_done_around_it(
     assert "1 VIOLATIONS with seed 7" in text
 
 
-def test_a_planted_bug_must_be_found(
+def test_report_fails_if_a_planted_bug_is_not_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "--mutant", "leak") == 1

@@ -78,7 +78,7 @@ END = asked(MAIN, "peek", "nobody", 100.0)
 """So that all that was to follow has had its time."""
 
 
-def test_a_lease_that_is_extended_and_released() -> None:
+def test_rules_accept_a_lease_extended_and_released() -> None:
     trace = [
         *lease(A, "t", 1.0),
         *asked(A, "extend", "t", 1.7),
@@ -165,15 +165,15 @@ BUGS: list[tuple[int, Callable[[], Trace]]] = [
 
 
 @pytest.mark.parametrize(("rule", "bug"), BUGS)
-def test_a_trace_of_each_bug_is_rejected(rule: int, bug: Callable[[], Trace]) -> None:
+def test_rules_reject_a_trace_of_each_bug(rule: int, bug: Callable[[], Trace]) -> None:
     assert rule in broken(bug(), END)
 
 
-def test_every_rule_has_a_bug() -> None:
+def test_every_rule_has_a_bug_that_breaks_it() -> None:
     assert {rule for rule, _bug in BUGS} == set(RULES)
 
 
-def test_what_is_no_breach() -> None:
+def test_rules_accept_traces_one_step_from_a_bug() -> None:
     """Each of these is one step from a bug above."""
     peek = heard(A, "peek", "x", 4.0, 4.1)
     late = [*_met("r", 1.0, 99.0), *peek, *_met("other", 4.5, 50.0), *lease(A, "t", 6.2)]
@@ -207,7 +207,7 @@ def test_what_is_no_breach() -> None:
     assert broken(known, END, faults=swapped) == [11]
 
 
-def test_an_extension_of_a_keeper_counts_for_the_holder() -> None:
+def test_rules_count_an_extension_by_the_supervisor_for_the_holder() -> None:
     """The main process extends what its child holds, who learns of it."""
     kept = [
         *lease(A, "t", 1.0),
@@ -219,7 +219,7 @@ def test_an_extension_of_a_keeper_counts_for_the_holder() -> None:
     assert broken([*kept, *deadline(A, "t", 1.9, 1.8 + TTL - DRIFT)], END) == [3]
 
 
-def test_a_refused_extension_counts_for_nothing() -> None:
+def test_rules_do_not_count_a_refused_extension() -> None:
     refused = [
         (who, event._replace(outcomes="0", vote="no"))
         for who, event in heard(A, "extend", "t", 1.7, 1.8)
@@ -228,7 +228,7 @@ def test_a_refused_extension_counts_for_nothing() -> None:
     assert broken([*trace, *deadline(A, "t", 1.8, 1.7 + TTL - DRIFT)], END) == [3]
 
 
-def test_for_people() -> None:
+def test_breaches_of_rules_are_printed_for_people() -> None:
     traces: dict[Process, list[Event]] = {}
     for who, event in [*lease(A, "t", 1.0), *lease(B, "u", 1.5)]:
         traces.setdefault(who, []).append(event)

@@ -21,13 +21,15 @@ def reads(id_: str, at: float = 1.9, **more: Any) -> Sent:
 
 
 @pytest.mark.parametrize(("begin", "found"), [(2.5, []), (4.0, [KEPT_OUT])])
-def test_a_reader_is_let_in_beside_another(begin: float, found: list[str]) -> None:
+def test_oracle_requires_a_reader_to_be_let_in_beside_another(
+    begin: float, found: list[str]
+) -> None:
     other = (A, [line(2.1, "received", "x")]), ran(A1, "x", begin, 9.0, shared=True)
     tasks = [reads("r"), reads("x", 2.0)]
     assert judge(*READER, *other, tasks=tasks, slots=TWO)[0] == found
 
 
-def test_but_not_while_a_writer_waits_or_works_or_its_own_copy_reads() -> None:
+def test_oracle_lets_a_reader_wait_for_a_writer_or_its_own_copy() -> None:
     other = (A, [line(2.2, "received", "x")]), ran(A1, "x", 8.3, 8.5, shared=True)
     writer = (B, [line(2.1, "received", "w")]), ran(B2, "w", 8.1, 8.2)
     tasks = [reads("r"), reads("x", 2.0), sent("w")]
@@ -42,7 +44,7 @@ def test_but_not_while_a_writer_waits_or_works_or_its_own_copy_reads() -> None:
     ("at", "begin", "found"),
     [(4.0, 4.1, [PASSED]), (2.5, 3.0, []), (1.9, 4.1, []), (4.0, 8.25, [])],
 )
-def test_readers_that_come_later_do_not_pass_a_writer(
+def test_oracle_finds_later_readers_that_pass_a_writer(
     at: float, begin: float, found: list[str]
 ) -> None:
     writer = (A, [line(2.1, "received", "w")]), ran(A1, "w", 8.1, 8.2)
@@ -51,7 +53,7 @@ def test_readers_that_come_later_do_not_pass_a_writer(
     assert judge(*READER, *writer, *later, tasks=tasks, slots=TWO)[0] == found
 
 
-def test_after_a_writer_its_readers_have_a_second_for_it() -> None:
+def test_oracle_gives_readers_a_second_after_a_writer() -> None:
     """Two writers wait; the readers between them go when the first is done."""
     writers = (A, [line(2.1, "received", "v"), line(2.1, "received", "w")])
     both = ran(A1, "v", 4.0, 4.2), ran(A1, "w", 8.1, 8.2)

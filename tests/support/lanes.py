@@ -59,7 +59,7 @@ SPLIT = ("tests/worker/test_shutdown.py",)
 """Files whose tests of one pool are a lane's, and those of another perhaps another's."""
 
 MORE = (
-    "tests/faults/test_campaign.py::test_nor_over",
+    "tests/faults/test_campaign.py::test_short_campaign_over_one_authority",
     "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over", "tests/beat/test_ticks.py",
     "tests/canvas/",
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
