@@ -16,7 +16,7 @@ from tests.support import stores
 from tests.support.beats import KINDS
 
 
-def test_each_tick_is_sent_once_whatever_happens(
+def test_each_tick_is_sent_once_under_every_fault(
     servers: list[LocalServer], server: LocalServer, tmp_path: Path
 ) -> None:
     report = campaign(servers, server, tmp_path, 8.0, seed=1)
@@ -38,7 +38,7 @@ def test_each_tick_is_sent_once_over_one_authority(
 
 
 @pytest.mark.slow
-def test_the_oracle_sees_beats_that_are_not_guarded(
+def test_oracle_of_beats_finds_that_unguarded_beats_send_twice(
     servers: list[LocalServer], server: LocalServer, tmp_path: Path
 ) -> None:
     """The same run with the guard off must fail, for each scheduler and each entry."""

@@ -15,7 +15,7 @@ from tests.support.wait import wait_until
 Sites = Callable[..., Site]
 
 
-def test_every_way_to_run_a_beat(site: Sites) -> None:
+def test_every_way_to_run_a_beat_shares_the_ticks(site: Sites) -> None:
     """`celery beat`, `celery worker -B` and a thread in a script, side by side, then one less.
 
     Nothing is set but the broker, a Redis.
@@ -46,7 +46,9 @@ def test_every_way_to_run_a_beat(site: Sites) -> None:
     assert all(abs(second - killed) <= 1.0 for second in seconds) and len(seconds) <= 1, left_out
 
 
-def test_without_a_quorum(site: Sites, servers: list[LocalServer]) -> None:
+def test_beats_without_a_quorum_hold_or_send_by_their_setting(
+    site: Sites, servers: list[LocalServer]
+) -> None:
     """ "hold": nothing is sent; "send": everything, by all. Both say so, once a minute."""
     held = site("persistent", entries=("tick",))
     sent = site("django", entries=("tick",), redlock_beat_on_unavailable="send")

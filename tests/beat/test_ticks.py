@@ -28,7 +28,7 @@ def overdue(site: Site, *beats: Beat) -> None:
         site.age(beat, "hourly", LONG)
 
 
-def test_an_overdue_crontab_is_sent_once(site: Sites) -> None:
+def test_overdue_crontab_is_sent_once_by_three_beats(site: Sites) -> None:
     """Beats start with stale schedules, when it is due and when another has sent it."""
     first = {}
     sites = [site(kind, entries=("hourly",), redlock_ttl=TTL) for kind in KINDS]
@@ -63,7 +63,7 @@ def test_an_overdue_crontab_is_sent_once(site: Sites) -> None:
         pytest.param("hangs", 2 * TTL + 1.0, marks=pytest.mark.slow),
     ],
 )
-def test_who_cannot_send_is_replaced(site: Sites, end: str, within: float) -> None:
+def test_beat_that_cannot_send_is_replaced_by_another(site: Sites, end: str, within: float) -> None:
     """Who holds the tick fails to send it, or dies, or hangs: it is sent all the same, soon."""
     sites = [site(kind, entries=("hourly",), redlock_ttl=TTL) for kind in KINDS]
     for here in sites:
@@ -100,7 +100,9 @@ def who_sends(site: Site) -> tuple[Beat, Beat]:
     return sender, other
 
 
-def test_an_entry_that_is_left_alone(site: Sites, servers: list[LocalServer]) -> None:
+def test_entry_with_redlock_false_is_sent_by_every_beat(
+    site: Sites, servers: list[LocalServer]
+) -> None:
     """`options={"redlock": False}`: sent by every beat; the other entry is not."""
     sites = [site(kind, entries=("tick", "free")) for kind in KINDS]
     for here in sites:

@@ -93,7 +93,7 @@ def stage(request: pytest.FixtureRequest, stages: Callable[[Where], Stage]) -> S
 
 
 @pytest.mark.parametrize(("where", "policy", "cell", "around"), usual_rows())
-def test_a_canvas_comes_to_its_end(
+def test_canvas_comes_to_its_end(
     stage: Stage, where: Where, policy: Policy, cell: Any, around: str
 ) -> None:
     plays = stage.wave(policy.name, policy, wanted(USUAL[(*where, policy.name)]))
@@ -106,7 +106,9 @@ def test_a_canvas_comes_to_its_end(
 @pytest.mark.slow
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("where", STAGES, ids="-".join)
-def test_every_canvas_comes_to_its_end(stage: Stage, where: Where, policy: Policy) -> None:
+def test_every_canvas_of_a_policy_comes_to_its_end(
+    stage: Stage, where: Where, policy: Policy
+) -> None:
     wrong = []
     for play in stage.wave(f"every {policy.name}", policy, EVERY):
         wrong.append(play.wrong())
@@ -125,7 +127,7 @@ def test_every_canvas_comes_to_its_end(stage: Stage, where: Where, policy: Polic
         for stage in STAGES
     ],
 )
-def test_then_nothing_is_left_and_nothing_has_run_twice(stage: Stage, where: Where) -> None:
+def test_played_canvases_leave_nothing_and_run_nothing_twice(stage: Stage, where: Where) -> None:
     if not stage.played:
         pytest.skip("no canvas of this stage was asked for")
     stage.listen_everywhere()
@@ -142,7 +144,7 @@ def test_then_nothing_is_left_and_nothing_has_run_twice(stage: Stage, where: Whe
     stage.check()
 
 
-def test_its_rabbitmq_listens_on_the_loopback_only(rabbitmq: str) -> None:
+def test_rabbitmq_of_the_tests_listens_on_the_loopback_only(rabbitmq: str) -> None:
     """Whoever reaches Erlang's port, and knows its cookie, runs code here."""
     listening = {
         (process.name(), connection.laddr)

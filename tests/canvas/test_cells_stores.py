@@ -34,7 +34,9 @@ def stage(
 
 
 @pytest.mark.parametrize(("policy", "around"), AROUND.items())
-def test_canvases_come_to_their_end(stage: Stage, policy: str, around: str) -> None:
+def test_canvases_over_one_authority_come_to_their_end(
+    stage: Stage, policy: str, around: str
+) -> None:
     cells = [(cell, around) for cell in CELLS if cell.name in NAMES]
     assert len(cells) == len(NAMES)
     wrong = []
@@ -44,7 +46,9 @@ def test_canvases_come_to_their_end(stage: Stage, policy: str, around: str) -> N
     assert list(filter(None, wrong)) == []
 
 
-def test_then_nothing_is_left_and_nothing_has_run_twice(stage: Stage) -> None:
+def test_played_canvases_over_one_authority_leave_nothing_and_run_nothing_twice(
+    stage: Stage,
+) -> None:
     if not stage.played:
         pytest.skip("no canvas of this stage was asked for")
     stage.listen_everywhere()

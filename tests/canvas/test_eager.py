@@ -49,14 +49,14 @@ def nothing_is_left(servers: Servers) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
-def test_a_canvas_runs_to_its_end(app: Any, policy: Policy, nothing_is_left: None) -> None:
+def test_eager_canvas_runs_to_its_end(app: Any, policy: Policy, nothing_is_left: None) -> None:
     for cell in EAGER:
         maker = Maker(app, policy)
         assert show(cell.publish(maker).get(timeout=5.0)) == expected(policy, cell, "nobody")
 
 
 @pytest.mark.parametrize("cell", EAGER_SELVES, ids=[cell.name for cell in EAGER_SELVES])
-def test_a_canvas_of_duplicates_runs_one_after_another(
+def test_eager_canvas_of_duplicates_runs_one_after_another(
     app: Any, cell: Self, nothing_is_left: None
 ) -> None:
     policy = POLICIES["while_executing_retry"]
@@ -65,7 +65,7 @@ def test_a_canvas_of_duplicates_runs_one_after_another(
 
 
 @pytest.mark.parametrize("cell", EAGER, ids=[cell.name for cell in EAGER])
-def test_a_canvas_whose_lock_another_has_raises(app: Any, servers: Servers, cell: Cell) -> None:
+def test_eager_canvas_whose_lock_is_held_raises(app: Any, servers: Servers, cell: Cell) -> None:
     maker = Maker(app, POLICIES["while_executing_retry"])
     other = Redlock([server.url for server in servers])
     with other.lock(f"k:{maker.key}"), pytest.raises(ResourceHeld):

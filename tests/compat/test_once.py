@@ -16,7 +16,7 @@ from tests.support.wait import wait_until
 HOUR = 60 * 60
 
 
-def test_a_second_delay_raises_until_the_first_has_ended(project: Any, once: Any) -> None:
+def test_queue_once_raises_until_the_first_call_has_ended(project: Any, once: Any) -> None:
     first = once.example.delay(10)
     with pytest.raises(AlreadyQueued):
         once.example.delay(10)
@@ -28,7 +28,7 @@ def test_a_second_delay_raises_until_the_first_has_ended(project: Any, once: Any
     assert project.done(again) == [10]
 
 
-def test_the_exception_says_for_how_long(project: Any, once: Any) -> None:
+def test_already_queued_error_has_the_time_left(project: Any, once: Any) -> None:
     """What is left of the reservation: of what is queued, and of what runs."""
     later = once.slow_add.apply_async((3, 3), queue="parked", once={"timeout": 99})
     with pytest.raises(AlreadyQueued) as raised:
@@ -52,7 +52,7 @@ def test_the_exception_says_for_how_long(project: Any, once: Any) -> None:
     assert project.done(first, later) == ["Done!", 6]
 
 
-def test_it_is_free_after_an_exception(project: Any, once: Any) -> None:
+def test_queue_once_key_is_free_after_an_exception(project: Any, once: Any) -> None:
     first = once.fails.delay()
     with pytest.raises(AlreadyQueued):
         once.fails.delay()
@@ -62,7 +62,7 @@ def test_it_is_free_after_an_exception(project: Any, once: Any) -> None:
     assert once.fails.delay().id != first.id
 
 
-def test_graceful_of_a_call(project: Any, once: Any) -> None:
+def test_graceful_option_of_a_call_returns_a_rejected_result(project: Any, once: Any) -> None:
     first = once.example.delay(10)
     result = once.example.apply_async(args=(10,), once={"graceful": True})
     assert result.result is None
@@ -72,7 +72,7 @@ def test_graceful_of_a_call(project: Any, once: Any) -> None:
     assert project.done(first) == [10]
 
 
-def test_graceful_by_default(project: Any, once: Any) -> None:
+def test_graceful_option_of_a_task_can_be_overridden_by_a_call(project: Any, once: Any) -> None:
     first = once.graceful_task.delay()
     assert once.graceful_task.delay().result is None
     with pytest.raises(AlreadyQueued):
@@ -80,20 +80,20 @@ def test_graceful_by_default(project: Any, once: Any) -> None:
     assert project.done(first) == ["Done!"]
 
 
-def test_apply_takes_the_option_as_well(project: Any, once: Any) -> None:
+def test_apply_accepts_the_once_option(project: Any, once: Any) -> None:
     """In this process, where nothing is queued."""
     project.wake.touch()
     assert once.example.apply(args=(10,), once={"graceful": True}).get() == 10
 
 
-def test_other_arguments_are_another_key(project: Any, once: Any) -> None:
+def test_queue_once_with_other_arguments_has_another_key(project: Any, once: Any) -> None:
     sent = [once.slow_add.delay(1, 1), once.slow_add.delay(1, 2)]
     with pytest.raises(AlreadyQueued):
         once.slow_add.delay(1, b=2)
     assert project.done(*sent) == [2, 3]
 
 
-def test_a_direct_call_is_not_affected(project: Any, once: Any) -> None:
+def test_direct_call_of_queue_once_is_not_affected(project: Any, once: Any) -> None:
     sent = once.slow_add.apply_async((1, 1), queue="parked")
     project.wake.touch()
     assert once.slow_add(1, 1) == 2
@@ -101,7 +101,7 @@ def test_a_direct_call_is_not_affected(project: Any, once: Any) -> None:
     assert project.done(sent) == [2]
 
 
-def test_an_argument_without_a_stable_text_is_refused(project: Any, once: Any) -> None:
+def test_queue_once_refuses_an_argument_without_a_stable_text(project: Any, once: Any) -> None:
     """celery-once took its `str()`, so that no key was ever found again."""
     with pytest.raises(ConfigurationError, match=r"argument 'a' of .*slow_add .*lock_key"):
         once.slow_add.apply_async((object(), 1), queue="parked", serializer="pickle")
@@ -109,7 +109,7 @@ def test_an_argument_without_a_stable_text_is_refused(project: Any, once: Any) -
     assert project.reservations == {}
 
 
-def test_keys_are_what_is_compared(project: Any, once: Any) -> None:
+def test_queue_once_compares_the_named_keys(project: Any, once: Any) -> None:
     first = once.slow_add_a.delay(1, 1)
     with pytest.raises(AlreadyQueued):
         once.slow_add_a.delay(1, 2)
@@ -117,7 +117,7 @@ def test_keys_are_what_is_compared(project: Any, once: Any) -> None:
     assert project.done(first, other) == [2, 4]
 
 
-def test_no_keys_are_one_for_the_task(project: Any, once: Any) -> None:
+def test_queue_once_with_empty_keys_has_one_key_for_the_task(project: Any, once: Any) -> None:
     first = once.slow_add_none.delay(1, 1)
     with pytest.raises(AlreadyQueued):
         once.slow_add_none.delay(2, 2)
@@ -125,7 +125,9 @@ def test_no_keys_are_one_for_the_task(project: Any, once: Any) -> None:
     assert project.done(first, other) == [2, 2]
 
 
-def test_timeouts(project: Any, once: Any, conf: Callable[..., None]) -> None:
+def test_queue_once_timeout_comes_from_task_call_or_settings(
+    project: Any, once: Any, conf: Callable[..., None]
+) -> None:
     """Of the task, of a call, of the settings; of a message that no worker takes."""
 
     def reserved(task: Any, **options: Any) -> float:
@@ -141,7 +143,7 @@ def test_timeouts(project: Any, once: Any, conf: Callable[..., None]) -> None:
     assert reserved(once.slow_task) == pytest.approx(7 * HOUR, abs=60)
 
 
-def test_a_message_outlives_its_reservation(project: Any, once: Any) -> None:
+def test_queue_once_message_outlives_its_reservation(project: Any, once: Any) -> None:
     """It has no expiry, and runs, once there is a worker, as long as no other has its key."""
     sent = once.slow_task.apply_async(queue="parked", once={"timeout": 0.1})
     assert [headers["expires"] for headers in project.parked] == [None]
@@ -150,7 +152,7 @@ def test_a_message_outlives_its_reservation(project: Any, once: Any) -> None:
     assert project.done(sent) == ["Done!"]
 
 
-def test_unlock_before_run(project: Any, once: Any) -> None:
+def test_unlock_before_run_frees_the_key_when_the_body_begins(project: Any, once: Any) -> None:
     """One in the queue; while its body runs, another one, which may run beside it."""
     first = once.unlocked_task.apply_async(queue="parked")
     with pytest.raises(AlreadyQueued):
@@ -163,11 +165,11 @@ def test_unlock_before_run(project: Any, once: Any) -> None:
     assert project.done(first, second) == ["Done!", "Done!"]
 
 
-def test_a_base_class_with_a_call_of_its_own(project: Any, once: Any) -> None:
+def test_queue_once_base_class_with_its_own_call_runs_it(project: Any, once: Any) -> None:
     assert project.done(once.example_task.delay(1)) == ["inside"]
 
 
-def test_a_duplicate_in_a_chord_ends_with_the_marker(project: Any, once: Any) -> None:
+def test_duplicate_in_a_chord_of_queue_once_ends_with_the_marker(project: Any, once: Any) -> None:
     """Where celery-once raised in the producer, or hung."""
     first = once.slow_task.delay()
     sent = chord([once.slow_task.s(), once.slow_add.s(1, 1)], project.sink.s()).apply_async()

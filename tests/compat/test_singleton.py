@@ -17,14 +17,16 @@ from tests.support.wait import wait_until
 DAY = 24 * 60 * 60
 
 
-def test_quick_start(project: Any, singleton: Any) -> None:
+def test_singleton_quick_start_returns_the_queued_result(project: Any, singleton: Any) -> None:
     async_result = singleton.do_stuff.delay(1, 2, 3, a="b")
     async_result2 = singleton.do_stuff.delay(1, 2, 3, a="b")
     assert async_result == async_result2
     assert project.done(async_result) == ["I just woke up"]
 
 
-def test_how_it_works(project: Any, singleton: Any) -> None:
+def test_singleton_returns_one_result_until_the_task_has_ended(
+    project: Any, singleton: Any
+) -> None:
     a = singleton.do_stuff.delay(1, 2, 3)
     b = singleton.do_stuff.delay(1, 2, 3)
     assert a == b
@@ -37,7 +39,7 @@ def test_how_it_works(project: Any, singleton: Any) -> None:
 
 
 @pytest.mark.parametrize("name", ["do_something", "do_something_named"])
-def test_unique_on(project: Any, singleton: Any, name: str) -> None:
+def test_unique_on_compares_the_named_arguments(project: Any, singleton: Any, name: str) -> None:
     """A list of names, or one."""
     do_something = getattr(singleton, name)
     task1 = do_something.delay(username="bob", otherarg=99)
@@ -47,7 +49,7 @@ def test_unique_on(project: Any, singleton: Any, name: str) -> None:
     assert do_something.delay("alice") != task1
 
 
-def test_raise_on_duplicate(project: Any, singleton: Any) -> None:
+def test_raise_on_duplicate_raises_with_the_id_of_the_first(project: Any, singleton: Any) -> None:
     task1 = singleton.do_something_raising.delay("bob")
     with pytest.raises(DuplicateTaskError) as raised:
         singleton.do_something_raising.delay("bob")
@@ -58,7 +60,7 @@ def test_raise_on_duplicate(project: Any, singleton: Any) -> None:
     assert pickle.loads(pickle.dumps(error)).task_id == task1.id
 
 
-def test_raise_on_duplicate_of_the_app(
+def test_raise_on_duplicate_of_the_app_applies_to_all_tasks(
     project: Any, singleton: Any, conf: Callable[..., None]
 ) -> None:
     conf(singleton_raise_on_duplicate=True)
@@ -69,7 +71,7 @@ def test_raise_on_duplicate_of_the_app(
     assert singleton.do_something_quietly.delay("bob") == quietly
 
 
-def test_lock_expiry_of_what_is_queued(project: Any, singleton: Any) -> None:
+def test_lock_expiry_frees_the_key_of_a_queued_task(project: Any, singleton: Any) -> None:
     task1 = singleton.runs_for_12_seconds.apply_async(queue="parked")
     assert singleton.runs_for_12_seconds.apply_async(queue="parked") == task1
     wait_until(lambda: not project.reservations, 2.0, "it has expired", every=0.01)
@@ -87,7 +89,9 @@ def test_lock_expiry_does_not_let_a_second_body_run(project: Any, singleton: Any
     project.done(task1)
 
 
-def test_lock_expiry_of_the_app(project: Any, singleton: Any, conf: Callable[..., None]) -> None:
+def test_lock_expiry_of_the_app_is_the_default(
+    project: Any, singleton: Any, conf: Callable[..., None]
+) -> None:
     """None was "never" there; here it is a day, for messages whose end nobody sees."""
     for expiry, seconds in ((None, DAY), (600, 600)):
         conf(singleton_lock_expiry=expiry)
@@ -96,7 +100,7 @@ def test_lock_expiry_of_the_app(project: Any, singleton: Any, conf: Callable[...
         project.forget()
 
 
-def test_clear_locks_frees_nothing(
+def test_clear_locks_frees_nothing_and_warns(
     project: Any, singleton: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     task1 = singleton.do_stuff.delay(1)

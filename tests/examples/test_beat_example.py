@@ -70,7 +70,7 @@ def beats(environment: dict[str, str], tmp_path: Path) -> Iterator[list[Beat]]:
         yield both
 
 
-def test_each_tick_is_sent_once_and_a_dead_beat_is_not_missed(
+def test_example_beats_send_each_tick_once_and_miss_no_dead_beat(
     environment: dict[str, str], servers: list[LocalServer], beats: list[Beat], tmp_path: Path
 ) -> None:  # fmt: skip
     begin = min(beat.begun for beat in beats)

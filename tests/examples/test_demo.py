@@ -89,7 +89,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
     yield Demo(tmp_path)
 
 
-def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
+def test_demo_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
     process = demo.start("--out", "kept/here", "--keep")
     assert process.wait(timeout=120) == 0, demo.said()
     said = demo.said()
@@ -126,9 +126,7 @@ def test_it_holds_in_under_a_minute_and_says_so(demo: Demo) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", [postgres, etcd], ids=["postgresql", "etcd"])
-def test_it_holds_over_one_server_too(
-    demo: Demo, store: Any, request: pytest.FixtureRequest
-) -> None:
+def test_demo_holds_over_one_server(demo: Demo, store: Any, request: pytest.FixtureRequest) -> None:
     store.require()
     temporary = Path(tempfile.mkdtemp())  # root's own server cannot come to pytest's
     temporary.chmod(0o755)
@@ -148,7 +146,7 @@ def test_it_holds_over_one_server_too(
 
 
 @pytest.mark.parametrize("store", ["PostgreSQL", "etcd"])
-def test_where_there_is_no_such_server_it_says_what_to_install(demo: Demo, store: str) -> None:
+def test_demo_without_the_server_of_its_store_says_what_to_install(demo: Demo, store: str) -> None:
     nowhere = {f"CELERY_REDLOCK_{store.upper()}": str(demo.directory)}
     process = demo.start("--store", store.lower(), **nowhere)
     assert process.wait(timeout=120) == 1
@@ -157,7 +155,7 @@ def test_where_there_is_no_such_server_it_says_what_to_install(demo: Demo, store
 
 
 @pytest.mark.slow
-def test_without_locks_the_verdict_is_a_failure(demo: Demo) -> None:
+def test_demo_without_locks_fails(demo: Demo) -> None:
     process = demo.start("--without-locks")
     assert process.wait(timeout=120) == 1
     said = demo.said()
@@ -173,7 +171,7 @@ def test_without_locks_the_verdict_is_a_failure(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
-def test_a_signal_ends_it_and_nothing_is_left(demo: Demo, name: str) -> None:
+def test_demo_ended_by_a_signal_leaves_nothing(demo: Demo, name: str) -> None:
     """While it is still starting; that it may work, see where one of its processes dies."""
     process = demo.start()
     wait_until(lambda: list(demo.temporary.glob("*/worker.log")), 20, "a worker is being started")
@@ -186,7 +184,7 @@ def test_a_signal_ends_it_and_nothing_is_left(demo: Demo, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
+def test_killed_demo_takes_its_processes_with_it(demo: Demo) -> None:
     process = demo.start()
     demo.until_it_works()
     process.kill()
@@ -201,7 +199,9 @@ def test_its_death_takes_its_processes_with_it(demo: Demo) -> None:
         pytest.param("beat", "beat-1 has ended", marks=pytest.mark.slow),
     ],
 )
-def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str, told: str) -> None:
+def test_demo_whose_worker_or_beat_dies_fails_and_shows_its_log(
+    demo: Demo, command: str, told: str
+) -> None:
     process = demo.start("--out", "/proc/nowhere")
     demo.until_it_works()
     demo.kill(process, command)
@@ -215,7 +215,7 @@ def test_one_that_dies_is_a_failure_that_shows_its_log(demo: Demo, command: str,
     assert list(demo.temporary.iterdir()) == []
 
 
-def test_without_a_server_binary_it_says_what_to_do(demo: Demo) -> None:
+def test_demo_without_a_server_binary_says_what_to_do(demo: Demo) -> None:
     process = demo.start(CELERY_REDLOCK_SERVER="/nowhere/valkey-server")
     assert process.wait(timeout=120) == 1
     assert "CELERY_REDLOCK_SERVER" in demo.said()

@@ -56,42 +56,42 @@ WRONG: dict[str, tuple[list[Event], str]] = {
 
 
 @pytest.mark.parametrize("events", FINE.values(), ids=FINE)
-def test_what_is_fine(events: list[Event]) -> None:
+def test_checker_of_the_demo_accepts_a_good_journal(events: list[Event]) -> None:
     verdict = verdict_on(sent("a"), sent("b"), *events)
     assert verdict.ok and verdict.done == 2
 
 
 @pytest.mark.parametrize(("events", "where"), WRONG.values(), ids=WRONG)
-def test_what_is_wrong(events: list[Event], where: str) -> None:
+def test_checker_of_the_demo_finds_each_wrong(events: list[Event], where: str) -> None:
     verdict = verdict_on(sent("a"), sent("b"), *events)
     assert not verdict.ok
     assert len(getattr(verdict, where)) == 1
 
 
-def test_nothing_done_is_wrong() -> None:
+def test_checker_of_the_demo_rejects_an_empty_journal() -> None:
     assert not verdict_on().ok
 
 
-def test_an_overlap_is_found_also_behind_a_shorter_body_in_between() -> None:
+def test_checker_of_the_demo_finds_an_overlap_behind_a_shorter_body() -> None:
     bodies = [*body("a", 1, 9), *body("b", 2, 3, pid=11), *body("c", 8, 10, pid=12)]
     verdict = verdict_on(*map(sent, "abc"), *bodies)
     assert [(a.task, b.task) for a, b in verdict.overlaps] == [("a", "b"), ("a", "c")]
 
 
-def test_a_killed_body_blocks_its_order_until_the_next_begins() -> None:
+def test_checker_of_the_demo_blocks_an_order_after_a_kill_until_the_next_body() -> None:
     verdict = verdict_on(sent("a"), *body("a", 1, None), kill(2.0), *body("a", 2.25, 3, pid=11))
     assert ([one.ending for one in verdict.killed], verdict.blocked) == (["killed"], [0.25])
     assert verdict_on(sent("a"), *body("a", 1, 2.001), kill(2.0)).killed == []
 
 
-def test_an_overlap_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:
+def test_overlap_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:
     assert plant(tmp_path, sent("a"), *body("a", 1, 2)).returncode == 0
     result = plant(tmp_path, *body("script", 1.5, 1.6, pid=99))
     assert result.returncode == 1
     assert "FAILED  bodies of one order that overlapped: 1" in result.stdout
 
 
-def test_a_journal_is_read_as_it_grows_and_never_half_a_line(tmp_path: Path) -> None:
+def test_journal_is_read_as_it_grows_and_never_half_a_line(tmp_path: Path) -> None:
     reader, writer = Journal(tmp_path), Journal(tmp_path)
     writer.write("ready", at=1.0)
     assert [event["what"] for event in reader.new()] == ["ready"]
@@ -102,7 +102,7 @@ def test_a_journal_is_read_as_it_grows_and_never_half_a_line(tmp_path: Path) -> 
         assert [event["task"] for event in reader.new()] == tasks
 
 
-def test_the_picture_shows_every_body_and_what_was_wrong(tmp_path: Path) -> None:
+def test_picture_of_the_demo_shows_every_body_and_what_was_wrong(tmp_path: Path) -> None:
     events = [*THREE_KILLED, node(8.0, 0, True), sent("a"), sent("b")]
     events += [*body("a", 1, None), kill(2.0), *body("b", 1.5, 9, pid=11)]
     events += [event("away", 6.0, 11, order=1, task="a", why="held")]
@@ -117,7 +117,7 @@ def test_the_picture_shows_every_body_and_what_was_wrong(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("events", [[], [sent("a")]])
-def test_a_picture_of_nothing_is_a_picture(tmp_path: Path, events: list[Event]) -> None:
+def test_picture_of_an_empty_demo_is_valid_svg(tmp_path: Path, events: list[Event]) -> None:
     story = Story(events)
     draw(story, Verdict(story), tmp_path / "picture.svg")
     assert ElementTree.parse(tmp_path / "picture.svg").getroot().tag.endswith("svg")

@@ -37,7 +37,7 @@ def story() -> Story:
     )
 
 
-def test_plain_lines_tell_what_is_held_and_what_waits_after_a_legend(
+def test_plain_display_shows_holders_and_waiters_after_a_legend(
     story: Story, capsys: pytest.CaptureFixture[str]
 ) -> None:
     display = Display()
@@ -57,7 +57,7 @@ def test_plain_lines_tell_what_is_held_and_what_waits_after_a_legend(
     assert "ticks: 0, none yet\n" in capsys.readouterr().out
 
 
-def test_the_table_tells_what_is_held_and_what_waits(story: Story) -> None:
+def test_table_display_shows_holders_and_waiters(story: Story) -> None:
     screen = io.StringIO()
     terminal = Terminal(Console(file=screen, width=80, force_terminal=True, color_system=None))
     terminal.event("node 4 is killed")
@@ -72,7 +72,9 @@ def test_the_table_tells_what_is_held_and_what_waits(story: Story) -> None:
     assert all(len(line) <= 80 for line in lines if "│" in line)
 
 
-def test_the_verdict_says_what_failed(story: Story, capsys: pytest.CaptureFixture[str]) -> None:
+def test_display_of_the_verdict_says_what_failed(
+    story: Story, capsys: pytest.CaptureFixture[str]
+) -> None:
     Display().verdict(Verdict(story), "waited too long")
     said = capsys.readouterr().out
     assert re.search(r"charges lost \.+ 5 of 6 +<-- FAILED", said)
@@ -80,5 +82,5 @@ def test_the_verdict_says_what_failed(story: Story, capsys: pytest.CaptureFixtur
     assert said.endswith("FAILED\n")
 
 
-def test_plain_lines_without_a_terminal() -> None:
+def test_display_without_a_terminal_is_plain() -> None:
     assert type(make_display()) is Display

@@ -29,7 +29,7 @@ def stage(directory: Path, came: list[int]) -> Stage:
 
 
 @pytest.mark.parametrize("name", SIGNALS)
-def test_a_signal_ends_the_next_wait_and_says_so_in_the_exit_code(
+def test_signal_ends_the_next_wait_of_the_demo_with_its_exit_code(
     name: signal.Signals, came: list[int], tmp_path: Path
 ) -> None:
     it = stage(tmp_path, came)
@@ -40,7 +40,7 @@ def test_a_signal_ends_the_next_wait_and_says_so_in_the_exit_code(
     assert exit_.value.code == 128 + name and started
 
 
-def test_a_second_signal_does_not_disturb_the_removal(came: list[int], tmp_path: Path) -> None:
+def test_second_signal_does_not_disturb_the_removal(came: list[int], tmp_path: Path) -> None:
     removed = []
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(SystemExit) as exit_:
@@ -52,5 +52,5 @@ def test_a_second_signal_does_not_disturb_the_removal(came: list[int], tmp_path:
     assert removed and exit_.value.code == 128 + signal.SIGINT
 
 
-def test_a_wait_without_a_signal_ends_as_it_would(came: list[int], tmp_path: Path) -> None:
+def test_wait_of_the_demo_without_a_signal_ends_in_time(came: list[int], tmp_path: Path) -> None:
     stage(tmp_path, came).elapse(0.0)

@@ -54,7 +54,7 @@ def judged(
         *("dark to the end", "on after a death", "no beat"),
     ],
 )
-def test_what_is_fine(ticks: Ticks, gap: float) -> None:
+def test_checker_of_ticks_accepts_good_ticks(ticks: Ticks, gap: float) -> None:
     assert ticks.ok
     assert ticks.gap == pytest.approx(gap, abs=0.21)
 
@@ -71,18 +71,18 @@ def test_what_is_fine(ticks: Ticks, gap: float) -> None:
     ],
     ids=["two missing", "begins late", "ends early", "late after the dark", "dead dark", "none"],
 )
-def test_a_gap_that_is_too_long(ticks: Ticks, gap: float) -> None:
+def test_checker_of_ticks_finds_a_gap_that_is_too_long(ticks: Ticks, gap: float) -> None:
     assert ticks.gap == pytest.approx(gap)
     assert not ticks.ok
 
 
-def test_two_that_are_closer_than_half_an_interval_are_one_sent_twice() -> None:
+def test_checker_of_ticks_finds_two_closer_than_half_an_interval() -> None:
     ticks = judged([*every_second(1, 10), Tick(4.4, 2)])
     assert ticks.twice == [(Tick(4.0, 1), Tick(4.4, 2))]
     assert not ticks.ok
 
 
-def test_a_tick_without_a_quorum_is_found_save_one_that_was_just_claimed() -> None:
+def test_checker_of_ticks_finds_a_tick_without_a_quorum_unless_just_claimed() -> None:
     ticks = [*every_second(1, 4), *every_second(8, 10)]
     assert judged([*ticks, Tick(5.0, 2)], dark=[(4.9, 7.5)]).ok
     unclaimed = judged([*ticks, Tick(5.5, 2)], dark=[(4.9, 7.5)])
@@ -90,7 +90,7 @@ def test_a_tick_without_a_quorum_is_found_save_one_that_was_just_claimed() -> No
     assert not unclaimed.ok
 
 
-def test_another_beat_goes_on_or_it_is_a_failure_also_just_before_the_end() -> None:
+def test_checker_of_ticks_requires_another_beat_to_go_on_after_a_kill() -> None:
     ticks = judged([*every_second(1, 4, beat=1), *every_second(5, 10, beat=2)], KILLED)
     assert ticks.ok
     assert (ticks.deaths, ticks.after, ticks.counts) == ({1: 4.5}, {1: 1.0}, {1: 4, 2: 6})
@@ -116,7 +116,7 @@ def happened(*ticks: tuple[float, int]) -> list[Event]:
 GOOD = [(1.0, 1), (2.0, 1), (3.0, 2), (4.0, 1), (5.0, 2)]
 
 
-def test_a_message_that_is_delivered_again_is_one_tick() -> None:
+def test_checker_of_ticks_counts_a_redelivered_message_once() -> None:
     events = happened(*GOOD)
     (first,) = [event for event in events if event.get("task") == "tick-0"]
     story = Story([*events, {**first, "at": 1.4}])
@@ -124,7 +124,7 @@ def test_a_message_that_is_delivered_again_is_one_tick() -> None:
     assert Verdict(story).ok
 
 
-def test_a_tick_sent_twice_fails_the_verdict_and_is_in_the_picture(
+def test_tick_sent_twice_fails_the_verdict_and_is_in_the_picture(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     assert Verdict(Story(happened(*GOOD))).ok
@@ -150,7 +150,7 @@ def test_a_tick_sent_twice_fails_the_verdict_and_is_in_the_picture(
     assert any("6 ticks, 1 sent twice" in (text or "") for text in texts)
 
 
-def test_a_double_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:
+def test_second_tick_planted_in_a_journal_is_exit_code_1(tmp_path: Path) -> None:
     assert plant(tmp_path, *happened(*GOOD)).returncode == 0
     result = plant(tmp_path, event("tick", 2.2, 11, task="tick-9", sent=2.1, beat=2))
     assert result.returncode == 1

@@ -70,7 +70,7 @@ def container(name: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_there_are_five_files_of_kinds_that_kubernetes_has() -> None:
+def test_manifests_are_five_files_of_kinds_that_kubernetes_has() -> None:
     assert FILES == [
         "disruption.yaml",
         "exporter.yaml",
@@ -83,7 +83,7 @@ def test_there_are_five_files_of_kinds_that_kubernetes_has() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PODS))
-def test_pods_are_found_by_what_is_to_find_them(name: str) -> None:
+def test_selectors_and_secrets_of_pods_exist(name: str) -> None:
     assert set(PODS[name]["selector"]["matchLabels"].items()) <= labels(name)
     for source in container(name).get("envFrom", []):
         assert source["secretRef"]["name"] in SECRETS
@@ -111,7 +111,7 @@ def images() -> set[str]:
     }
 
 
-def test_foreign_images_have_a_whole_version_and_a_digest() -> None:
+def test_images_of_others_have_a_whole_version_and_a_digest() -> None:
     """One digest for all of them, and the page says how to look it up."""
     (image,) = images() - {"shop:1.0"}  # a reader's own
     name, digest = image.split("@")
@@ -136,7 +136,7 @@ def test_passwords_of_compose_are_never_readable_by_others(tmp_path: Path) -> No
     ]
 
 
-def test_each_node_has_a_machine_and_a_disk_of_its_own() -> None:
+def test_each_node_of_the_manifests_has_a_machine_and_a_disk_of_its_own() -> None:
     nodes = the("StatefulSet")
     (rule,) = nodes["template"]["spec"]["affinity"]["podAntiAffinity"][
         "requiredDuringSchedulingIgnoredDuringExecution"
@@ -148,7 +148,7 @@ def test_each_node_has_a_machine_and_a_disk_of_its_own() -> None:
     assert "dir /data\n" in SECRETS["redlock-nodes"]["redis.conf"]
 
 
-def test_nodes_are_updated_and_drained_one_at_a_time_and_vote_again_in_between() -> None:
+def test_nodes_are_updated_one_at_a_time_and_vote_again_in_between() -> None:
     nodes = the("StatefulSet")
     assert nodes["updateStrategy"] == {"type": "RollingUpdate"}
     assert nodes["minReadySeconds"] > DEFAULT_TTL
@@ -159,7 +159,7 @@ def test_nodes_are_updated_and_drained_one_at_a_time_and_vote_again_in_between()
 
 
 @pytest.mark.parametrize(("secret", "user"), [("redlock-client", "redlock"), ("redlock-look",) * 2])
-def test_clients_name_every_node_once_and_none_twice(secret: str, user: str) -> None:
+def test_clients_of_the_manifests_name_every_node_once(secret: str, user: str) -> None:
     nodes, service = the("StatefulSet"), the("Service", "redlock")
     assert service["clusterIP"] == "None" and nodes["serviceName"] == "redlock"
     assert set(service["selector"].items()) <= labels("redlock")
@@ -183,7 +183,7 @@ def passwords(user: str) -> list[str]:
     return [re.findall(rf"^user {user} on >(\w+) ", text, re.M)[0] for text in users]
 
 
-def test_each_node_is_told_a_password_that_no_other_node_takes() -> None:
+def test_each_node_has_a_password_that_no_other_node_takes() -> None:
     """A node hears it from every client: it must not open the next one."""
     known = {"redlock": "redlock-client", "redlock-look": "redlock-look"}
     assert len({word for user in known for word in passwords(user)}) == 10
@@ -192,7 +192,7 @@ def test_each_node_is_told_a_password_that_no_other_node_takes() -> None:
         assert [urlsplit(url).password for url in given] == passwords(user)
 
 
-def test_a_node_sees_its_own_passwords_and_key_and_no_others() -> None:
+def test_node_sees_its_own_passwords_and_key_and_no_others() -> None:
     mounts = {one["mountPath"]: one for one in container("redlock")["volumeMounts"]}
     own = {path: one["subPathExpr"] for path, one in mounts.items() if "subPathExpr" in one}
     assert own == {
@@ -206,7 +206,7 @@ def test_a_node_sees_its_own_passwords_and_key_and_no_others() -> None:
     assert name["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.name"
 
 
-def test_only_clients_reach_the_nodes() -> None:
+def test_network_policy_lets_only_clients_reach_the_nodes() -> None:
     policy = the("NetworkPolicy")
     assert set(policy["podSelector"]["matchLabels"].items()) <= labels("redlock")
     (rule,) = policy["ingress"]
@@ -216,13 +216,13 @@ def test_only_clients_reach_the_nodes() -> None:
     assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
 
 
-def test_a_worker_has_time_to_end_its_tasks_and_hears_that_it_shall() -> None:
+def test_worker_has_time_to_end_its_tasks_and_gets_the_signal() -> None:
     pod = PODS["worker"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] >= LONGEST_TASK
     assert container("worker")["command"][0] == "celery"  # no shell in between
 
 
-def test_the_exporter_listens_where_it_is_asked() -> None:
+def test_exporter_of_the_manifests_listens_at_its_service_port() -> None:
     (port,) = container("redlock-exporter")["ports"]
     assert f"0.0.0.0:{port['containerPort']}" in container("redlock-exporter")["command"]
     service = the("Service", "redlock-exporter")
@@ -237,7 +237,7 @@ def acl(user: str, page: str, password: str) -> str:
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_its_users_are_those_of_the_docs(number: int) -> None:
+def test_acl_users_of_the_manifests_are_those_of_the_docs(number: int) -> None:
     locks, looks = passwords("redlock")[number], passwords("redlock-look")[number]
     assert SECRETS["redlock-nodes"][f"redlock-{number}.acl"].splitlines() == [
         "user default off",
@@ -285,7 +285,7 @@ def node(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.defaults
 @pytest.mark.parametrize("secret", ["redlock-client", "redlock-look"])
-def test_a_node_of_the_manifests_grants_a_lock(
+def test_node_of_the_manifests_grants_a_lock(
     node: str, secret: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = SECRETS[secret]["REDLOCK_NODES"].split(",")[0]
@@ -329,7 +329,7 @@ def quorums(nodes: int) -> list[set[int]]:
     return [set(one) for one in itertools.combinations(range(nodes), quorum_of(nodes))]
 
 
-def test_lists_that_differ_by_one_node_have_no_two_quorums_apart() -> None:
+def test_node_lists_that_differ_by_one_have_no_two_disjoint_quorums() -> None:
     """As docs/operating.md says; and that two are too many."""
     for n in range(1, 8):
         assert all(old & new for old in quorums(n) for new in quorums(n + 1))
@@ -337,7 +337,7 @@ def test_lists_that_differ_by_one_node_have_no_two_quorums_apart() -> None:
 
 
 @pytest.mark.parametrize("page", ["django", "fastapi"])
-def test_the_code_on_a_page_is_that_of_its_example(page: str) -> None:
+def test_code_on_a_page_is_that_of_its_example(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
     found = re.findall(r"^```py\n(.*?)^```$", text, re.M | re.S)
     sources = [path.read_text("utf-8") for path in EXAMPLES.rglob("*.py")]
@@ -379,7 +379,7 @@ def test_compose_has_five_nodes_with_disks_of_their_own() -> None:
     assert services["beat"]["deploy"]["replicas"] == 2
 
 
-def test_a_node_of_compose_starts_with_its_password_and_is_healthy(tmp_path: Path) -> None:
+def test_node_of_compose_starts_with_its_password_and_is_healthy(tmp_path: Path) -> None:
     whole = yaml.safe_load((EXAMPLES / "compose.yml").read_text("utf-8"))
     node, word = whole["services"]["node1"], "0123456789abcdef"
     content = re.sub(r"\$\{NODE1_PASSWORD.*\}", word, whole["configs"]["node1"]["content"])

@@ -31,16 +31,14 @@ def run(
     return [line for line in said.splitlines() if not line.startswith("node 127.0.0.1:")]
 
 
-def test_orders_loses_no_payment(environment: dict[str, str], tmp_path: Path) -> None:
+def test_example_orders_loses_no_payment(environment: dict[str, str], tmp_path: Path) -> None:
     with worker("orders", environment, tmp_path / "log"):
         said = run("orders", environment)
     assert said == ["order blue: 50 paid", "order green: 50 paid"]
     assert (tmp_path / "order-blue.txt").read_text() == "50"
 
 
-def test_signals_says_who_has_waited_and_who_was_skipped(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_example_signals_names_waits_and_skips(environment: dict[str, str], tmp_path: Path) -> None:
     with worker("signals", environment, tmp_path / "log") as log:
         said = run("signals", environment)
         wait_until(lambda: log.read_text().count(" to the end: ") == 2, 10, "both are released")
@@ -55,7 +53,9 @@ def test_signals_says_who_has_waited_and_who_was_skipped(
     assert re.search(skipped, told, re.M)
 
 
-def test_orders_needs_its_lock(environment: dict[str, str], tmp_path: Path) -> None:
+def test_example_orders_without_its_lock_loses_payments(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     """Without the lock the same example loses payments: it is the lock that keeps them."""
     bare = tmp_path / "bare"
     bare.mkdir()
@@ -70,7 +70,7 @@ def test_orders_needs_its_lock(environment: dict[str, str], tmp_path: Path) -> N
 OTHERS = ["report 8 has 6 pages", *["skipped, report:7 is being made"] * 2]
 
 
-def test_report_is_made_once_and_the_others_are_skipped(
+def test_example_report_is_made_once_and_the_others_are_skipped(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     with worker("report", environment, tmp_path / "log") as log:
@@ -83,7 +83,9 @@ def test_report_is_made_once_and_the_others_are_skipped(
     assert all(0.5 < seconds <= 2.0 for seconds in left)
 
 
-def test_script_takes_turns(environment: dict[str, str], servers: list[LocalServer]) -> None:
+def test_example_script_takes_turns(
+    environment: dict[str, str], servers: list[LocalServer]
+) -> None:
     lines = run("script", environment)
     assert lines[0] == "block: ours for 5 s and more"
     assert re.fullmatch(r"by hand: pid \d+ on \S+ \([3-5] nodes, token \w{8}\)", lines[1])
@@ -97,7 +99,7 @@ def test_script_takes_turns(environment: dict[str, str], servers: list[LocalServ
     assert lines[7:] == ["contest: had it after the other"]
 
 
-def test_script_says_who_holds_and_who_does_not_answer(
+def test_example_script_says_who_holds_and_who_does_not_answer(
     environment: dict[str, str], servers: list[LocalServer]
 ) -> None:
     def refused() -> str:
@@ -136,7 +138,7 @@ def manage(command: str, environment: dict[str, str], directory: Path = SHOP) ->
     return run("manage", environment, command, directory=directory)
 
 
-def test_django_charges_an_order_once_however_often_it_is_clicked(
+def test_example_django_charges_an_order_once_however_often_it_is_clicked(
     shop: dict[str, str], tmp_path: Path
 ) -> None:
     with worker("shop", shop, tmp_path / "log", SHOP) as log:
@@ -151,7 +153,9 @@ def test_django_charges_an_order_once_however_often_it_is_clicked(
 
 
 @pytest.mark.slow
-def test_django_needs_its_lock(shop: dict[str, str], tmp_path: Path) -> None:
+def test_example_django_without_its_lock_charges_twice(
+    shop: dict[str, str], tmp_path: Path
+) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(SHOP, bare)
     with open(bare / "shop" / "settings.py", "a") as settings:
@@ -161,7 +165,7 @@ def test_django_needs_its_lock(shop: dict[str, str], tmp_path: Path) -> None:
     assert "No changes detected" in manage("makemigrations", shop, bare)
 
 
-def test_coroutines_lose_no_apple(environment: dict[str, str]) -> None:
+def test_example_coroutines_loses_no_apple(environment: dict[str, str]) -> None:
     five, impatient, log, lost, held = run("coroutines", environment)
     assert five == "five took one apple each: 5 left"
     assert impatient == "impatient: it was taken, so no apple"
@@ -170,7 +174,7 @@ def test_coroutines_lose_no_apple(environment: dict[str, str]) -> None:
     assert held == "now held by None"
 
 
-def test_fastapi_sends_one_task_and_loses_no_apple(
+def test_example_fastapi_sends_one_task_and_loses_no_apple(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     with worker("fastapi_app:tasks", environment, tmp_path / "log"):
@@ -183,7 +187,7 @@ def test_fastapi_sends_one_task_and_loses_no_apple(
 
 
 @pytest.mark.slow
-def test_fastapi_says_who_is_at_it_and_that_no_quorum_answers(
+def test_example_fastapi_answers_409_while_held_and_503_without_a_quorum(
     environment: dict[str, str], servers: list[LocalServer], tmp_path: Path
 ) -> None:
     """409 and 503: neither is an error of the program, and neither waits forever."""
@@ -213,7 +217,7 @@ def asked(environment: dict[str, str], directory: Path) -> str:
     return said.splitlines()[-1]  # what the client says of nodes comes before
 
 
-def test_fencing_refuses_the_late_write_of_a_holder_that_was_stopped(
+def test_example_fencing_refuses_the_late_write_of_a_stopped_holder(
     environment: dict[str, str],
 ) -> None:
     sqlite, postgresql = OVERTAKEN.format("SQLite"), OVERTAKEN.format("PostgreSQL")
@@ -224,7 +228,9 @@ def test_fencing_refuses_the_late_write_of_a_holder_that_was_stopped(
     assert out == sqlite + postgresql
 
 
-def test_fencing_is_what_refuses_it(environment: dict[str, str], tmp_path: Path) -> None:
+def test_example_fencing_without_its_check_takes_the_late_write(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
     """Without its last line the statement of the example takes the late write."""
     source = (EXAMPLES / "fencing.py").read_text()
     guard = "WHERE stock.last_fencing_token < excluded.last_fencing_token\n"

@@ -49,12 +49,16 @@ def said_by(program: Path, database: str) -> str:
 
 
 @pytest.mark.parametrize("library", CHECKS)
-def test_the_late_write_of_a_stopped_holder_is_refused(library: str, database: str) -> None:
+def test_safeguard_example_refuses_the_late_write_of_a_stopped_holder(
+    library: str, database: str
+) -> None:
     assert said_by(EXAMPLES / f"safeguard_{library}.py", database) == REFUSED
 
 
 @pytest.mark.parametrize("library", CHECKS)
-def test_it_is_the_check_that_refuses_it(library: str, database: str, tmp_path: Path) -> None:
+def test_safeguard_example_without_its_check_takes_the_late_write(
+    library: str, database: str, tmp_path: Path
+) -> None:
     source = (EXAMPLES / f"safeguard_{library}.py").read_text()
     assert source.count(CHECKS[library]) == 1
     bare = tmp_path / f"safeguard_{library}.py"
@@ -71,7 +75,9 @@ def charged(program: Path, database: str) -> list[str]:
     return said.splitlines()
 
 
-def test_broker_results_and_locks_are_in_one_database(database: str, tmp_path: Path) -> None:
+def test_example_no_redis_keeps_broker_results_and_locks_in_one_database(
+    database: str, tmp_path: Path
+) -> None:
     program = tmp_path / "no_redis.py"
     source = (EXAMPLES / "no_redis.py").read_text()
     program.write_text(source)
@@ -79,7 +85,7 @@ def test_broker_results_and_locks_are_in_one_database(database: str, tmp_path: P
     assert charged(program, database) == [f"{order}, one after the other" for order in orders]
 
 
-def test_it_is_the_lock_that_keeps_them_apart(database: str, tmp_path: Path) -> None:
+def test_example_no_redis_without_its_lock_overlaps(database: str, tmp_path: Path) -> None:
     program = tmp_path / "no_redis.py"
     source = (EXAMPLES / "no_redis.py").read_text()
     limit = "app.conf.redlock_ttl = 10.0\n"

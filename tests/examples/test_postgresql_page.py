@@ -102,14 +102,14 @@ def _try(acquire: Callable[[], None]) -> None:
 STEPS = {"fenced": fenced, "unfenced": unfenced, "waited": waited, "swept": swept}
 
 
-def test_the_rights_of_the_page_suffice(
+def test_rights_on_the_postgresql_page_suffice(
     database_server: LocalPostgres, owner: psycopg.Connection[Any]
 ) -> None:
     assert refused(database_server, owner) == ""
 
 
 @pytest.mark.parametrize("right", RIGHTS)
-def test_each_right_of_the_page_is_needed(
+def test_each_right_on_the_postgresql_page_is_needed(
     right: str, database_server: LocalPostgres, owner: psycopg.Connection[Any]
 ) -> None:
     owner.execute(f"REVOKE {right} FROM shop_worker".encode())

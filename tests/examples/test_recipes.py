@@ -35,7 +35,7 @@ def takes(*arguments: str) -> Any:
     return names["function"]
 
 
-def test_one_at_a_time(server: LocalServer) -> None:
+def test_recipe_one_at_a_time_runs_one_body_an_order(server: LocalServer) -> None:
     work, mails = Work(), Work(endless=False)
     with running("one-at-a-time", server, pay=work, mail=mails) as shop:
         charges = [shop.charge.delay(7, 50)]
@@ -51,7 +51,7 @@ def test_one_at_a_time(server: LocalServer) -> None:
     assert work.begun[2] == (7, 20)
 
 
-def test_one_queued(server: LocalServer) -> None:
+def test_recipe_one_queued_keeps_one_running_and_one_queued(server: LocalServer) -> None:
     work = Work()
     with running("one-queued", server, build=work) as shop:
         first = shop.reindex.delay(7)
@@ -67,7 +67,9 @@ def test_one_queued(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize(("scope", "tasks"), [("until_executed", 1), ("until_executing", 2)])
-def test_one_queued_with_another_scope(server: LocalServer, scope: str, tasks: int) -> None:
+def test_recipe_one_queued_with_another_scope_differs(
+    server: LocalServer, scope: str, tasks: int
+) -> None:
     work = Work()
     change = {"until_and_while_executing": scope}
     with running("one-queued", server, change, build=work) as shop:
@@ -82,7 +84,7 @@ SOON = {"countdown=10": "countdown=2"}
 """On a busy machine as well, there is less between two calls of a burst."""
 
 
-def test_debounce(server: LocalServer) -> None:
+def test_recipe_debounce_runs_the_last_call(server: LocalServer) -> None:
     mails = Work()
     with running("debounce", server, SOON, mail=mails) as shop:
         *replaced, last = [shop.changed(7, text) for text in "abcd"]
@@ -95,7 +97,7 @@ def test_debounce(server: LocalServer) -> None:
     assert mails.begun[-1] == (7, "e") and len(mails.begun) == 3
 
 
-def test_debounce_that_keeps_the_first(server: LocalServer) -> None:
+def test_recipe_debounce_can_keep_the_first_call(server: LocalServer) -> None:
     mails = Work(endless=False)
     change = SOON | {'    lock_on_duplicate="replace",\n': ""}
     with running("debounce", server, change, mail=mails) as shop:
@@ -106,7 +108,7 @@ def test_debounce_that_keeps_the_first(server: LocalServer) -> None:
     assert mails.begun == [(7, "a")]
 
 
-def test_throttle(server: LocalServer) -> None:
+def test_recipe_throttle_starts_at_most_so_many_in_a_period(server: LocalServer) -> None:
     """Of any four calls that follow each other, the last is let in a period after the first."""
     period = 1.5
     let_in: list[float] = []
@@ -136,7 +138,7 @@ def test_throttle(server: LocalServer) -> None:
     assert mails.begun == [("web1", "down")]
 
 
-def test_at_most_k(server: LocalServer) -> None:
+def test_recipe_at_most_k_runs_three_of_each_supplier(server: LocalServer) -> None:
     work = Work()
     with running("at-most-k", server, download=work) as shop:
         pages = [shop.fetch.delay(1, page) for page in range(5)]
@@ -159,7 +161,7 @@ class Order:
         self.pk = pk
 
 
-def test_nested_key(server: LocalServer) -> None:
+def test_recipe_nested_key_locks_by_the_nested_id(server: LocalServer) -> None:
     with running("nested-key", server) as shop:
         event = {"order": {"id": 7}}
         assert resource_of(shop.handle, (event,), {}) == "order:7"
@@ -178,7 +180,7 @@ def test_nested_key(server: LocalServer) -> None:
             shop.locked("order:<order.id>")(takes("order"))
 
 
-def test_tenants(server: LocalServer) -> None:
+def test_recipe_tenants_locks_by_tenant_and_order(server: LocalServer) -> None:
     work = Work()
     with running("tenants", server, pay=work) as shop:
         shop.open_session = lambda: "session"
@@ -192,7 +194,7 @@ def test_tenants(server: LocalServer) -> None:
         assert [value(charge) for charge in charges] == [None, None]
 
 
-def test_two_tasks(server: LocalServer) -> None:
+def test_recipe_two_tasks_share_the_lock_of_an_order(server: LocalServer) -> None:
     payments, refunds = Work(), Work()
     with running("two-tasks", server, pay=payments, refund=refunds) as shop:
         charged = shop.charge.delay(7, 50)
@@ -215,7 +217,7 @@ def test_two_tasks(server: LocalServer) -> None:
             assert resource_of(shop.app.task(name=name)(shared), (7,), {}) == "order(order_id=7)"
 
 
-def test_nightly_skips_while_last_nights_run_is_at_work(server: LocalServer) -> None:
+def test_recipe_nightly_skips_while_the_last_run_is_at_work(server: LocalServer) -> None:
     work = Work()
     with running("nightly", server, collect=work) as shop:
         run = shop.rebuild.delay()
@@ -225,7 +227,7 @@ def test_nightly_skips_while_last_nights_run_is_at_work(server: LocalServer) -> 
         assert Skipped.of(value(run)) is None
 
 
-def test_chord(server: LocalServer) -> None:
+def test_recipe_chord_runs_each_member_once(server: LocalServer) -> None:
     work = Work()
     with running("chord", server, pay=work) as shop:
         settled = shop.settle()
@@ -242,7 +244,7 @@ def test_chord(server: LocalServer) -> None:
         assert value(shop.survey.__globals__["settle"]()) == [50, 20, 10]
 
 
-def test_fastapi(server: LocalServer) -> None:
+def test_recipe_fastapi_sends_one_task_for_many_clicks(server: LocalServer) -> None:
     work = Work()
 
     async def ask(method: str, path: str) -> httpx.Response:
@@ -273,7 +275,7 @@ def test_fastapi(server: LocalServer) -> None:
             server.resume()
 
 
-def test_coming_from(server: LocalServer) -> None:
+def test_recipe_coming_from_keeps_the_behaviour_of_other_libraries(server: LocalServer) -> None:
     work = Work()
     with running("coming-from", server, work=work) as shop:
         settled, rebuilt = shop.settle.delay(1, 50), shop.rebuild.delay(2, "en")
@@ -286,7 +288,7 @@ def test_coming_from(server: LocalServer) -> None:
         assert work.begun.count((3,)) == 2
 
 
-def test_coming_from_takes_another_import_at_first(server: LocalServer) -> None:
+def test_recipe_coming_from_works_with_another_import_at_first(server: LocalServer) -> None:
     names: dict[str, Any] = {"__name__": "before", "app": Celery("before", broker=server.url)}
     for before in blocks("coming-from", "py"):
         for old in ("once", "singleton"):

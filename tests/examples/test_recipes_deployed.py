@@ -44,7 +44,7 @@ def is_kept(server: LocalServer) -> bool:
         return any(client.pttl(key) > 60_000 for key in client.keys("redlock:beat:*"))
 
 
-def test_nightly(server: LocalServer, tmp_path: Path) -> None:
+def test_recipe_nightly_sends_one_task_from_two_beats(server: LocalServer, tmp_path: Path) -> None:
     """Two beats last sent it the night before last."""
     text = code("nightly", server)
     (tmp_path / "shop.py").write_text(text)
@@ -106,7 +106,9 @@ USE_TZ = True
 """
 
 
-def test_django_on_commit(server: LocalServer, tmp_path: Path) -> None:
+def test_recipe_django_on_commit_sends_after_the_commit(
+    server: LocalServer, tmp_path: Path
+) -> None:
     tasks, views = blocks("django-on-commit", "py")
     shop = tmp_path / "shop"
     shop.mkdir()
@@ -142,7 +144,7 @@ TIDY_UP = """def tidy_up(user_id):
 """
 
 
-def test_newest_wins(server: LocalServer, tmp_path: Path) -> None:
+def test_recipe_newest_wins_stops_the_call_at_work(server: LocalServer, tmp_path: Path) -> None:
     """Another user's call is at work all the time."""
     changes = {"def render(user_id, text): ...\n": RENDER, "def tidy_up(user_id): ...\n": TIDY_UP}
     text = code("newest-wins", server, changes)
@@ -173,7 +175,9 @@ def test_newest_wins(server: LocalServer, tmp_path: Path) -> None:
     app.close()
 
 
-def test_c_call(server: LocalServer, tmp_path: Path) -> None:
+def test_recipe_c_call_keeps_the_lock_while_the_gil_is_kept(
+    server: LocalServer, tmp_path: Path
+) -> None:
     """In a thread of a worker, a call of one and a half times the ttl; another wants its key."""
     solve = """def solve(name):
     import ctypes
@@ -204,7 +208,7 @@ def test_c_call(server: LocalServer, tmp_path: Path) -> None:
     app.close()
 
 
-def test_one_redis_is_the_brokers(server: LocalServer) -> None:
+def test_recipe_one_redis_locks_on_the_broker(server: LocalServer) -> None:
     with running("one-redis", server) as shop:
         assert value(shop.charge.delay(7)) is None
         assert Redlock.from_app(shop.app).nodes == (f"127.0.0.1:{server.port}",)
@@ -219,7 +223,7 @@ def compose() -> list[str]:
 
 
 @pytest.mark.parametrize("remembers", [True, False])
-def test_one_redis_remembers_what_it_has_on_disk(remembers: bool) -> None:
+def test_recipe_one_redis_with_a_disk_remembers_its_locks(remembers: bool) -> None:
     lost: list[LeaseLost] = []
     with LocalServer(config=compose() if remembers else ()) as server:
         redlock = Redlock([server.url], ttl=30.0 if remembers else 3.0)
@@ -233,7 +237,7 @@ def test_one_redis_remembers_what_it_has_on_disk(remembers: bool) -> None:
     assert bool(lost) != remembers
 
 
-def test_one_redis_that_was_just_started_has_no_vote_under_the_guard() -> None:
+def test_recipe_one_redis_just_started_has_no_vote_under_the_guard() -> None:
     with LocalServer() as server, LocalServer() as known:
         make_known([known])
         for guard, one, grants in (

@@ -22,7 +22,9 @@ WORK = """def pay(order_id, amount):
 
 
 @needs_quorum_queues
-def test_rabbitmq(server: LocalServer, rabbitmq: str, tmp_path: Path) -> None:
+def test_recipe_rabbitmq_loses_nothing_with_a_killed_worker(
+    server: LocalServer, rabbitmq: str, tmp_path: Path
+) -> None:
     """Neither what ran, nor what waited for its lock, nor what waited for a slot."""
     changes = {
         "amqp://localhost": rabbitmq,

@@ -145,13 +145,13 @@ def desk(tmp_path: Path) -> Desk:
     return Desk(tmp_path)
 
 
-def test_what_is_to_be_installed_exists() -> None:
+def test_package_and_extra_of_the_start_page_exist() -> None:
     project = (ROOT / "pyproject.toml").read_text("utf-8")
     (extra,) = re.findall(r'"celery-redlock\[(\w+)\]"', INSTALL)
     assert f"\n{extra} = [" in project and 'name = "celery-redlock"' in project
 
 
-def test_every_step_of_the_page_does_what_it_says(desk: Desk) -> None:
+def test_every_step_of_the_start_page_does_what_it_says(desk: Desk) -> None:
     go = desk.directory / "go"
     with desk.terminal(NODES, "nodes.log") as nodes, contextlib.ExitStack() as then:
         wait_until(desk.all_have_votes, 40, "the nodes")
@@ -181,6 +181,6 @@ def test_every_step_of_the_page_does_what_it_says(desk: Desk) -> None:
             wait_until(lambda: desk.node("7001", "ping"), 40, "the node to be back")
 
 
-def test_the_pages_own_test_passes(desk: Desk) -> None:
+def test_test_on_the_start_page_passes(desk: Desk) -> None:
     done = desk.run(f"{TEST} -p no:valkey -p no:docker_tools -p no:cacheprovider")
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr

@@ -23,20 +23,20 @@ def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
     return pytester.runpytest_subprocess(*QUIET, *arguments, timeout=120)
 
 
-def test_every_example_of_the_page_passes(pytester: pytest.Pytester) -> None:
+def test_every_example_of_the_testing_page_passes(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(**BLOCKS)
     tests = sum(len(re.findall(r"^ *def test_", text, re.M)) for text in BLOCKS.values())
     assert tests == 12
     run(pytester).assert_outcomes(passed=tests)
 
 
-def test_the_page_names_all_that_users_have() -> None:
+def test_testing_page_names_all_public_names() -> None:
     types = {"FakeNodes", "LocalNodes"}  # of what the fixtures give
     for name in {*testing.__all__} - types:
         assert f"`{name}" in PAGE, name
 
 
-def test_the_plugin_costs_nothing_until_it_is_asked() -> None:
+def test_pytest_plugin_imports_nothing_until_it_is_used() -> None:
     """It is loaded in every project where this package is installed."""
     code = (
         "import sys; import celery_redlock.testing.pytest_plugin;"
@@ -47,7 +47,7 @@ def test_the_plugin_costs_nothing_until_it_is_asked() -> None:
 
 
 @pytest.mark.slow
-def test_failures_overriding_and_what_is_missing(
+def test_testing_page_examples_fail_and_can_be_overridden_as_it_says(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytester.makeconftest(

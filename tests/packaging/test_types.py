@@ -77,7 +77,7 @@ def stubs(base: Path) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("stubs")
-def test_a_users_project_passes_and_its_mistakes_are_found(check: Callable[[str], str]) -> None:
+def test_users_project_passes_mypy_and_its_mistakes_are_found(check: Callable[[str], str]) -> None:
     """With celery-types, as in the docs."""
     said = check(annotated() + MORE)
     errors = [line for line in said.splitlines() if ": error:" in line]
@@ -90,7 +90,7 @@ def test_a_users_project_passes_and_its_mistakes_are_found(check: Callable[[str]
 
 
 @pytest.mark.slow
-def test_without_celerys_types_nothing_of_ours_is_missing(check: Callable[[str], str]) -> None:
+def test_package_without_celery_types_lacks_no_types_of_ours(check: Callable[[str], str]) -> None:
     said = check(annotated() + MORE.replace('plain("one", 2)', ""))
     assert {line.split("[")[-1] for line in said.splitlines() if ": error:" in line} == {
         "import-untyped]",  # Celery ships no types
@@ -100,6 +100,6 @@ def test_without_celerys_types_nothing_of_ours_is_missing(check: Callable[[str],
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("stubs")
-def test_a_misspelt_or_mistyped_option_is_found(check: Callable[[str], str]) -> None:
+def test_misspelt_or_mistyped_option_is_found_by_mypy(check: Callable[[str], str]) -> None:
     """Each wrong line of the example is marked: an unneeded mark would be an error as well."""
     assert "Success" in check(Path(__file__).with_name("typed_options.py").read_text("utf-8"))

@@ -30,7 +30,7 @@ def about(wheel: Path) -> Message:
         return Parser().parsestr(opened.read(name).decode())
 
 
-def test_the_wheel_holds_the_whole_package_and_nothing_else(names: set[str]) -> None:
+def test_wheel_holds_the_whole_package_and_nothing_else(names: set[str]) -> None:
     package = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "celery_redlock").rglob("*")
@@ -41,7 +41,7 @@ def test_the_wheel_holds_the_whole_package_and_nothing_else(names: set[str]) -> 
     assert (package - names, beside) == (set(), set())
 
 
-def test_it_says_what_it_is_and_what_it_runs_on_and_bears_its_licence(
+def test_wheel_metadata_names_versions_requirements_and_licence(
     names: set[str], wheel: Path, about: Message
 ) -> None:
     (licence,) = (name for name in names if name.endswith("/licenses/LICENSE"))
@@ -62,7 +62,7 @@ def test_it_says_what_it_is_and_what_it_runs_on_and_bears_its_licence(
     assert words == {"celery", "kombu", "packaging", "redis", "tenacity"}
 
 
-def test_a_clone_can_be_made_of_the_sdist_and_holds_nothing_that_was_generated(dist: Path) -> None:
+def test_sdist_is_complete_and_holds_nothing_generated(dist: Path) -> None:
     (path,) = dist.glob("*.tar.gz")
     with tarfile.open(path) as opened:
         held = {name.partition("/")[2] for name in opened.getnames()}
@@ -72,9 +72,7 @@ def test_a_clone_can_be_made_of_the_sdist_and_holds_nothing_that_was_generated(d
     assert [name for name in held if any(word in name for word in generated)] == []
 
 
-def test_nothing_is_missing_and_it_is_imported_without_a_warning(
-    base: Path, tmp_path: Path
-) -> None:
+def test_wheel_is_complete_and_imports_without_a_warning(base: Path, tmp_path: Path) -> None:
     program = "import celery_redlock as c; c.locked; print(c.__file__, c.__version__)"
     said = run(base, "-W", "error", "-c", program, cwd=tmp_path)
     file, version = said.split()
@@ -84,7 +82,7 @@ def test_nothing_is_missing_and_it_is_imported_without_a_warning(
     )
 
 
-def test_its_commands_are_found_by_celery(base: Path, tmp_path: Path) -> None:
+def test_celery_finds_the_commands_of_the_wheel(base: Path, tmp_path: Path) -> None:
     """Celery finds ours; the script `celery-redlock` runs in the tests of extras."""
     said = run(base, "-m", "celery", "--help", cwd=tmp_path)
     assert "redlock" in said and "Traceback" not in said
@@ -98,7 +96,7 @@ print(json.dumps({name: CliRunner().invoke(main, [name, "--help"]).exit_code for
 """
 
 
-def test_every_command_explains_itself_without_any_extra(base: Path, tmp_path: Path) -> None:
+def test_every_command_has_help_without_any_extra(base: Path, tmp_path: Path) -> None:
     codes = json.loads(run(base, "-c", COMMANDS, cwd=tmp_path).splitlines()[-1])
     assert codes and set(codes.values()) == {0}, codes
 
@@ -125,7 +123,7 @@ BEHIND = (
 """Imported by others only, when what they need is there: see the next test."""
 
 
-def test_a_module_that_needs_an_extra_says_which(base: Path, tmp_path: Path) -> None:
+def test_module_that_needs_an_extra_names_it(base: Path, tmp_path: Path) -> None:
     """All others are imported without any."""
     said = json.loads(run(base, "-c", MODULES, cwd=tmp_path).splitlines()[-1])
     dumb = {name: words for name, words in said.items() if "celery-redlock[" not in words}
@@ -136,7 +134,7 @@ def test_a_module_that_needs_an_extra_says_which(base: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("command", "extra"), [("exporter --once", "prometheus"), ("web --listen 127.0.0.1:0", "web")]
 )
-def test_a_command_that_needs_an_extra_says_which(
+def test_command_that_needs_an_extra_names_it(
     command: str, extra: str, base: Path, tmp_path: Path
 ) -> None:
     nodes = ["--nodes", "redis://127.0.0.1:1/0"]
@@ -146,7 +144,7 @@ def test_a_command_that_needs_an_extra_says_which(
 
 
 @pytest.mark.slow
-def test_pip_installs_it_with_all_it_asks_for(wheel: Path, tmp_path: Path) -> None:
+def test_pip_installs_the_wheel_with_its_requirements(wheel: Path, tmp_path: Path) -> None:
     """From the index that pip is configured for."""
     run(sys.executable, "-m", "venv", tmp_path / "new")
     python = tmp_path / "new" / "bin" / "python"

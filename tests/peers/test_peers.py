@@ -49,7 +49,7 @@ def begun(site: Site, key: str, task: str = "work", *args: Any, **options: Any) 
 # -- endings -----------------------------------------------------------------------------------
 
 
-def test_pool_child_killed(site: Site, worker: Worker, key: str) -> None:
+def test_killed_pool_child_leaves_nothing_reserved(site: Site, worker: Worker, key: str) -> None:
     sent = begun(site, key)
     os.kill(site.runs(key)[0].pid, signal.SIGKILL)
     died(site.runs(key)[0].pid)
@@ -58,7 +58,9 @@ def test_pool_child_killed(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key)
 
 
-def test_whole_worker_killed(site: Site, worker: Worker, key: str) -> None:
+def test_killed_worker_leaves_its_key_for_a_ttl_at_most(
+    site: Site, worker: Worker, key: str
+) -> None:
     """Its message is acknowledged: nothing but the ttl of its body's lock is left to free it."""
     with site.worker("-c", "1", queue="doomed") as doomed:
         begun(site, key, "brief", queue="doomed")
@@ -67,7 +69,9 @@ def test_whole_worker_killed(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key, within=SHORT + SOON, most=len(site.nodes) // 2)
 
 
-def test_revoked_before_start(site: Site, worker: Worker, key: str) -> None:
+def test_task_revoked_before_its_start_leaves_nothing_reserved(
+    site: Site, worker: Worker, key: str
+) -> None:
     sent = site.task.work.apply_async((key,), countdown=1.0)
     assert site.reserved(key)
     site.app.control.revoke(sent.id)
@@ -77,7 +81,9 @@ def test_revoked_before_start(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key)
 
 
-def test_revoked_with_termination_while_running(site: Site, worker: Worker, key: str) -> None:
+def test_task_terminated_while_it_runs_leaves_nothing_reserved(
+    site: Site, worker: Worker, key: str
+) -> None:
     sent = begun(site, key)
     site.app.control.revoke(sent.id, terminate=True)
     died(site.runs(key)[0].pid)
@@ -86,7 +92,9 @@ def test_revoked_with_termination_while_running(site: Site, worker: Worker, key:
     site.as_new(key)
 
 
-def test_expired_before_start(site: Site, worker: Worker, key: str) -> None:
+def test_task_expired_before_its_start_leaves_nothing_reserved(
+    site: Site, worker: Worker, key: str
+) -> None:
     sent = site.task.work.apply_async(
         (key,), countdown=0.8, expires=0.4, lock={"reserve_ttl": 60.0}
     )
@@ -96,7 +104,9 @@ def test_expired_before_start(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key)
 
 
-def test_hard_time_limit(site: Site, worker: Worker, key: str) -> None:
+def test_task_at_its_hard_time_limit_leaves_nothing_reserved(
+    site: Site, worker: Worker, key: str
+) -> None:
     sent = site.task.work.apply_async((key, LONG), time_limit=0.5)
     site.entered(key)
     died(site.runs(key)[0].pid)
@@ -105,7 +115,7 @@ def test_hard_time_limit(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key)
 
 
-def test_broker_down_at_publish(site: Site, worker: Worker, key: str) -> None:
+def test_failed_publication_leaves_nothing_reserved(site: Site, worker: Worker, key: str) -> None:
     once = {"max_retries": 1, "interval_start": 0, "interval_step": 0}
     with socket.socket() as nobody, site.sender(broker_transport_options=once) as task:
         nobody.bind(("127.0.0.1", 0))
@@ -115,7 +125,9 @@ def test_broker_down_at_publish(site: Site, worker: Worker, key: str) -> None:
         site.as_new(key)
 
 
-def test_retried_twice(site: Site, worker: Worker, key: str) -> None:
+def test_task_retried_twice_stays_reserved_between_its_tries(
+    site: Site, worker: Worker, key: str
+) -> None:
     """Between two tries it stays reserved."""
     sent = site.task.tries.delay(key)
     assert site.task.tries.delay(key).id == sent.id
@@ -134,7 +146,7 @@ def test_retried_twice(site: Site, worker: Worker, key: str) -> None:
 # -- canvas ------------------------------------------------------------------------------------
 
 
-def test_chain_of_the_same_twice(site: Site, worker: Worker, key: str) -> None:
+def test_chain_of_the_same_task_twice_runs_both(site: Site, worker: Worker, key: str) -> None:
     work, sink = site.task.work, site.task.sink
     sent = chain(work.si(key, 0.2), work.si(key, 0.2), sink.si("end")).apply_async()
     assert site.result(sent) == "end"
@@ -142,7 +154,7 @@ def test_chain_of_the_same_twice(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key)
 
 
-def test_chain_whose_head_is_a_duplicate(site: Site, worker: Worker, key: str) -> None:
+def test_chain_whose_head_is_a_duplicate_goes_on(site: Site, worker: Worker, key: str) -> None:
     """Its head ends with the marker, and the rest goes on."""
     first = begun(site, key)
     sent = chain(site.task.work.s(key), site.task.sink.s()).apply_async()
@@ -154,7 +166,7 @@ def test_chain_whose_head_is_a_duplicate(site: Site, worker: Worker, key: str) -
     site.as_new(key)
 
 
-def test_chord_of_the_same_twice(site: Site, worker: Worker, key: str) -> None:
+def test_chord_of_the_same_task_twice_ends(site: Site, worker: Worker, key: str) -> None:
     work, sink = site.task.work, site.task.sink
     sent = chord([work.s(key, 0.5), work.s(key, 0.5)], sink.s()).apply_async()
     results = site.result(sent)
@@ -167,7 +179,9 @@ def test_chord_of_the_same_twice(site: Site, worker: Worker, key: str) -> None:
 # -- other ways to run a task --------------------------------------------------------------------
 
 
-def test_plain_call(site: Site, worker: Worker, key: str) -> None:
+def test_plain_call_neither_takes_nor_needs_a_reservation(
+    site: Site, worker: Worker, key: str
+) -> None:
     """It takes no reservation, and none keeps it from running."""
     assert site.task.work(key) == "done"
     site.nothing_left(key, within=0.1)
@@ -180,7 +194,7 @@ def test_plain_call(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key)
 
 
-def test_sent_twice_by_name(site: Site, worker: Worker, key: str) -> None:
+def test_task_sent_twice_by_name_runs_once(site: Site, worker: Worker, key: str) -> None:
     """By a sender that knows no reservation: run time decides."""
     first = site.app.send_task("peers.work", (key, 0.5))
     site.entered(key)
@@ -191,7 +205,9 @@ def test_sent_twice_by_name(site: Site, worker: Worker, key: str) -> None:
     site.as_new(key)
 
 
-def test_same_id_delivered_twice_while_running(site: Site, worker: Worker, key: str) -> None:
+def test_same_id_delivered_twice_while_it_runs_runs_once(
+    site: Site, worker: Worker, key: str
+) -> None:
     """The copy neither runs beside the first nor, as that one succeeds, after it."""
     sent = site.task.late.delay(key, 0.6)
     site.entered(key)
@@ -215,7 +231,7 @@ def deliver_again(site: Site, task_id: str) -> None:
     site.client.lpush("celery", json.dumps(message))
 
 
-def test_runs_for_longer_than_the_ttl(site: Site, worker: Worker, key: str) -> None:
+def test_body_longer_than_the_ttl_runs_once(site: Site, worker: Worker, key: str) -> None:
     sent = site.task.brief.apply_async((key, 2.5 * SHORT), lock={"reserve_ttl": SHORT})
     run = site.entered(key)
     late = run.begin + 2.0 * SHORT
@@ -227,7 +243,9 @@ def test_runs_for_longer_than_the_ttl(site: Site, worker: Worker, key: str) -> N
     site.as_new(key)
 
 
-def test_duplicate_discarded_at_run_time(site: Site, worker: Worker, key: str) -> None:
+def test_duplicate_discarded_at_run_time_leaves_the_holder_alone(
+    site: Site, worker: Worker, key: str
+) -> None:
     """What the real holder has on the nodes stays as it is."""
     first = begun(site, key)
     before = site.taken(key)
@@ -290,7 +308,7 @@ def test_dict_with_a_number_for_a_key_is_freed(site: Site, worker: Worker, mark:
     assert first == second
 
 
-def test_uuid_and_datetime(site: Site, worker: Worker, mark: str) -> None:
+def test_uuid_and_datetime_arguments_make_one_key(site: Site, worker: Worker, mark: str) -> None:
     one, moment = uuid.uuid4(), datetime(2026, 11, 21, 12, tzinfo=timezone.utc)
     ids = published(site, mark, ((one, moment), {}), ((one,), {"b": moment}), ((moment, one), {}))
     assert ids[0] == ids[1] != ids[2]
@@ -299,7 +317,9 @@ def test_uuid_and_datetime(site: Site, worker: Worker, mark: str) -> None:
 # -- beat --------------------------------------------------------------------------------------
 
 
-def test_two_beats_of_one_entry(site: Site, worker: Worker, tmp_path: Path) -> None:
+def test_two_beats_of_one_entry_send_each_tick_once(
+    site: Site, worker: Worker, tmp_path: Path
+) -> None:
     """Of each second one tick is published, and run."""
     with two_beats(site, tmp_path):
         before = len(site.runs("beaten"))

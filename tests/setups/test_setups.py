@@ -17,7 +17,7 @@ SOON = 30.0
 Send = Callable[..., Any]
 
 
-def test_one_body_at_a_time(celery_setup: CeleryTestSetup, send: Send) -> None:
+def test_task_of_a_setup_runs_one_body_at_a_time(celery_setup: CeleryTestSetup, send: Send) -> None:
     assert celery_setup.ready(control=True)
     celery_setup.worker.assert_log_exists("tasks are locked on 3 nodes", timeout=30)
     first = send("a", 2.0)
@@ -28,7 +28,7 @@ def test_one_body_at_a_time(celery_setup: CeleryTestSetup, send: Send) -> None:
     assert send("a").get(timeout=SOON) == "worked on a"
 
 
-def test_a_worker_that_is_killed_holds_nothing_for_long(
+def test_killed_worker_of_a_setup_holds_nothing_for_long(
     celery_setup: CeleryTestSetup, send: Send
 ) -> None:
     send("a", 600.0)
@@ -47,7 +47,7 @@ def test_a_worker_that_is_killed_holds_nothing_for_long(
 
 
 @pytest.mark.slow
-def test_a_broker_that_restarts_empty_frees_nothing(
+def test_restarted_empty_broker_of_a_setup_frees_no_lock(
     celery_setup: CeleryTestSetup, send: Send
 ) -> None:
     """The locks are elsewhere."""

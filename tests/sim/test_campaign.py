@@ -30,7 +30,7 @@ def passes(seed: int, *, bare: bool = False) -> Result:
 
 
 @pytest.mark.parametrize("first", range(0, 500, 250))
-def test_no_world_violates_an_invariant(first: int) -> None:
+def test_simulated_worlds_violate_no_invariant(first: int) -> None:
     results = [passes(seed) for seed in range(first, first + 250)]
     # Worlds in which nothing happens would prove nothing.
     assert sum(result.grants for result in results) > 500
@@ -41,7 +41,7 @@ def test_no_world_violates_an_invariant(first: int) -> None:
     }
 
 
-def test_no_world_with_several_keys_or_a_limit_violates_an_invariant() -> None:
+def test_simulated_worlds_with_several_keys_or_a_limit_violate_no_invariant() -> None:
     results = [passes(seed) for seed in range(SEVERAL, SEVERAL + 100)]
     several = [result for result in results if result.knobs.several > 1]
     limited = [result for result in results if result.knobs.limit > 1]
@@ -50,7 +50,7 @@ def test_no_world_with_several_keys_or_a_limit_violates_an_invariant() -> None:
         assert sum(result.grants for result in kind) > 80
 
 
-def test_no_world_with_several_keys_and_their_limits_violates_an_invariant() -> None:
+def test_simulated_worlds_with_several_keys_and_limits_violate_no_invariant() -> None:
     results = [passes(seed) for seed in range(LIMITS, LIMITS + 40)]
     several = [result for result in results if result.knobs.several > 1]
     varying = [result for result in results if result.knobs.varies]
@@ -58,12 +58,12 @@ def test_no_world_with_several_keys_and_their_limits_violates_an_invariant() -> 
         assert sum(result.grants for result in kind) > 80
 
 
-def test_no_world_lets_a_writer_in_beside_readers_or_a_reader_beside_a_writer() -> None:
+def test_simulated_worlds_never_mix_readers_and_a_writer() -> None:
     results = [passes(seed) for seed in range(SHARED, SHARED + 60)]
     assert sum(result.grants for result in results) > 400
 
 
-def test_no_world_whose_servers_are_swapped_or_change_roles_violates_an_invariant() -> None:
+def test_simulated_worlds_with_swapped_servers_violate_no_invariant() -> None:
     results = [passes(seed) for seed in range(CHANGED, CHANGED + 20)]
     kinds = {fault.kind for result in results for fault in result.faults}
     assert {"swap", "role"} <= kinds
@@ -71,12 +71,14 @@ def test_no_world_whose_servers_are_swapped_or_change_roles_violates_an_invarian
 
 
 @pytest.mark.parametrize(("seed", "bare"), corpus())
-def test_a_seed_that_failed_once_passes(seed: int, bare: bool) -> None:
+def test_seed_that_failed_once_passes(seed: int, bare: bool) -> None:
     passes(seed, bare=bare)
 
 
 @pytest.mark.parametrize(("seed", "ttl"), [(959, 0.5), (1486, 1.0)])
-def test_a_loss_is_told_though_a_round_of_others_is_waited_for(seed: int, ttl: float) -> None:
+def test_loss_in_a_simulated_world_is_reported_during_a_round_of_others(
+    seed: int, ttl: float
+) -> None:
     """Three leases of one process, and two of three nodes that freeze while they are held."""
     faults = [Fault("freeze", 1.5 * ttl + 0.01 * (seed % 50), 30 * ttl, nodes=(0, 1))]
     knobs = Knobs(
@@ -97,14 +99,14 @@ def test_a_loss_is_told_though_a_round_of_others_is_waited_for(seed: int, ttl: f
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_planted_bug_is_found(name: str) -> None:
+def test_planted_bug_in_the_algorithm_is_found(name: str) -> None:
     _name, result, seeds = hunt(name)
     assert result is not None, f"{MUTANTS[name].what}: not found in {seeds} seeds"
     passes(result.seed)  # it is the bug that was found, not the world
 
 
 @pytest.mark.parametrize("name", [n for n, m in MUTANTS.items() if m.overlap is not None])
-def test_a_planted_bug_makes_two_hold_one_lock(name: str) -> None:
+def test_planted_bug_makes_two_hold_one_lock(name: str) -> None:
     mutant = MUTANTS[name]
     assert mutant.overlap is not None
     with planted(mutant):
@@ -113,7 +115,7 @@ def test_a_planted_bug_makes_two_hold_one_lock(name: str) -> None:
     assert "hold" in str(result.violation)
 
 
-def test_one_server_listed_twice_takes_a_quorum_with_it() -> None:
+def test_server_listed_twice_takes_a_quorum_with_it() -> None:
     # Weighted votes still exclude; but the loss of one server of four is the loss of two votes.
     knobs = Knobs(nodes=3, processes=1, rounds=2, hold=0.1)
     dead = [Fault("restart", 0.0, 500.0, nodes=(1,))]
@@ -121,7 +123,7 @@ def test_one_server_listed_twice_takes_a_quorum_with_it() -> None:
     assert play(1, knobs, dead).grants > play(1, twice, dead).grants == 1  # once it is back
 
 
-def test_a_seed_is_one_run() -> None:
+def test_seed_gives_the_same_run_twice() -> None:
     for seed in (2, 11, 364):
         first, second = run(seed, trace=True), run(seed, trace=True)
         assert len(first.trace) > 20
@@ -129,7 +131,7 @@ def test_a_seed_is_one_run() -> None:
     assert run(2, trace=True).digest != run(3, trace=True).digest
 
 
-def test_a_seed_is_one_run_in_every_process() -> None:
+def test_seed_gives_the_same_run_in_every_process() -> None:
     code = "from tests.sim.runner import run; print([run(s, trace=True).digest for s in range(20)])"
     salt = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than ours
     other = subprocess.run(
@@ -144,7 +146,7 @@ def test_a_seed_is_one_run_in_every_process() -> None:
     assert other.stdout == f"{[run(seed, trace=True).digest for seed in range(20)]}\n"
 
 
-def test_ddmin_leaves_what_matters() -> None:
+def test_ddmin_keeps_only_the_faults_that_matter() -> None:
     faults = [Fault("cut", float(i)) for i in range(12)]
     needed = {3.0, 8.0}
     tried = []
@@ -158,7 +160,7 @@ def test_ddmin_leaves_what_matters() -> None:
     assert ddmin(faults, lambda some: True) == []
 
 
-def test_a_failure_is_made_small_and_shows_what_happened() -> None:
+def test_failure_is_shrunk_and_shows_its_events() -> None:
     mutant = MUTANTS["immediate-restart"]
     failure = run(mutant.seed, twist=mutant.twist)
     small = shrink(failure)
@@ -171,7 +173,7 @@ def test_a_failure_is_made_small_and_shows_what_happened() -> None:
     assert "Knobs(" in shown and "Fault(kind='crash'" in shown and "granted" in shown
 
 
-def test_the_command_replays_a_seed_and_shrinks_a_failure(
+def test_simulator_command_replays_a_seed_and_shrinks_a_failure(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     from tests.sim import campaign

@@ -13,18 +13,18 @@ from tests.sim import fence_mutants
 from tests.sim.fencing import Overtaken, lied_to, run
 
 
-def test_no_token_is_overtaken_in_any_order_of_events() -> None:
+def test_fencing_tokens_are_never_overtaken_in_any_order_of_events() -> None:
     grants = [run(seed) for seed in range(1000)]
     assert sum(grants) > 1500
     assert max(grants) >= 6
 
 
-def test_a_node_that_lies_upwards_neither_overtakes_nor_poisons() -> None:
+def test_fencing_survives_a_node_that_lies_upwards() -> None:
     grants = [lied_to(seed) for seed in range(500)]
     assert sum(grants) > 500, sum(grants)
 
 
-def test_a_bound_by_the_last_token_and_not_by_the_clock_is_found() -> None:
+def test_fencing_bound_by_the_last_token_instead_of_the_clock_is_found() -> None:
     acquire = quorum.acquire
 
     def by_token(claim: Any, now: float, patience: float, proposal: Any, _wall: Any) -> Any:
@@ -45,7 +45,7 @@ def test_a_bound_by_the_last_token_and_not_by_the_clock_is_found() -> None:
         (fence_mutants.told_anywhere, 3400),  # rare: from seed 0 on it takes 3,482
     ],
 )
-def test_a_planted_bug_is_found(bug: fence_mutants.Bug, first: int) -> None:
+def test_planted_bug_in_fencing_is_found(bug: fence_mutants.Bug, first: int) -> None:
     with ExitStack() as stack, pytest.raises(Overtaken):
         for target, name, value in bug():
             stack.enter_context(mock.patch.object(target, name, value))

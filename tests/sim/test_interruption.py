@@ -88,11 +88,11 @@ def revived(kind: type[RedisNode]) -> list[int]:
     return wrong
 
 
-def test_an_answer_that_was_read_behind_the_deadline_revives_nothing() -> None:
+def test_answer_read_behind_the_deadline_revives_nothing() -> None:
     assert revived(RedisNode) == []
 
 
-def test_a_clock_that_is_read_before_the_answer_is_seen() -> None:
+def test_planted_clock_read_before_the_answer_is_found() -> None:
     """As it was once: the time was taken, and then the answer read."""
 
     class ClockFirst(RedisNode):

@@ -22,7 +22,7 @@ def broken(seed: int) -> list[tuple[float, float]]:
     return [*crowded(*run(seed, 1 + seed % 3))]
 
 
-def test_no_window_has_more_starts_than_the_rate_says() -> None:
+def test_rate_holds_in_every_window_of_simulated_worlds() -> None:
     assert [(seed, found) for seed in SEEDS if (found := broken(seed))] == []
 
 
@@ -33,13 +33,13 @@ def stepped(seed: int, steps: int, part: float) -> list[tuple[float, float]]:
     return [*crowded(*run(seed, 1 + seed % 3, faults))]
 
 
-def test_a_clock_of_a_node_may_step_within_the_drift_and_no_further() -> None:
+def test_rate_survives_clock_steps_within_the_drift_and_no_larger() -> None:
     """As with any lease (docs/guarantees.md); a worker's wall clock decides nothing."""
     assert not any(stepped(seed, 1, 0.009) for seed in range(60))
     assert any(stepped(seed, 100, 1.5) for seed in range(60))
 
 
-def test_the_worlds_start_bodies_at_all() -> None:
+def test_simulated_worlds_of_rates_start_bodies() -> None:
     started = [len(run(seed, 2)[1]) for seed in range(20)]
     assert sum(started) > 50
 
@@ -66,6 +66,6 @@ def _never_late(claim: Claim, now: float, patience: float, rate: Rate) -> Any:
 
 
 @pytest.mark.parametrize("bug", [_counted_from_the_answer, _given_back, _never_late])
-def test_a_planted_bug_is_found(bug: Any) -> None:
+def test_planted_bug_in_rates_is_found(bug: Any) -> None:
     with mock.patch.object(quorum, "start", bug):
         assert any(map(broken, SEEDS))

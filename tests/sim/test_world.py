@@ -68,7 +68,7 @@ def watched(knobs: Knobs, faults: Sequence[Fault] = (), seed: int = 1) -> tuple[
 LONELY = Knobs(processes=1, rounds=1, think=0.0, hold=0.3, extension=False)
 
 
-def test_a_connection_delivers_in_order_however_late_its_messages_are() -> None:
+def test_simulated_connection_delivers_in_order() -> None:
     knobs = Knobs(processes=3, workers=2, rounds=6, tail=0.5, delay=0.01, ttl=0.5)
     faults = [
         Fault("freeze", 0.2, 0.4, nodes=(0,)),
@@ -86,7 +86,7 @@ def test_a_connection_delivers_in_order_however_late_its_messages_are() -> None:
             assert sent == read
 
 
-def test_connections_overtake_each_other() -> None:
+def test_simulated_connections_overtake_each_other() -> None:
     world, journal = watched(Knobs(processes=1, rounds=9, tail=0.3))
     world.run()
     orders = {
@@ -97,7 +97,7 @@ def test_connections_overtake_each_other() -> None:
 
 
 @pytest.mark.parametrize("way", ["requests", "replies", "both"])
-def test_a_cut_delays_and_does_not_lose(way: str) -> None:
+def test_simulated_cut_delays_and_does_not_lose(way: str) -> None:
     world, journal = watched(LONELY, [Fault("cut", 0.0, 5.0, (0,), (0,), way)])
     world.run()
     late = [(at, r.verb) for at, _p, node, r in journal.read if node == 0]
@@ -108,7 +108,7 @@ def test_a_cut_delays_and_does_not_lose(way: str) -> None:
     assert journal.grants[0][0] < 0.1  # two of three are a quorum
 
 
-def test_a_cut_takes_nobody_else() -> None:
+def test_simulated_cut_affects_only_its_connection() -> None:
     knobs = Knobs(processes=2, rounds=1, think=0.0, hold=0.0)
     world, journal = watched(knobs, [Fault("cut", 0.0, 5.0, (0,), (0,))])
     world.run()
@@ -116,7 +116,7 @@ def test_a_cut_takes_nobody_else() -> None:
     assert min(at for at, process, node, _r in journal.read if (process, node) == (1, 0)) < 1.0
 
 
-def test_a_frozen_node_answers_everything_on_waking() -> None:
+def test_simulated_frozen_node_answers_everything_on_waking() -> None:
     world, journal = watched(LONELY, [Fault("freeze", 0.0, 2.0, nodes=(1,))])
     world.run()
     at_node_1 = [(at, r.verb) for at, _p, node, r in journal.read if node == 1]
@@ -124,7 +124,7 @@ def test_a_frozen_node_answers_everything_on_waking() -> None:
     assert all(at >= 2.0 for at, _verb in at_node_1)
 
 
-def test_a_paused_process_finds_its_answers_on_waking_and_is_late_for_its_lease() -> None:
+def test_simulated_paused_process_reads_its_answers_too_late_for_its_lease() -> None:
     pause = Fault("pause", 0.0001, 3.0, processes=(0,))
     world, journal = watched(LONELY, [pause])
     world.run()
@@ -134,7 +134,7 @@ def test_a_paused_process_finds_its_answers_on_waking_and_is_late_for_its_lease(
     assert journal.grants[0][0] > 3.0
 
 
-def test_the_contents_of_a_dead_nodes_connections_are_lost() -> None:
+def test_simulated_dead_node_loses_the_contents_of_its_connections() -> None:
     # It crashes while the requests are on their way to it.
     world, journal = watched(LONELY, [Fault("crash", 0.0005, 1.2, nodes=(2,))])
     world.run(until=0.5)
@@ -145,7 +145,7 @@ def test_the_contents_of_a_dead_nodes_connections_are_lost() -> None:
 
 
 @pytest.mark.parametrize(("kind", "remembers"), [("crash", False), ("restart", True)])
-def test_a_crash_forgets_and_a_restart_does_not(kind: str, remembers: bool) -> None:
+def test_simulated_crash_forgets_and_a_restart_does_not(kind: str, remembers: bool) -> None:
     knobs = Knobs(processes=1, rounds=1, think=0.0, hold=50.0, ttl=30.0)
     death = Fault("death", 0.5, processes=(0,))  # nobody writes it again
     world, _journal = watched(knobs, [death, Fault(kind, 1.0, 0.5, nodes=(0,))])
@@ -154,7 +154,7 @@ def test_a_crash_forgets_and_a_restart_does_not(kind: str, remembers: bool) -> N
     assert bool(world.servers[0].node.held) is remembers
 
 
-def test_a_reset_breaks_a_connection_and_another_is_made() -> None:
+def test_simulated_reset_breaks_a_connection_and_another_is_made() -> None:
     knobs = Knobs(processes=1, rounds=1, think=0.0, hold=2.0)
     world, _journal = watched(knobs, [Fault("reset", 0.5, 0.0, (0, 1), (0,))])
     world.run()
@@ -164,7 +164,7 @@ def test_a_reset_breaks_a_connection_and_another_is_made() -> None:
     assert all(link.channel.up for link in links)
 
 
-def test_the_dead_do_nothing_more() -> None:
+def test_simulated_dead_process_does_nothing_more() -> None:
     knobs = Knobs(processes=1, rounds=5, hold=1.0)
     world, journal = watched(knobs, [Fault("death", 0.3, processes=(0,))])
     world.run()
@@ -173,7 +173,7 @@ def test_the_dead_do_nothing_more() -> None:
     assert world.now < 1.5
 
 
-def test_a_clock_that_runs_fast_ends_a_key_early() -> None:
+def test_simulated_fast_clock_ends_a_key_early() -> None:
     for rate, left in ((1.0, True), (1.005, False)):
         knobs = Knobs(nodes=1, processes=1, think=0.0, hold=99.0, ttl=10.0, node_rates=(rate,))
         world, _journal = watched(knobs, [Fault("death", 0.1, processes=(0,))])
@@ -182,7 +182,7 @@ def test_a_clock_that_runs_fast_ends_a_key_early() -> None:
         assert (server.node.token("r0", server.clock(9.97)) is not None) is left
 
 
-def test_randomness_is_a_pure_function() -> None:
+def test_simulated_randomness_is_a_pure_function() -> None:
     assert chance(key_of(1, "net", 0, 1, 1), 5) == chance(key_of(1, "net", 0, 1, 1), 5)
     drawn = [chance(key_of(7, "x"), count) for count in range(10_000)]
     assert all(0.0 <= value < 1.0 for value in drawn)
@@ -192,7 +192,7 @@ def test_randomness_is_a_pure_function() -> None:
     assert chance(key_of(7, "y"), 3) != drawn[3]
 
 
-def test_to_leave_out_a_fault_does_not_move_the_messages_of_other_connections() -> None:
+def test_simulated_world_without_a_fault_keeps_the_times_of_other_messages() -> None:
     knobs = Knobs(processes=2, rounds=1, think=0.1, hold=0.0, tail=0.3)
     whole, some = (watched(knobs, faults) for faults in ([Fault("cut", 0.0, 9.0, (0,), (0,))], []))
     for world, _journal in (whole, some):
@@ -205,7 +205,7 @@ def test_to_leave_out_a_fault_does_not_move_the_messages_of_other_connections() 
     assert firsts[0]
 
 
-def test_the_swarm_keeps_the_premises() -> None:
+def test_drawn_worlds_keep_the_premises() -> None:
     kinds = set()
     for seed in range(500):
         knobs, faults = draw(seed)
@@ -221,7 +221,7 @@ def test_the_swarm_keeps_the_premises() -> None:
 # -- The auditor is not asleep --------------------------------------------------------------------
 
 
-def test_the_auditor_sees_two_holders() -> None:
+def test_auditor_finds_two_holders() -> None:
     auditor = Auditor()
     world = World(1, Knobs(nodes=1, processes=2), (), auditor)
     auditor.start(world)
@@ -234,7 +234,7 @@ def test_the_auditor_sees_two_holders() -> None:
         auditor._alone(claim)
 
 
-def test_the_auditor_sees_a_key_that_stays() -> None:
+def test_auditor_finds_a_key_that_stays() -> None:
     world, _journal = watched(LONELY)
     world.run()
     world.servers[1].node.occupy("r0")
@@ -242,13 +242,13 @@ def test_the_auditor_sees_a_key_that_stays() -> None:
         conclude(world)
 
 
-def test_the_auditor_sees_a_worker_that_never_ends() -> None:
+def test_auditor_finds_a_worker_that_never_ends() -> None:
     world, _journal = watched(LONELY)
     with pytest.raises(Violation, match="I8"):
         conclude(world)
 
 
-def test_a_fresh_client_must_win() -> None:
+def test_auditor_finds_that_a_fresh_client_cannot_lock() -> None:
     world, _journal = watched(LONELY)
     world.run()
     for server in world.servers[:2]:
@@ -260,13 +260,13 @@ def test_a_fresh_client_must_win() -> None:
 # -- The fakes ------------------------------------------------------------------------------------
 
 
-def test_a_fake_clock_moves_when_told() -> None:
+def test_fake_clock_moves_only_by_advance() -> None:
     clock = FakeClock(5.0)
     assert clock() == clock() == 5.0
     assert clock.advance(1.5) == clock() == 6.5
 
 
-def test_a_fake_node_expires_at_its_time() -> None:
+def test_fake_node_expires_a_key_at_its_time() -> None:
     node, claim = FakeNode(), Claim("r", "t", 1.0, 1)
     assert node.execute(Verb.ACQUIRE, [claim], 10.0) is None
     assert node.token("r", 10.999) == "t"

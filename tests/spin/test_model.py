@@ -52,7 +52,7 @@ def defines() -> dict[str, str]:
     return {name: value.strip() for name, value in lines}
 
 
-def test_the_models_numbers_are_those_of_the_code() -> None:
+def test_numbers_of_the_spin_model_are_those_of_the_code() -> None:
     model = defines()
     nodes, ttl, allowance = int(model["N"]), int(model["TTL"]), int(model["DRIFT"])
     assert int(model["QUORUM"]) == quorum_of(nodes)
@@ -99,7 +99,7 @@ def verify(where: Path, *options: str, made: Sequence[str] = LARGE, depth: int =
     ],
     ids=["no crash", "a crash", "another role", "another server", "readers"],
 )
-def test_no_state_breaks_a_promise(
+def test_spin_model_has_no_state_that_breaks_a_promise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], least: int
 ) -> None:
     said = verify(tmp_path, *options, made=() if options == ["-DTTL=2"] else LARGE)
@@ -122,7 +122,7 @@ def broken(what: str) -> Any:
 
 @pytest.mark.usefixtures("tools")
 @pytest.mark.parametrize("what", [broken(what) for what in BROKEN])
-def test_without_a_rule_or_a_premise_there_is_a_counterexample(tmp_path: Path, what: str) -> None:
+def test_spin_model_without_a_rule_has_a_counterexample(tmp_path: Path, what: str) -> None:
     options, assertion = BROKEN[what]
     depth = 100 if "-DREVIVE" in options else 1_000_000  # else it takes minutes
     said = verify(tmp_path, *options, made=() if what in OFTEN else LARGE, depth=depth)
