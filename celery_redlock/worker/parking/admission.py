@@ -66,9 +66,9 @@ class Parked:
     shared: bool
     since: float
     until: float
-    latest: float
     rank: tuple[float, float, int]
     size: int = 0
+    latest: float = math.inf
     deadline: float | None = None
     dated: float = -math.inf
 
@@ -153,7 +153,7 @@ class AdmissionQueue:
             known = self._known.setdefault(resources, _Known())
             rank = (urgency, since, next(self._numbers))
             parked = Parked(
-                request, resources, limit, shared, since, until, latest, rank, size, deadline
+                request, resources, limit, shared, since, until, rank, size, latest, deadline
             )
             is_first = not known.parked and _has_room(
                 parked, [*known.running.values()], self._limit_now(resources, limit)
@@ -184,7 +184,7 @@ class AdmissionQueue:
             if len(self._parked) >= self.most:
                 return False
             rank = (0.0, since, next(self._numbers))
-            parked = Parked(request, resources, 1, False, since, until, until, rank, size)
+            parked = Parked(request, resources, 1, False, since, until, rank, size)
             self._paused[parked] = None
             self._keep(parked)
             return True
