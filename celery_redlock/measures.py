@@ -32,13 +32,13 @@ COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
 }
 """The description and the labels of each counter."""
 HISTOGRAMS = {
-    "acquire": ("From the first call for a lock until it was granted", "task"),
+    "acquire_duration": ("From the first call for a lock until it was granted", "task"),
     "hold": ("How long a lock was held", "task"),
     "node_rtt": ("From a request to a node's answer, while it was waited for", "node"),
 }
 """The description and the label of each histogram; all are in seconds."""
 BUCKETS: dict[str, tuple[float, ...]] = {
-    "acquire": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    "acquire_duration": (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
                 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0),
     "hold": (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0),
     "node_rtt": (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0),
@@ -143,7 +143,7 @@ class Measures(Listener, ABC):
         task = _name(sender, lease)
         self._begin_at_zero(task, OF_A_TASK)
         self._count("acquire", task, "acquired")
-        self._observe("acquire", waited, task)
+        self._observe("acquire_duration", waited, task)
 
     def _begin_at_zero(self, label: str, counters: Mapping[str, Iterable[str]]) -> None:
         if label in self._known:

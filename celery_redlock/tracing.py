@@ -28,6 +28,7 @@ except ImportError as error:
         'celery_redlock.tracing needs OpenTelemetry: pip install "celery-redlock[otel]"'
     ) from error
 
+from . import __version__
 from .events import Ask, Listener, subscribe, unsubscribe
 from .measures import BUCKETS, COUNTERS, HISTOGRAMS, Measures
 from .messages.signals import MAX_LEASES, in_all, is_tick, task_of
@@ -35,7 +36,7 @@ from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.lease import Lease
 from .protocol.texts import printable
 
-__all__ = ["instrument", "uninstrument"]
+__all__ = ["RedlockInstrumentor", "instrument", "uninstrument"]
 
 ACQUIRE, LOST = "redlock acquire", "redlock lost"
 ATTRIBUTE = "celery_redlock."
@@ -57,10 +58,10 @@ def instrument(
     """
     global _tracing, _measures
     uninstrument()
-    tracer = trace.get_tracer("celery_redlock", tracer_provider=tracer_provider)
-    _tracing = _Tracing(tracer, with_resource)
+    scope = ("celery_redlock", __version__)
+    _tracing = _Tracing(trace.get_tracer(*scope, tracer_provider=tracer_provider), with_resource)
     subscribe(_tracing)
-    _measures = _Measures(metrics.get_meter("celery_redlock", meter_provider=meter_provider))
+    _measures = _Measures(metrics.get_meter(*scope, meter_provider=meter_provider))
 
 
 def uninstrument() -> None:
@@ -70,6 +71,27 @@ def uninstrument() -> None:
         unsubscribe(_tracing)
         _measures.close()
         _tracing = _measures = None
+
+
+class RedlockInstrumentor:
+    """The entry point for `opentelemetry-instrument`, with the methods of its `BaseInstrumentor`.
+
+    It is not a subclass, so that the extra `otel` needs the API of OpenTelemetry alone.
+    """
+
+    def instrument(
+        self,
+        *,
+        tracer_provider: trace.TracerProvider | None = None,
+        meter_provider: metrics.MeterProvider | None = None,
+        **_of_others: Any,
+    ) -> None:
+        """Call `instrument`; arguments for other instrumentors are ignored."""
+        instrument(tracer_provider, meter_provider=meter_provider)
+
+    def uninstrument(self, **_of_others: Any) -> None:
+        """Call `uninstrument`."""
+        uninstrument()
 
 
 class _Tracing(Listener):
@@ -152,7 +174,7 @@ class _Measures(Measures):
     def _histogram(meter: metrics.Meter, name: str, about: str) -> metrics.Histogram:
         # OpenTelemetry's default bounds are made for milliseconds.
         return meter.create_histogram(
-            *(f"{ATTRIBUTE}{name}.seconds", "s", about),
+            *(ATTRIBUTE + name, "s", about),
             explicit_bucket_boundaries_advisory=BUCKETS[name],
         )
 

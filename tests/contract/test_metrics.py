@@ -53,7 +53,7 @@ def test_metrics_count_a_lock_that_is_granted_and_released(
 ) -> None:
     with lock().lock("r", owner=CHARGE) as lease:
         assert value("acquire_total", task="shop.charge", outcome="acquired") == 1
-        assert value("acquire_seconds_count", task="shop.charge") == 1
+        assert value("acquire_duration_seconds_count", task="shop.charge") == 1
         assert value("hold_seconds_count", task="shop.charge") == 0
         wait_until(lambda: lease.remaining() < 29.99, LONG, "some time has passed")
     assert value("hold_seconds_count", task="shop.charge") == 1
@@ -69,7 +69,7 @@ def test_metrics_count_a_lock_that_another_holds(lock: Locks, value: Callable[..
     # A call, however many attempts it has made; and no time until it was granted, for it was not.
     assert value("acquire_total", task="", outcome="held") == 1
     assert value("acquire_total", task="", outcome="acquired") == 1
-    assert value("acquire_seconds_count", task="") == 1
+    assert value("acquire_duration_seconds_count", task="") == 1
 
 
 def test_metrics_count_a_missing_quorum_and_its_node_errors(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import re
 import sys
 import tarfile
 import zipfile
@@ -60,6 +62,20 @@ def test_wheel_metadata_names_versions_requirements_and_licence(
     needed = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
     words = {line.split("<")[0].split(">")[0] for line in needed}
     assert words == {"celery", "kombu", "packaging", "redis", "tenacity"}
+
+
+def test_each_entry_point_names_what_is_there(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as opened:
+        (name,) = (name for name in opened.namelist() if name.endswith("/entry_points.txt"))
+        declared = opened.read(name).decode()
+    points = re.findall(r"^(\w[\w-]*) = ([\w.]+):(\w+)$", declared, re.M)
+    modules = re.findall(r"^(\w[\w-]*) = ([\w.]+)$", declared, re.M)
+    assert "[opentelemetry_instrumentor]" in declared
+    assert len(points) + len(modules) == declared.count("=") == 4
+    for _name, module, attribute in points:
+        assert getattr(importlib.import_module(module), attribute)
+    for _name, module in modules:
+        importlib.import_module(module)
 
 
 def test_sdist_is_complete_and_holds_nothing_generated(dist: Path) -> None:

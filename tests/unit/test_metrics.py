@@ -66,7 +66,10 @@ def test_closed_metrics_count_no_more(registry: CollectorRegistry) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"buckets": {"wait": (1.0,)}}, "no histogram 'wait'; there are acquire, hold, node_rtt"),
+        (
+            {"buckets": {"wait": (1.0,)}},
+            "no histogram 'wait'; there are acquire_duration, hold, node_rtt",
+        ),
         ({"buckets": {"hold": (2.0, 1.0)}}, r"buckets\['hold'\] must be rising"),
         ({"buckets": {"hold": ()}}, r"buckets\['hold'\] must be rising"),
         ({"buckets": {"hold": ("1",)}}, r"buckets\['hold'\] must be rising"),
@@ -104,7 +107,15 @@ def test_metrics_may_have_other_buckets(registry: CollectorRegistry) -> None:
     assert value(registry, "hold_seconds_bucket", task="", le="7.0") == 1
     assert value(registry, "hold_seconds_bucket", task="", le="1.0") == 0
     signals.lock_acquired.send(sender=None, lease=lease(), waited=0.004)
-    assert value(registry, "acquire_seconds_bucket", task="", le=str(BUCKETS["acquire"][2])) == 1
+    assert (
+        value(
+            registry,
+            "acquire_duration_seconds_bucket",
+            task="",
+            le=str(BUCKETS["acquire_duration"][2]),
+        )
+        == 1
+    )
 
 
 def test_labels_of_metrics_are_task_names_and_never_keys_or_ids(

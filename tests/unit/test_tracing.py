@@ -13,17 +13,18 @@ from celery.signals import task_postrun, task_prerun
 from opentelemetry import trace
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, Metric
 
-from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
+from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, __version__, events
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.metrics import install
 from celery_redlock.protocol.values import Owner
-from celery_redlock.tracing import instrument, uninstrument
+from celery_redlock.tracing import RedlockInstrumentor, instrument, uninstrument
 from tests.support.delivering import deliver, rob
 from tests.support.fake_lock import FakeRedlock
 from tests.support.schedules import due, entries
@@ -241,6 +242,38 @@ def test_opentelemetry_metrics_equal_the_prometheus_metrics(redlock: FakeRedlock
         uninstrument()
         provider.shutdown()
         ours.close()
+
+
+def test_a_unit_is_metadata_and_the_scope_has_the_version_of_the_package(
+    redlock: FakeRedlock, traces: Traces
+) -> None:
+    reader = InMemoryMetricReader()
+    instrument(traces.provider, meter_provider=MeterProvider([reader], shutdown_on_exit=False))
+    with redlock.lock("r"):
+        pass
+    data = reader.get_metrics_data()
+    assert data is not None
+    (scope,) = data.resource_metrics[0].scope_metrics
+    units = {metric.name: metric.unit for metric in scope.metrics}
+    assert {name for name, unit in units.items() if unit == "s"} == {
+        *("celery_redlock.acquire_duration", "celery_redlock.hold")
+    }
+    assert not [name for name in units if "seconds" in name]
+    span = traces.one().instrumentation_scope
+    assert span is not None
+    assert scope.scope.version == span.version == __version__
+
+
+def test_instrumentor_is_called_as_opentelemetry_calls_its_entry_points(
+    redlock: FakeRedlock,
+) -> None:
+    traces = Traces()
+    RedlockInstrumentor().instrument(skip_dep_check=True, tracer_provider=traces.provider)
+    with redlock.lock("r"):
+        pass
+    RedlockInstrumentor().uninstrument()
+    assert traces.one() and not events.heard()
+    traces.provider.shutdown()
 
 
 def test_tracing_without_opentelemetry_says_what_to_install() -> None:
