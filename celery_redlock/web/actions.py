@@ -26,7 +26,7 @@ from .views import Ask
 
 __all__ = ["login", "logout", "pauses", "release", "to_login"]
 
-Said = tuple[dict[str, Any], int]
+PageData = tuple[dict[str, Any], int]
 """The data for a page, and its HTTP status."""
 
 logger = logging.getLogger("celery_redlock.web")
@@ -45,7 +45,7 @@ def to_login(ask: Ask) -> Response:
     return redirect(ask.urls.build("login", {"next": back}), 303)
 
 
-def login(ask: Ask) -> Said | Response:
+def login(ask: Ask) -> PageData | Response:
     """Ask for the operator's token, and begin a session of an hour."""
     if not ask.door.can_free:
         raise Forbidden(READ_ONLY)
@@ -53,32 +53,32 @@ def login(ask: Ask) -> Said | Response:
     after = request.values.get("next", "")
     if request.method != "POST":
         if ask.door.session(request):
-            return redirect(_ours(ask, after), 303)
+            return redirect(_return_address(ask, after), 303)
         return {"next": after, "wrong": False}, 200
-    if not ask.door.from_us(request):
+    if not ask.door.is_same_site(request):
         raise Forbidden("This form was sent by another site.")
-    if not ask.door.knows(request, request.form.get("token", ""), "form"):
+    if not ask.door.accepts_token(request, request.form.get("token", ""), "form"):
         logger.warning(
             "the web dashboard was given a wrong token, from %s",
             request.remote_addr,
             extra=event("dashboard_token_wrong"),
         )
         return {"next": after, "wrong": True}, 403
-    response = redirect(_ours(ask, after), 303)
-    ask.door.let_in(request, response)
+    response = redirect(_return_address(ask, after), 303)
+    ask.door.begin_session(request, response)
     return response
 
 
 def logout(ask: Ask) -> Response:
     """End the session."""
-    if not ask.door.proven(ask.request):
+    if not ask.door.has_proof(ask.request):
         raise Forbidden(NOT_PROVEN)
     response = redirect(ask.urls.build("locks"), 303)
-    ask.door.let_out(ask.request, response)
+    ask.door.end_session(ask.request, response)
     return response
 
 
-def _ours(ask: Ask, path: str) -> str:
+def _return_address(ask: Ask, path: str) -> str:
     """Return the address to go to after signing in: a page of this site, or else the first page."""
     first = ask.urls.build("locks")
     try:
@@ -88,7 +88,7 @@ def _ours(ask: Ask, path: str) -> str:
     return first + path if path.isascii() and path.isprintable() else first
 
 
-def _not_yet(ask: Ask, ended: str) -> Response | None:
+def _login_first(ask: Ask, ended: str) -> Response | None:
     """Return a redirect if the user must sign in first; None if the user may change things.
 
     Raises:
@@ -102,14 +102,14 @@ def _not_yet(ask: Ask, ended: str) -> Response | None:
         if changes:
             raise Forbidden(f"Your session has ended. Sign in, and {ended}.")
         return to_login(ask)
-    if changes and not ask.door.proven(ask.request):
+    if changes and not ask.door.has_proof(ask.request):
         raise Forbidden(NOT_PROVEN)
     return None
 
 
-def pauses(ask: Ask) -> Said | Response:
+def pauses(ask: Ask) -> PageData | Response:
     """Show the paused keys; pause some, or resume them."""
-    if (first := _not_yet(ask, "check again what is paused")) is not None:
+    if (first := _login_first(ask, "check again what is paused")) is not None:
         return first
     request, redlock, said, code = ask.request, ask.sources.redlock, "", 200
     pattern = request.form.get("pattern", "").removeprefix(redlock.prefix)
@@ -146,9 +146,9 @@ def _pause_or_resume(ask: Ask, redlock: Redlock, pattern: str) -> str:
     return f"{pause}. Every worker knows within 2 seconds."
 
 
-def release(ask: Ask) -> Said | Response:
+def release(ask: Ask) -> PageData | Response:
     """Show the holder and ask; then free the lock, if its holder is still the same."""
-    if (first := _not_yet(ask, "check again who holds the lock")) is not None:
+    if (first := _login_first(ask, "check again who holds the lock")) is not None:
         return first
     request = ask.request
     confirmed = request.method == "POST"
@@ -161,17 +161,17 @@ def release(ask: Ask) -> Said | Response:
     try:
         found = ask.sources.one(ask.resource)
     except QuorumUnavailable as error:
-        return _told(ask, "unknown", 503, said=serializers.failure(error))
+        return _outcome(ask, "unknown", 503, said=serializers.failure(error))
     of_kind = (it for it in found.entries if it.kind == kind)
     shown = (it for it in of_kind if (it.digest == digest if it.shared else it.slot == slot))
     entry = next(shown, None)
     if entry is None:
-        return _told(ask, "gone", 409 if confirmed else 200)
+        return _outcome(ask, "gone", 409 if confirmed else 200)
     row = serializers.entry(entry, found.looks)
     if entry.digest != digest:
-        return _told(ask, "changed", 409 if confirmed else 200, row=row)
+        return _outcome(ask, "changed", 409 if confirmed else 200, row=row)
     if not confirmed:
-        return _told(ask, "asked", row=row)
+        return _outcome(ask, "asked", row=row)
     user, key = ask.door.name_of(request), printable(entry.key)  # if this raises, nothing is freed
     try:
         freed = force_release(ask.sources.redlock, entry, RELEASE_TIMEOUT_S)
@@ -183,20 +183,20 @@ def release(ask: Ask) -> Said | Response:
             serializers.failure(error),
             extra=event("not_released"),
         )
-        return _told(ask, "unknown", 503, said=serializers.failure(error))
+        return _outcome(ask, "unknown", 503, said=serializers.failure(error))
     if freed.outcome != "freed":
         why = "it was gone already" if freed.outcome == "gone" else "another has it now"
         logger.info("%s was not freed for %s: %s", key, user, why, extra=event("not_released"))
-        return _told(ask, freed.outcome, 409)
+        return _outcome(ask, freed.outcome, 409)
     holder = printable(who(entry)) or "another program"
     logger.warning(
         "%s was freed on %d of %d nodes by %s in the web dashboard; %s had it (token %s)",
         *(key, freed.nodes, entry.total, user, holder, entry.digest),
         extra=event("released_by_operator"),
     )
-    return _told(ask, "done", on=freed.nodes, silent=list(freed.silent), taken=freed.taken)
+    return _outcome(ask, "done", on=freed.nodes, silent=list(freed.silent), taken=freed.taken)
 
 
-def _told(ask: Ask, what: str, status: int = 200, *, said: str = "", **more: Any) -> Said:
+def _outcome(ask: Ask, what: str, status: int = 200, *, said: str = "", **more: Any) -> PageData:
     facts = {"resource": ask.resource, "what": what, "row": None, "said": printable(said)}
     return {**facts, **more}, status

@@ -109,7 +109,7 @@ class Door:
         """True if there is a token, so that its owner may free a lock."""
         return self._token is not None
 
-    def knows(self, request: Request, token: str, way: str) -> bool:
+    def accepts_token(self, request: Request, token: str, way: str) -> bool:
         """Return True if this is the operator's token.
 
         Args:
@@ -159,22 +159,22 @@ class Door:
         if not self.private or self.session(request):
             return True
         scheme, _, token = request.headers.get("Authorization", "").partition(" ")
-        return scheme.lower() == "bearer" and self.knows(request, token.strip(), "bearer")
+        return scheme.lower() == "bearer" and self.accepts_token(request, token.strip(), "bearer")
 
     def proof(self, session: str) -> str:
         """Return the proof that a form of this session carries."""
         return self._mac("form", session)
 
-    def proven(self, request: Request) -> bool:
+    def has_proof(self, request: Request) -> bool:
         """Return True if a form was sent from a page that this server showed to its session."""
         session = self.session(request)
         return (
             session is not None
-            and self.from_us(request)
+            and self.is_same_site(request)
             and _same(request.form.get("proof", ""), self.proof(session))
         )
 
-    def from_us(self, request: Request) -> bool:
+    def is_same_site(self, request: Request) -> bool:
         """Return True unless the browser reports that another site sent the request."""
         if request.headers.get("Sec-Fetch-Site", "same-origin") not in ("same-origin", "none"):
             return False
@@ -184,12 +184,12 @@ class Door:
         except ValueError:  # no browser sends such an Origin
             return False
 
-    def let_in(self, request: Request, response: Response) -> None:
+    def begin_session(self, request: Request, response: Response) -> None:
         """Begin a session."""
         name = f"{int(time.time()) + SESSION_S}.{secrets.token_urlsafe(16)}"
         self._set_cookie(request, response, f"{name}.{self._mac('session', name)}", SESSION_S)
 
-    def let_out(self, request: Request, response: Response) -> None:
+    def end_session(self, request: Request, response: Response) -> None:
         """End the session: in this browser, and for every copy of its cookie."""
         cookie = self.session(request)
         if cookie is not None:

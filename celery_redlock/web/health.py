@@ -27,7 +27,7 @@ __all__ = ["NOT_CHECKED", "Health", "examine"]
 
 NOT_CHECKED = ("rights", "writes", "clock")
 """The doctor's checks that need more than INFO."""
-SAID_ELSEWHERE = ("quorum",)
+SHOWN_ELSEWHERE = ("quorum",)
 """The checks whose result is already at the top of each page."""
 MAX_VERSION_CHARS = 32
 """Characters of a server's version, which is untrusted text."""
@@ -69,7 +69,7 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
     found = [
         one
         for one in examine_nodes(probes, redlock.prefix, ttls, guard)
-        if one.check not in (*NOT_CHECKED, *SAID_ELSEWHERE)
+        if one.check not in (*NOT_CHECKED, *SHOWN_ELSEWHERE)
     ]
     told = [probe.told.facts if probe.look.reachable else None for probe in probes]
     votes_in = votes_left(told, [probe.address for probe in probes], ttls, guard)
@@ -77,7 +77,7 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         tuple(probe.look for probe in probes),
         [_node(probe, left, found) for probe, left in zip(probes, votes_in, strict=True)],
         _no_quorum(probes, votes_in),
-        [_said(one) for one in merged(found)],
+        [_finding_data(one) for one in merged(found)],
     )
 
 
@@ -120,7 +120,7 @@ def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dic
         "uptime": uptime if answers else None,
         "votes_in": votes_in,
         "findings": [
-            _said(one)
+            _finding_data(one)
             for one in found
             if probe.name in one.where.replace(" and ", ", ").split(", ")
         ],
@@ -139,7 +139,7 @@ def _version(probe: Probe) -> str | None:
     return None
 
 
-def _said(finding: Finding) -> dict[str, Any]:
+def _finding_data(finding: Finding) -> dict[str, Any]:
     """Return a finding as plain data, printable: its text may quote a node."""
     data = asdict(finding)
     return {name: printable(data[name]) for name in ("level", "check", "where", "what", "fix")}

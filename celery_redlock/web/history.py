@@ -24,7 +24,7 @@ MAX_CHANGES = 50
 """Changes kept of one lock, of one node, and of the spans without a survey: a page full."""
 MAX_LOCKS = 2_000
 """Locks whose changes are kept: at most 100 000 changes in memory, some tens of MB."""
-UNTOLD = ("line", "fence", "mark")
+WITHOUT_HOLDER = ("line", "fence", "mark")
 """Kinds of entries that are left out: their coming and going has nothing to do with a holder."""
 UNWATCHED_S = 60.0
 """Seconds between two surveys from which the time between them is called unwatched."""
@@ -79,7 +79,7 @@ class History:
         self._nodes: dict[str, deque[Change]] = {}
         self._up: dict[str, bool] = {}
         self._blind: deque[Change] = deque(maxlen=MAX_CHANGES)
-        self._dark = ""
+        self._failure = ""
         self.since = 0.0
         """Time of the first survey, in seconds since 1970; 0.0 before it."""
         self.at = 0.0
@@ -98,28 +98,28 @@ class History:
         with self._lock:
             return {name: list(changes)[::-1] for name, changes in self._nodes.items()}
 
-    def blind(self, why: str) -> None:
+    def record_failure(self, why: str) -> None:
         """Record a survey that showed no locks, because too few nodes answered."""
         with self._lock:
-            self._dark = self._dark or why
+            self._failure = self._failure or why
 
-    def note(self, survey: Survey) -> None:
+    def record(self, survey: Survey) -> None:
         """Record a survey."""
         silent = sum(not look.reachable for look in survey.looks)
         with self._lock:
             first = not self.since
             if first:
                 self.since = survey.at
-            elif self._dark:
-                self._blind.append(Change(survey.at, self.at, "blind", who=self._dark))
+            elif self._failure:
+                self._blind.append(Change(survey.at, self.at, "blind", who=self._failure))
             elif survey.at - self.at > UNWATCHED_S:
                 self._blind.append(Change(survey.at, self.at, "unwatched"))
-            self._dark = ""
-            self._note_nodes(survey.looks, survey.at, first)
+            self._failure = ""
+            self._record_nodes(survey.looks, survey.at, first)
             now = {
                 (entry.kind, *entry.identity): entry
                 for entry in survey.entries
-                if entry.kind not in UNTOLD
+                if entry.kind not in WITHOUT_HOLDER
             }
             for key, entry in now.items():
                 self._compare(self._last.get(key), entry, survey.at, silent, first)
@@ -128,7 +128,7 @@ class History:
                     self._add(entry, "gone", survey.at)
             self._last, self.at = now, survey.at
 
-    def _note_nodes(self, looks: tuple[NodeLook, ...], at: float, first: bool) -> None:
+    def _record_nodes(self, looks: tuple[NodeLook, ...], at: float, first: bool) -> None:
         for look in looks:
             if not first and self._up.get(look.name) is not look.reachable:
                 changes = self._nodes.setdefault(look.name, deque(maxlen=MAX_CHANGES))

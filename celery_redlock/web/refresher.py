@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Fresh", "Seen"]
+__all__ = ["Refresher", "Seen"]
 
 logger = logging.getLogger("celery_redlock.web")
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Seen(Generic[T]):
     error: Exception | None = None
 
 
-class Fresh(Generic[T]):
+class Refresher(Generic[T]):
     """Data that a thread of its own refreshes; the thread starts with the first reader.
 
     Args:

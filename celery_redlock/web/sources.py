@@ -14,8 +14,8 @@ from ..survey.waiting import Parked, count_parked
 from . import serializers
 from .health import Health, examine
 from .history import History
-from .refresher import Fresh, Seen
-from .workers import Hearing, ask
+from .refresher import Refresher, Seen
+from .workers import EventReceiver, ask
 
 if TYPE_CHECKING:
     from ..locking.redlock import Redlock
@@ -58,13 +58,13 @@ class Sources:
         self.history = History()
         self.health: Health | None = None
         """State of the nodes at the last survey; None before the first."""
-        self._nodes = Fresh(self._look, idle=idle, rest=rest)
+        self._nodes = Refresher(self._look, idle=idle, rest=rest)
         self._rows: tuple[Survey | None, Parked | None, list[dict[str, Any]]] = (None, None, [])
-        self._workers: Fresh[tuple[list[dict[str, Any]], Parked]] | None = None
-        self.hearing: Hearing | None = None
+        self._workers: Refresher[tuple[list[dict[str, Any]], Parked]] | None = None
+        self.receiver: EventReceiver | None = None
         if app is not None:
-            self._workers = Fresh(self._ask, every=WORKERS_EVERY_S)
-            self.hearing = Hearing(app)
+            self._workers = Refresher(self._ask, every=WORKERS_EVERY_S)
+            self.receiver = EventReceiver(app)
 
     def _look(self) -> Survey:
         """Survey all keys on the nodes, and examine the nodes at the same time."""
@@ -73,9 +73,9 @@ class Sources:
             try:
                 seen = survey(self.redlock, kinds=KINDS, timeout=ALL_TIMEOUT_S)
             except Exception as error:
-                self.history.blind(serializers.failure(error))
+                self.history.record_failure(serializers.failure(error))
                 raise
-        self.history.note(seen)
+        self.history.record(seen)
         return seen
 
     def _examine(self) -> None:
@@ -102,8 +102,8 @@ class Sources:
 
     def nodes(self) -> Seen[Survey]:
         """Return the survey of all keys on the nodes."""
-        if self.hearing is not None:
-            self.hearing.start()
+        if self.receiver is not None:
+            self.receiver.start()
         return self._nodes.get(PAGE_WAIT_S)
 
     def rows(
@@ -165,6 +165,6 @@ class Sources:
 
     def close(self) -> None:
         """Stop the surveys and the event receiver."""
-        for source in (self._nodes, self._workers, self.hearing):
+        for source in (self._nodes, self._workers, self.receiver):
             if source is not None:
                 source.close()

@@ -34,7 +34,7 @@ REFRESH_S = (2, 300)
 """Seconds between two refreshes of a page: minimum and maximum."""
 WAITERS_PATIENCE_S = 1.5
 """Seconds for which the page of waiters waits for the workers' answers, which take a second."""
-MAX_TOLD = 50
+MAX_LOCK_EVENTS = 50
 """Events on a lock's own page: about as many as changes in its timeline."""
 
 
@@ -134,7 +134,7 @@ def lock(ask: Ask) -> dict[str, Any]:
     """Show everything known about one lock."""
     resource, sources = ask.resource, ask.sources
     sources.nodes()  # starts the surveys, so that the lock has a history from now on
-    parked, hearing, told = sources.parked(), sources.hearing, sources.workers()
+    parked, receiver, told = sources.parked(), sources.receiver, sources.workers()
     survey, error, entries = None, None, []
     try:
         survey = sources.one(resource, parked)
@@ -165,8 +165,8 @@ def lock(ask: Ask) -> dict[str, Any]:
         "unreported": None if parked is None else max(0, waiting - reported),
         "timeline": [vars(it) for it in sources.history.of(resource)],
         "watched_since": sources.history.since or None,
-        "heard": hearing.heard(resource)[:MAX_TOLD] if hearing else [],
-        "listening_since": hearing.since if hearing else None,
+        "heard": receiver.received(resource)[:MAX_LOCK_EVENTS] if receiver else [],
+        "listening_since": receiver.since if receiver else None,
         "workers": {**told, "rows": workers},
     }
 
@@ -239,19 +239,19 @@ def nodes(ask: Ask) -> dict[str, Any]:
 def events(ask: Ask) -> dict[str, Any]:
     """Show the tasks that had to wait or have lost their lock, from the workers' events."""
     ask.sources.nodes()
-    hearing = ask.sources.hearing
+    receiver = ask.sources.receiver
     show = ask.one_of("show", "all", "waiting", "lost")
     found = [
         one
-        for one in (hearing.heard() if hearing else [])
+        for one in (receiver.received() if receiver else [])
         if show in ("all", one["what"]) and matches(one, ask.query)
     ]
     return {
         "no_quorum": ask.sources.no_quorum,
-        "asked": hearing is not None,
-        "listening_since": hearing.since if hearing else None,
-        "failure": (hearing.error or None) if hearing else None,
-        "heard": hearing.count if hearing else 0,
+        "asked": receiver is not None,
+        "listening_since": receiver.since if receiver else None,
+        "failure": (receiver.error or None) if receiver else None,
+        "heard": receiver.count if receiver else 0,
         "query": ask.query,
         "show": show,
         **page_of(found, ask.page),

@@ -17,7 +17,7 @@ from typing import Any
 from ..protocol.texts import printable
 from .formatting import holder
 
-__all__ = ["EVENTS", "Hearing", "ask"]
+__all__ = ["EVENTS", "EventReceiver", "ask"]
 
 logger = logging.getLogger("celery_redlock.web")
 
@@ -102,7 +102,7 @@ def _text(value: Any) -> str:
     return str(value)[:MAX_TEXT_CHARS]
 
 
-class Hearing:
+class EventReceiver:
     """Receiver of lock events, in a thread of its own, from `start` until `close`.
 
     Attributes:
@@ -120,7 +120,7 @@ class Hearing:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        self._heard: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=MAX_EVENTS)
         self._receiver: Any = None
         self.since: float | None = None
         self.error = ""
@@ -144,10 +144,10 @@ class Hearing:
         if self._thread is not None and self._pid == os.getpid():
             self._thread.join(timeout)
 
-    def heard(self, resource: str | None = None) -> list[dict[str, Any]]:
+    def received(self, resource: str | None = None) -> list[dict[str, Any]]:
         """Return the events received, the last one first; of one resource, or of all."""
         with self._lock:
-            kept = list(self._heard)[::-1]
+            kept = list(self._events)[::-1]
         name = None if resource is None else printable(resource)  # names in events are printable
         return [one for one in kept if name is None or one["resource"] == name]
 
@@ -167,7 +167,7 @@ class Hearing:
     def _listen(self) -> None:
         with self._app.connection_for_read() as connection:
             connection.ensure_connection(max_retries=1, interval_start=0)
-            handlers = dict.fromkeys(EVENTS, self._hear)
+            handlers = dict.fromkeys(EVENTS, self._receive)
             # All task events, not just the keys of these two: a worker batches some task events.
             receiver = self._app.events.Receiver(connection, handlers, routing_key="task.#")
             ready = receiver.on_consume_ready
@@ -182,7 +182,7 @@ class Hearing:
             self._receiver = receiver
             receiver.capture(limit=None, timeout=None, wakeup=False)
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _receive(self, event: dict[str, Any]) -> None:
         it = {
             "at": _plain("timestamp", event.get("timestamp")) or time.time(),
             "what": "lost" if event.get("type") == "task-lock-lost" else "waiting",
@@ -195,5 +195,5 @@ class Hearing:
             "seconds": _plain("waited", event.get("held_for", event.get("waited"))),
         }
         with self._lock:
-            self._heard.append(it)
+            self._events.append(it)
             self.count += 1

@@ -41,7 +41,7 @@ VIEWS: dict[str, Callable[[Ask], dict[str, Any]]] = {
     "events": views.events,
 }
 """Each is a page, and JSON under the same name with `.json`."""
-FORMS: dict[str, Callable[[Ask], actions.Said | Response]] = {
+FORMS: dict[str, Callable[[Ask], actions.PageData | Response]] = {
     "pauses": actions.pauses,
     "release": actions.release,
     "login": actions.login,

@@ -156,8 +156,8 @@ def test_event_names_its_task_on_a_phone(driver: Any, server: LocalServer) -> No
     app = Celery("page", broker=server.url, set_as_current=False)
     app.conf.redlock_nodes = [server.url]
     page = make_app(app, idle=None)
-    hearing = page.sources.hearing
-    assert hearing is not None
+    receiver = page.sources.receiver
+    assert receiver is not None
     task = "shop.tasks.billing.of_a_module_with_a_long_name.capture_payment"
     try:
         with served(page) as url:
@@ -165,7 +165,7 @@ def test_event_names_its_task_on_a_phone(driver: Any, server: LocalServer) -> No
             driver.get(f"{url}/events")
             assert "redlock_events = True" in text(driver), "what an empty list means"
             for kind, name in [("task-lock-waiting", task), ("task-lock-lost", LONG)]:
-                hearing._hear({"type": kind, "uuid": "6f1c", "resource": LONG, "name": name})
+                receiver._receive({"type": kind, "uuid": "6f1c", "resource": LONG, "name": name})
             driver.get(f"{url}/events")
             for size, dark in itertools.product((PHONE, DESK), (False, True)):
                 look(driver, size=size, dark=dark)

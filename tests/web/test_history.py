@@ -27,7 +27,7 @@ def entry(digest: str = "aaaa", nodes: int = 5, **more: Any) -> Entry:
 
 def seen(history: History, *looks: tuple[float, list[Entry]], nodes: Any = UP) -> list[str]:
     for at, entries in looks:
-        history.note(Survey(tuple(entries), nodes, at))
+        history.record(Survey(tuple(entries), nodes, at))
     return [change.what for change in history.of("r")]
 
 
@@ -67,7 +67,7 @@ def test_timeline_shows_each_reader_by_itself() -> None:
 def test_timeline_shows_spans_without_a_look() -> None:
     history = History()
     seen(history, (1.0, []), (2.0, [entry()]))
-    history.blind("2 of 5 nodes answered")
+    history.record_failure("2 of 5 nodes answered")
     assert seen(history, (9.0, [entry()])) == ["blind", "came"]
     blind = history.of("r")[0]
     assert (blind.after, blind.at, blind.who) == (2.0, 9.0, "2 of 5 nodes answered")
@@ -94,7 +94,7 @@ def test_timeline_is_bounded_and_keeps_the_last_change(monkeypatch: pytest.Monke
     history = History()
     for at in range(1, 100):
         held = [entry(f"{at}", resource=f"r{at % 20}"), entry(f"{at}")]
-        history.note(Survey(tuple(held), UP, float(at)))
+        history.record(Survey(tuple(held), UP, float(at)))
     assert len(history._changes) <= 10
     assert all(len(changes) <= 3 for changes in history._changes.values())
     assert history.of("r")[0].digest == "99"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.web.refresher import Fresh
+from celery_redlock.web.refresher import Refresher
 from tests.support.wait import wait_until
 
 
@@ -38,7 +38,7 @@ def sight() -> Iterator[Sight]:
 
 def test_refresher_looks_when_first_asked_and_once_for_many(sight: Sight) -> None:
     sight.open.clear()
-    looking = Fresh(sight, every=60)
+    looking = Refresher(sight, every=60)
     assert sight.count == 0
     seen: list[Any] = []
     asking = [threading.Thread(target=lambda: seen.append(looking.get(30))) for _ in range(20)]
@@ -54,7 +54,7 @@ def test_refresher_looks_when_first_asked_and_once_for_many(sight: Sight) -> Non
 
 
 def test_refresher_returns_the_last_look_when_its_patience_is_over(sight: Sight) -> None:
-    looking = Fresh(sight, every=0)
+    looking = Refresher(sight, every=0)
     assert looking.get(30).what == 1
     sight.open.clear()
     seen = looking.get(0.01)
@@ -64,7 +64,7 @@ def test_refresher_returns_the_last_look_when_its_patience_is_over(sight: Sight)
 
 
 def test_failed_look_keeps_the_last_one_with_its_error(sight: Sight) -> None:
-    looking = Fresh(sight, every=0)
+    looking = Refresher(sight, every=0)
     at = looking.get(30).at
     sight.error = OSError("gone")
     seen = looking.get(30)
@@ -75,7 +75,7 @@ def test_failed_look_keeps_the_last_one_with_its_error(sight: Sight) -> None:
 
 
 def test_refresher_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight) -> None:
-    looking = Fresh(sight, idle=0.001, rest=0.2)
+    looking = Refresher(sight, idle=0.001, rest=0.2)
     looking.get(30)
     wait_until(lambda: sight.count > 3, 30, "it looks by itself")
     wait_until(lambda: looking._due() == float("inf"), 30, "it rests")
@@ -83,7 +83,7 @@ def test_refresher_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight)
 
 
 def test_refresher_with_slow_looks_looks_rarely_and_never_after_close(sight: Sight) -> None:
-    looking = Fresh(sight, idle=5.0)
+    looking = Refresher(sight, idle=5.0)
     looking.get(30)
     looking._began = looking._ended - 3.0
     assert 25 < looking._due() <= 30

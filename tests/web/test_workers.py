@@ -15,7 +15,7 @@ from celery_redlock.keys.canonical import text_of
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.web import make_app, workers
 from celery_redlock.web.formatting import quoted
-from celery_redlock.web.workers import MAX_EVENTS, Hearing, ask
+from celery_redlock.web.workers import MAX_EVENTS, EventReceiver, ask
 from tests.support.cluster import Cluster
 from tests.support.nodes import TOKEN, with_acl_user
 from tests.support.wait import wait_until
@@ -31,17 +31,17 @@ def app(server: LocalServer) -> Iterator[Celery]:
 
 
 @pytest.fixture
-def hearing(app: Celery, server: LocalServer) -> Iterator[Hearing]:
-    made = Hearing(app)
+def receiver(app: Celery, server: LocalServer) -> Iterator[EventReceiver]:
+    made = EventReceiver(app)
     made.start()
     listens(made, server)
     yield made
     made.close()
 
 
-def listens(hearing: Hearing, server: LocalServer) -> None:
+def listens(receiver: EventReceiver, server: LocalServer) -> None:
     """Wait until it does: Redis is told a moment after the consumer is ready."""
-    wait_until(lambda: hearing.since, 60, "it listens")
+    wait_until(lambda: receiver.since, 60, "it listens")
     with redis.Redis.from_url(server.url) as client:
         wait_until(client.pubsub_numpat, 30, "Redis knows")
 
@@ -54,44 +54,46 @@ def send(app: Celery, kind: str = "task-lock-waiting", /, **fields: Any) -> None
 HOLDER = {"task": "shop.pay", "task_id": "t1", "pid": 7, "host": "h1"}
 
 
-def test_refusals_and_losses_are_received_as_events(app: Celery, hearing: Hearing) -> None:
+def test_refusals_and_losses_are_received_as_events(app: Celery, receiver: EventReceiver) -> None:
     send(app, uuid="a", name="shop.refund", resource="order:1", holder=HOLDER, waited=2.5)
     send(app, "task-lock-lost", uuid="b", resource="order:2", reason="refused", held_for=9.0)
     send(app, "task-succeeded", uuid="c")
-    wait_until(lambda: hearing.count >= 2, 30, "both are heard")
-    lost, waiting = hearing.heard()
+    wait_until(lambda: receiver.count >= 2, 30, "both are heard")
+    lost, waiting = receiver.received()
     assert lost["what"] == "lost" and (lost["reason"], lost["seconds"]) == ("refused", 9.0)
     assert waiting["holder"] == "shop.pay t1, pid 7 on h1" and waiting["worker"] == "w@h"
     assert workers._holder({"task": "shop.pay", "host": "h1", "pid": 0}) == "shop.pay, h1"
     assert workers._holder({}) == workers._holder("odd") == ""
     assert waiting["task"] == "shop.refund" and lost["task"] == "", "of a worker that does not say"
-    assert [one["task_id"] for one in hearing.heard("order:1")] == ["a"]
-    assert hearing.count == 2
+    assert [one["task_id"] for one in receiver.received("order:1")] == ["a"]
+    assert receiver.count == 2
 
 
-def test_received_events_are_bounded_and_may_have_any_shape(app: Celery, hearing: Hearing) -> None:
+def test_received_events_are_bounded_and_may_have_any_shape(
+    app: Celery, receiver: EventReceiver
+) -> None:
     for odd in (None, 7, 10**400, [], {"task": []}, EVIL):
         send(app, uuid=odd, name=odd, resource=odd, holder=odd, waited=odd, reason=odd)
-    wait_until(lambda: hearing.count == 6, 30, "all are heard")
-    assert all(len(str(value)) < 5000 for one in hearing.heard() for value in one.values())
+    wait_until(lambda: receiver.count == 6, 30, "all are heard")
+    assert all(len(str(value)) < 5000 for one in receiver.received() for value in one.values())
     for number in range(MAX_EVENTS + 10):
-        hearing._hear({"type": "task-lock-waiting", "uuid": str(number), "timestamp": 1.0})
-    assert len(hearing.heard()) == MAX_EVENTS and hearing.heard()[0]["task_id"] == str(
+        receiver._receive({"type": "task-lock-waiting", "uuid": str(number), "timestamp": 1.0})
+    assert len(receiver.received()) == MAX_EVENTS and receiver.received()[0]["task_id"] == str(
         MAX_EVENTS + 9
     )
 
 
 def test_events_are_received_again_when_the_broker_is_back(
-    app: Celery, server: LocalServer, hearing: Hearing, monkeypatch: pytest.MonkeyPatch
+    app: Celery, server: LocalServer, receiver: EventReceiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "RETRY_DELAY_S", (0.05, 0.1))
     server.kill()
-    wait_until(lambda: hearing.error, 30, "it notices")
-    assert hearing.since is None and str(server.port) not in hearing.error
+    wait_until(lambda: receiver.error, 30, "it notices")
+    assert receiver.since is None and str(server.port) not in receiver.error
     server.start()
-    listens(hearing, server)
+    listens(receiver, server)
     send(app, uuid="a", resource="r")
-    wait_until(lambda: hearing.count == 1, 30, "it hears")
+    wait_until(lambda: receiver.count == 1, 30, "it hears")
 
 
 def test_reply_of_a_worker_is_cleaned_of_malformed_parts() -> None:
@@ -144,14 +146,14 @@ def test_page_shows_the_tasks_that_real_workers_wait_for(tmp_path: Any) -> None:
         app.conf.update(cluster.conf, broker_url=broker.url)
         app.conf.redlock_nodes = [node.url for node in nodes]  # that user may list no keys
         page = make_app(app, idle=None)
-        hearing = page.sources.hearing
-        assert hearing is not None
+        receiver = page.sources.receiver
+        assert receiver is not None
         client = Client(page)
         name = "page + \x1b[31m"
         key = f"k:{text_of(name, 0)}"  # with spaces, and of the rest what can be printed
         try:
             client.get("/")
-            wait_until(lambda: hearing.since, 60, "it listens")
+            wait_until(lambda: receiver.since, 60, "it listens")
             with cluster.worker("-c", "1", "-P", "threads", "-E"):
                 with cluster.redlock.lock(key):
                     sent = cluster.send("work", name)
