@@ -73,4 +73,4 @@ def main(ctx: click.Context, app: str | None, nodes: str | None, prefix: str | N
         if nodes and ctx.get_parameter_source("nodes") is not ParameterSource.ENVIRONMENT:
             raise click.UsageError(BOTH)
         nodes, site.app = None, load_app(app)
-    site.take_nodes(nodes or None, prefix)
+    site.set_nodes(nodes or None, prefix)

@@ -76,7 +76,7 @@ class Site:
             " nodes (celery-redlock --nodes redis://host:6379/0,...)"
         )
 
-    def take_nodes(self, nodes: str | None, prefix: str | None) -> None:
+    def set_nodes(self, nodes: str | None, prefix: str | None) -> None:
         """Set the nodes, from comma-separated URLs, and the key prefix, where given.
 
         Raises:
@@ -149,7 +149,7 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
     ) -> None:
         site.as_json = as_json
         try:
-            site.take_nodes(nodes, prefix)
+            site.set_nodes(nodes, prefix)
             code = command(site, **given)
         except click.UsageError as error:
             if not as_json:

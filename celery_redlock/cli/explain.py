@@ -12,7 +12,7 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from .context import NO_QUORUM, PROBLEM, Site, on_site, table, timeout_option
-from .formatting import described, lines, starts_said, waits_said, without_quorum
+from .formatting import entry_lines, lines, start_lines, wait_lines, without_quorum
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock
@@ -47,7 +47,7 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
     app.loader.import_default_modules()
     found = app.tasks.get(task)
     if found is None:
-        click.echo(lines(_not_there(task, app.tasks)), err=True)
+        click.echo(lines(_unknown_task(task, app.tasks)), err=True)
         return PROBLEM
     # In the words of `apply_async`; of the class's call, where the task is a class.
     check = getattr(found, "__header__", None) or inspect.signature(found.run).bind
@@ -75,7 +75,7 @@ def _json(text: str, what: str, example: str) -> Any:
     return value
 
 
-def _not_there(task: str, tasks: Any) -> str:
+def _unknown_task(task: str, tasks: Any) -> str:
     """Return the error for an unknown task, with similar or other names."""
     names = sorted(name for name in tasks if not name.startswith("celery."))
     if near := difflib.get_close_matches(task, tasks, n=3):
@@ -153,8 +153,8 @@ def _explain(
     ]
     pace = how.pace
     said += _state(surveys) if refusal is None else without_quorum(refusal)
-    said += starts_said(entries, pace.starts, pace.text) if pace is not None else []
-    said += [*waits_said(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
+    said += start_lines(entries, pace.starts, pace.text) if pace is not None else []
+    said += [*wait_lines(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
     read = verdict.read_by(how, options, verdict.parks(site.app.conf, how))
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), read))
     return NO_QUORUM if refusal else None
@@ -170,7 +170,7 @@ def _state(surveys: Sequence[Survey]) -> list[str]:
     for survey in surveys:
         for entry in survey.entries:
             if entry.kind in ("lock", "reservation", "foreign"):
-                said += described(entry, survey)
+                said += entry_lines(entry, survey)
                 if entry.waiting:
                     said.append(f"  waiting for it: {entry.waiting}")
     counted = any(entry.kind == "start" for survey in surveys for entry in survey.entries)

@@ -19,14 +19,14 @@ from ..survey.waiting import MAX_WAITED_S
 
 __all__ = [
     "agree",
-    "described",
+    "entry_lines",
     "lines",
     "name_of",
     "owner_text",
-    "say_away",
+    "print_unreachable",
     "state_of",
 ]
-__all__ += ["starts_said", "ttl_text", "waits_said", "without_quorum"]
+__all__ += ["start_lines", "ttl_text", "wait_lines", "without_quorum"]
 
 COLUMN_GAP = "  "
 AGREE_S = 1.0
@@ -55,7 +55,7 @@ def owner_text(owner: Owner | None, digest: str) -> str:
     return f"{who}, token {digest}" if digest else who
 
 
-def described(entry: Entry, seen: Survey) -> list[str]:
+def entry_lines(entry: Entry, seen: Survey) -> list[str]:
     """Return lines about one key: its holder, and the answer of each node if they differ."""
     since = "" if entry.held_for is None else f" for {span(entry.held_for)}"
     who = owner_text(entry.owner, entry.digest)
@@ -74,7 +74,7 @@ def described(entry: Entry, seen: Survey) -> list[str]:
     return said
 
 
-def starts_said(entries: Iterable[Entry], most: int | None = None, pace: str = "") -> list[str]:
+def start_lines(entries: Iterable[Entry], most: int | None = None, pace: str = "") -> list[str]:
     """Return one line about the starts that a rate counts; an empty list if there are none.
 
     Args:
@@ -115,7 +115,7 @@ def ttl_text(ttl: float | None) -> str:
     return "never" if ttl == math.inf else f"{ttl:.0f}" if ttl >= 10 else f"{ttl:.1f}"
 
 
-def waits_said(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
+def wait_lines(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
     """Return a line for each task that waits in a worker, and why workers were not asked, if so."""
     said = [
         f"  waits {span(wait['waited'])} in {wait['worker']}"
@@ -149,7 +149,7 @@ def lines(*parts: str) -> str:
     return "\n".join(map(printable, parts))
 
 
-def say_away(seen: Survey) -> None:
+def print_unreachable(seen: Survey) -> None:
     """Print the nodes that did not answer to stderr."""
     for look in seen.looks:
         if not look.reachable:

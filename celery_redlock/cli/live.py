@@ -16,7 +16,7 @@ from .lock_table import lock_table
 
 __all__ = ["screen"]
 
-OTHER_LINES = 4
+RESERVED_LINES = 4
 """Screen lines reserved for clock, header, footer and cursor."""
 
 
@@ -40,7 +40,7 @@ def _page(seen: Survey | str, size: ConsoleDimensions, waiters: bool) -> Rendera
     ]
     notes += [Text(str(pause), style="yellow") for pause in seen.pauses]
     by_age = sorted(seen.entries, key=lambda entry: -(entry.held_for or 0.0))
-    room = max(1, size.height - OTHER_LINES - len(notes))
+    room = max(1, size.height - RESERVED_LINES - len(notes))
     if more := by_age[room:]:
         notes.append(Text(f"and {len(more)} more, held for less long: see ls"))
     if by_age:

@@ -17,7 +17,7 @@ from ..protocol.texts import counted, printable
 from ..survey.models import KINDS, Entry, Survey
 from ..survey.waiting import at_once
 from .context import Site, choosing, on_site
-from .formatting import say_away
+from .formatting import print_unreachable
 from .lock_table import lock_table
 
 __all__ = ["command"]
@@ -60,7 +60,7 @@ def command(
     )
     left = votes_in(told, site.redlock.client.addresses, site.app)
     seen = replace(seen, entries=tuple(sorted(seen.entries, key=ORDERS[sort])))
-    say_away(seen)
+    print_unreachable(seen)
     text = ""
     if not site.as_json:
         fit = sys.stdout.isatty() and not wide

@@ -17,7 +17,7 @@ from ..survey.force_release import SETTLED_S, Freed, force_release, stop_command
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import look_for, survey
 from .context import NO_QUORUM, PROBLEM, REFUSED, Site, can_ask, on_site, timeout_option
-from .formatting import described, lines, name_of, owner_text, say_away
+from .formatting import entry_lines, lines, name_of, owner_text, print_unreachable
 
 __all__ = ["command"]
 
@@ -88,7 +88,7 @@ def command(
         match = checked_glob(match.removeprefix(redlock.prefix))
         seen = survey(redlock, match, kinds=MANY, timeout=timeout)
         lives = {one: "" if force else _lives(one, seen) for one in seen.entries}
-        say_away(seen)
+        print_unreachable(seen)
         seen = replace(
             seen, entries=tuple(e for e in lives if not reservation or e.kind == "reservation")
         )
@@ -96,7 +96,7 @@ def command(
         return _release_all(site, seen, lives, timeout=timeout, **how)
     assert key is not None
     resource, seen = look_for(redlock, key, timeout)
-    say_away(seen)
+    print_unreachable(seen)
     meant = redlock.prefix + resource + (RESERVED_SUFFIX if reservation else "")
     there = [
         entry
@@ -128,7 +128,7 @@ def command(
         return _end(site, entry, Freed("refused"), why, REFUSED)
     freed = force_release(redlock, entry, timeout)
     code = REFUSED if freed.outcome == "changed" else 0
-    return _end(site, entry, freed, _said(entry, freed), code)
+    return _end(site, entry, freed, _outcome_text(entry, freed), code)
 
 
 def _lives(entry: Entry, seen: Survey) -> str:
@@ -177,7 +177,9 @@ def _release_all(
         return ended("gone", "nothing that fits is held or reserved", PROBLEM)
     for entry in () if site.as_json else seen.entries:
         note = f"  left alone, {why}: --force frees it" if (why := lives[entry]) else ""
-        click.echo(lines(name_of(entry), *(f"  {line}" for line in described(entry, seen))) + note)
+        click.echo(
+            lines(name_of(entry), *(f"  {line}" for line in entry_lines(entry, seen))) + note
+        )
     count = f"{counted(len(wanted), 'key')} of {len(seen.entries)} to be freed"
     if dry_run:
         return ended("listed", f"{count}; nothing was done", 0)
@@ -202,7 +204,7 @@ def _release_all(
             if entry.digest:
                 living = force or entry.kind != "lock" or entry.endless
                 freed = force_release(site.redlock, entry, timeout, living=living)
-                outcome, on, said = freed.outcome, freed.nodes, _said(entry, freed)
+                outcome, on, said = freed.outcome, freed.nodes, _outcome_text(entry, freed)
         except QuorumUnavailable as error:  # freeing the next one would fail, too
             outcome, said = "unknown", str(error)
         done[entry] = {"outcome": outcome, "freed_on": on, "said": said}
@@ -225,12 +227,12 @@ def _refusal(entry: Entry, seen: Survey) -> str:
     stop = stop_command(entry.owner.task_id) if entry.owner is not None else ""
     if entry.kind == "lock":
         warning += (f" Stop it first: {stop}" if stop else "") + f"\n{TAKEN_BACK}"
-    said = [name_of(entry), *described(entry, seen), "", *warning.split("\n")]
+    said = [name_of(entry), *entry_lines(entry, seen), "", *warning.split("\n")]
     click.echo(lines(*said), err=True)
     return "" if click.confirm("Free it?", err=True) else "left as it was"
 
 
-def _said(entry: Entry, freed: Freed) -> str:
+def _outcome_text(entry: Entry, freed: Freed) -> str:
     name = name_of(entry)
     if freed.outcome == "changed":
         return f"{name}: not freed: by now a quorum holds it, or it is another's (see show)"

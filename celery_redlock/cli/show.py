@@ -10,7 +10,7 @@ from ..survey.models import Survey
 from ..survey.snapshot import look_for
 from ..survey.waiting import count_parked, waited_for
 from .context import PROBLEM, WORKERS_TIMEOUT_S, Site, on_site, timeout_option
-from .formatting import described, lines, say_away, starts_said, waits_said
+from .formatting import entry_lines, lines, print_unreachable, start_lines, wait_lines
 
 __all__ = ["command"]
 
@@ -35,16 +35,16 @@ def command(site: Site, key: str, timeout: float) -> int:
     from ..doctor.workers import waiting
 
     resource, seen = look_for(site.redlock, key, timeout)
-    say_away(seen)
+    print_unreachable(seen)
     waits, parked, unasked = waiting(site.app, WORKERS_TIMEOUT_S)
     waits = [wait for wait in waits if resource in waited_for(wait)]
     seen = count_parked(seen, parked)
     data = {**seen.data(), "resource": resource, "waits": waits, "unasked": unasked}
-    site.say(data, lines(*_said(seen, resource), *waits_said(waits, unasked)))
+    site.say(data, lines(*_lines(seen, resource), *wait_lines(waits, unasked)))
     return 0 if seen.entries or seen.pauses or waits else PROBLEM
 
 
-def _said(seen: Survey, resource: str) -> list[str]:
+def _lines(seen: Survey, resource: str) -> list[str]:
     paused = [f"  {pause}" for pause in seen.pauses]
     if not seen.entries and paused:
         return [resource, "  no node has a lock of it: nobody holds it", *paused]
@@ -58,7 +58,7 @@ def _said(seen: Survey, resource: str) -> list[str]:
     if kinds.isdisjoint(("lock", "tick", "foreign")):
         free = "" if kinds & {"reservation", "start"} else ": it is free"
         said.append(f"  no node has a lock of it{free}")
-    said += [f"  {line}" for line in starts_said(seen.entries)]
+    said += [f"  {line}" for line in start_lines(seen.entries)]
     for entry in seen.entries:
         if entry.kind == "fence":
             said.append(f"  fencing token last granted: {entry.fence}")
@@ -68,5 +68,5 @@ def _said(seen: Survey, resource: str) -> list[str]:
         elif entry.kind == "mark":
             said.append(f"  done: {entry.resource} on {of_nodes(entry.nodes, entry.total)}")
         else:
-            said += [f"  {line}" for line in described(entry, seen)]
+            said += [f"  {line}" for line in entry_lines(entry, seen)]
     return said

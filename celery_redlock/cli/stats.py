@@ -12,7 +12,7 @@ from ..survey.durations import span
 from ..survey.models import Entry, Survey
 from ..survey.snapshot import survey
 from .context import USUAL_KINDS, Site, on_site, table, timeout_option
-from .formatting import say_away
+from .formatting import print_unreachable
 
 __all__ = ["command"]
 
@@ -43,7 +43,7 @@ def command(site: Site, match: str, timeout: float) -> None:
         return survey(redlock, match, kinds=USUAL_KINDS, timeout=timeout)
 
     seen, unasked = site.with_parked(look)
-    say_away(seen)
+    print_unreachable(seen)
     tallies = _tallies(seen.entries)
     odd = {
         "splits": sum(entry.split for entry in seen.entries),

@@ -84,41 +84,41 @@ class Changes:
         """Take one survey, or the reason why there is none, and print the changes."""
         if isinstance(seen, str):
             if not self._blind:
-                self._say(time.time(), "unavailable", seen)
+                self._print(time.time(), "unavailable", seen)
             self._blind = True
             return
         if self._blind:
-            self._say(seen.at, "available", "a quorum of nodes answers again")
+            self._print(seen.at, "available", "a quorum of nodes answers again")
             self._blind = False
         away = {look.name: look.error for look in seen.looks if not look.reachable}
         for name in self._away.keys() - away.keys():
-            self._say(seen.at, "node", f"node {name} answers again")
+            self._print(seen.at, "node", f"node {name} answers again")
         for name in away.keys() - self._away.keys():
-            self._say(seen.at, "node", f"! node {name} does not answer: {away[name]}")
+            self._print(seen.at, "node", f"! node {name} does not answer: {away[name]}")
         self._away = away
         kinds = {pause.token: "limited" if pause.limit else "paused" for pause in seen.pauses}
         paused = {one.token: f"{one.pattern} is {kinds[one.token]}" for one in seen.pauses}
         for token in self._paused.keys() - paused.keys():
-            self._say(seen.at, "resumed", f"{self._paused[token]} no more")
+            self._print(seen.at, "resumed", f"{self._paused[token]} no more")
         for pause in seen.pauses:
             if pause.token not in self._paused:
-                self._say(seen.at, kinds[pause.token], f"! {pause}")
+                self._print(seen.at, kinds[pause.token], f"! {pause}")
         self._paused = paused
         now = {entry.identity: entry for entry in seen.entries}
         for identity in self._before.keys() - now.keys():
             entry = self._before[identity]
             ended = "has ended" if entry.shared else "is free"
             held = "" if entry.held_for is None else f" after {span(entry.held_for)}, about"
-            self._say(seen.at, "gone", f"- {name_of(entry)} {ended}{held}", entry)
+            self._print(seen.at, "gone", f"- {name_of(entry)} {ended}{held}", entry)
         for identity, entry in now.items():
             old = self._before.get(identity)
             if old is None:
-                self._say(seen.at, "new", f"+ {_line(entry)}", entry)
+                self._print(seen.at, "new", f"+ {_line(entry)}", entry)
             elif _aspect(old) != _aspect(entry):
-                self._say(seen.at, "changed", f"~ {_line(entry)}", entry)
+                self._print(seen.at, "changed", f"~ {_line(entry)}", entry)
         self._before = now
 
-    def _say(self, at: float, event: str, text: str, entry: Entry | None = None) -> None:
+    def _print(self, at: float, event: str, text: str, entry: Entry | None = None) -> None:
         if self._json:
             data: dict[str, Any] = {"said": text} if entry is None else {"entry": entry.data()}
             click.echo(as_json({"at": at, "event": event, **data}))

@@ -16,14 +16,14 @@ from .tls import secrecy
 if TYPE_CHECKING:
     from ..stores.etcd.reader import EtcdReader
 
-__all__ = ["OF_ONE", "OF_SILENT", "Said", "visit"]
+__all__ = ["OF_ONE", "OF_SILENT", "Details", "visit"]
 
 TRY_S = 5
 """Ttl of the key of the trial, in whole seconds."""
 
 
 @dataclass(frozen=True)
-class Said:
+class Details:
     """The answers of a cluster.
 
     Attributes:
@@ -45,7 +45,7 @@ class Said:
     fails: str
 
 
-def visit(reader: EtcdReader, *, tries: bool) -> Said:
+def visit(reader: EtcdReader, *, tries: bool) -> Details:
     """Query a cluster and each of its members; if `tries`, also put a key and delete it."""
     from ..stores.etcd.address import reason
     from ..stores.etcd.handshake import introduce
@@ -67,7 +67,7 @@ def visit(reader: EtcdReader, *, tries: bool) -> Said:
             fails = reason(error)
     members, clusters = reader.members()
     info = {"server_version": reader.connection.version}
-    return Said(info, facts, reader.peer, members, clusters, tuple(alarms), fails)
+    return Details(info, facts, reader.peer, members, clusters, tuple(alarms), fails)
 
 
 def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
@@ -86,18 +86,18 @@ def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
 
 
 def _members(probe: Any, *_: Any) -> Iterator[Finding]:
-    away = {name: why for name, why in probe.said.members.items() if why}
+    away = {name: why for name, why in probe.details.members.items() if why}
     for name, why in away.items():
         yield warning(
             f"its member {name} cannot be asked: {why}",
             "start it: without a majority of the members nothing can be locked",
         )
-    if len(probe.said.clusters) > 1:
+    if len(probe.details.clusters) > 1:
         yield wrong(
             "the members in the URL are of several clusters, which do not know each other's locks",
             "name the members of one",
         )
-    if len(probe.said.members) == 1:
+    if len(probe.details.members) == 1:
         yield warning(
             "the URL names one member: nothing can be locked while that one is away",
             "name all members of the cluster, as etcd://one:2379,two:2379,three:2379",
@@ -105,26 +105,26 @@ def _members(probe: Any, *_: Any) -> Iterator[Finding]:
 
 
 def _version(probe: Any, *_: Any) -> Iterator[Finding]:
-    if "is needed" in probe.said.facts.unfit:
-        yield wrong(probe.said.facts.unfit, "upgrade it: older ones answer under another path")
+    if "is needed" in probe.details.facts.unfit:
+        yield wrong(probe.details.facts.unfit, "upgrade it: older ones answer under another path")
 
 
 def _rights(probe: Any, *_: Any) -> Iterator[Finding]:
-    why = probe.said.facts.unfit if "refuses us" in probe.said.facts.unfit else ""
-    if not why and "permission denied" in probe.said.fails:
-        why = probe.said.fails
+    why = probe.details.facts.unfit if "refuses us" in probe.details.facts.unfit else ""
+    if not why and "permission denied" in probe.details.fails:
+        why = probe.details.fails
     if why:
         yield wrong(f"its user lacks a right: {why}", "grant it the role of docs/etcd.md")
 
 
 def _writes(probe: Any, *_: Any) -> Iterator[Finding]:
-    if "NOSPACE" in probe.said.alarms or "space exceeded" in probe.said.fails:
+    if "NOSPACE" in probe.details.alarms or "space exceeded" in probe.details.fails:
         yield wrong(
             "it takes no writes, as its space is used up (alarm NOSPACE)",
             "compact and defragment it, then etcdctl alarm disarm; set --auto-compaction-retention",
         )
-    elif probe.said.fails and "permission denied" not in probe.said.fails:
-        yield wrong(f"it takes no writes: {probe.said.fails}", "see to that on its side")
+    elif probe.details.fails and "permission denied" not in probe.details.fails:
+        yield wrong(f"it takes no writes: {probe.details.fails}", "see to that on its side")
 
 
 OF_SILENT = {"reachable": _reachable}

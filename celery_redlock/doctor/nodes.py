@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
 from . import etcd, postgresql
-from .probe import Probe, Told, refused_by
+from .probe import Answers, Probe, refused_by
 from .report import Check, Finding, run, unchecked, warning, wrong
 from .tls import certificate_trouble, secrecy
 from .votes import quorum_in, voteless, votes_left
@@ -53,7 +53,7 @@ def examine_nodes(
             yield from run(of_one if probe.look.reachable else of_silent, probe.name, probe, site)
             continue
         checks = OF_ONE if probe.look.reachable else OF_SILENT
-        if probe.told.denied:
+        if probe.answers.denied:
             checks = {name: checks[name] for name in checks if name not in OF_INFO}
         yield from run(checks, probe.name, probe, site)
 
@@ -66,8 +66,10 @@ def _quorum(site: _Site) -> Iterator[Finding]:
     answering = [probe for probe in site.probes if probe.look.reachable]
     twins = _pairs(site)
     seconds = [second for _, second in twins]
-    fit = [p for p in answering if not p.told.facts.misfit and not any(p in pair for pair in twins)]
-    votes = [p.told.facts if p in answering and p not in seconds else None for p in site.probes]
+    fit = [
+        p for p in answering if not p.answers.facts.misfit and not any(p in pair for pair in twins)
+    ]
+    votes = [p.answers.facts if p in answering and p not in seconds else None for p in site.probes]
     addresses = [probe.address for probe in site.probes]
     left = votes_left(votes, addresses, site.ttls, site.guard)
     if len(answering) < needed:
@@ -119,8 +121,8 @@ def _hosts(site: _Site) -> Iterator[Finding]:
     by_host: dict[str, list[str]] = {}
     for probe in site.probes:
         if probe.look.reachable:
-            local = probe.told.peer in ("", "::1", "127.0.0.1")
-            host = "this machine" if local else probe.told.peer
+            local = probe.answers.peer in ("", "::1", "127.0.0.1")
+            host = "this machine" if local else probe.answers.peer
             by_host.setdefault(host, []).append(probe.name)
     for host, names in by_host.items():
         if len(names) > 1:
@@ -139,7 +141,7 @@ def _pairs(site: _Site) -> list[tuple[Probe, Probe]]:
     return [
         (one, other)
         for one, other in combinations(answering, 2)
-        if (one.told.facts.run_id and other.told.facts.run_id == one.told.facts.run_id)
+        if (one.answers.facts.run_id and other.answers.facts.run_id == one.answers.facts.run_id)
         or other.index in one.twins
         or one.index in other.twins
     ]
@@ -151,9 +153,9 @@ OF_ALL = {"quorum": _quorum, "even": _even, "twins": _twins, "hosts": _hosts}
 # -- A node that does not answer -------------------------------------------------------------------
 
 
-def _not_let_in(probe: Probe, site: _Site) -> Iterator[Finding]:
+def _may_not_connect(probe: Probe, site: _Site) -> Iterator[Finding]:
     if command := refused_by(probe.look.error):
-        words = " ".join(dict.fromkeys((f"+{command}", *_lacking(probe.told, site))))
+        words = " ".join(dict.fromkeys((f"+{command}", *_lacking(probe.answers, site))))
         yield wrong(
             f"the user {probe.user!r} lacks {words}, and may not connect as locks do",
             f"ACL SETUSER {probe.user} {words}",
@@ -181,62 +183,64 @@ def _unreachable(probe: Probe, _site: _Site) -> Iterator[Finding]:
     yield wrong(what, f"{fix}; until then it has no vote", hides=(*OF_KEYS, *OF_NODES))
 
 
-OF_SILENT = {"rights": _not_let_in, "reachable": _unreachable}
+OF_SILENT = {"rights": _may_not_connect, "reachable": _unreachable}
 
 
 # -- A node that answers ---------------------------------------------------------------------------
 
 
 def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
-    told = probe.told
-    if told.refused:
-        words = " ".join(_lacking(told, site))
-        needed = any(told.refused.values())
+    answers = probe.answers
+    if answers.refused:
+        words = " ".join(_lacking(answers, site))
+        needed = any(answers.refused.values())
         cost = "locks cannot be taken and given back" if needed else "waiting is slower without"
         yield (wrong if needed else warning)(
             f"the user {probe.user!r} lacks {words}: {cost}",
             f"ACL SETUSER {probe.user} {words}",
-            hides=("writes",) if _cannot_write(told) else (),
+            hides=("writes",) if _cannot_write(answers) else (),
         )
-    if told.renamed:
+    if answers.renamed:
         yield wrong(
-            f"it does not know {', '.join(told.renamed)}",
+            f"it does not know {', '.join(answers.renamed)}",
             "take rename-command out of its configuration; restrict users by ACL",
         )
 
 
-def _lacking(told: Told, site: _Site) -> list[str]:
+def _lacking(answers: Answers, site: _Site) -> list[str]:
     """Return the words of an ACL rule that the node's user lacks."""
     keys, channels = f"~{site.prefix}*", f"&{site.prefix}*"
     ours = {"~": keys, "&": channels}
     ours |= {"reset~": f"resetkeys {keys}", "reset&": f"resetchannels {channels}"}
-    return [ours.get(word, word) for word in told.refused]
+    return [ours.get(word, word) for word in answers.refused]
 
 
 def _writes(probe: Probe, _site: _Site) -> Iterator[Finding]:
-    if probe.told.writes and not probe.told.facts.cluster:  # a cluster refuses keys of other slots
-        what = f"it takes no writes: {probe.told.writes}"
+    if (
+        probe.answers.writes and not probe.answers.facts.cluster
+    ):  # a cluster refuses keys of other slots
+        what = f"it takes no writes: {probe.answers.writes}"
         yield wrong(what, "give it memory or disk, whichever it lacks")
 
 
-def _cannot_write(told: Told) -> bool:
-    return bool({"+set", "~"} & told.refused.keys())
+def _cannot_write(answers: Answers) -> bool:
+    return bool({"+set", "~"} & answers.refused.keys())
 
 
 def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
-    told = probe.told
-    if told.denied:
-        by_marks = not _cannot_write(told) and "+get" not in told.refused
+    answers = probe.answers
+    if answers.denied:
+        by_marks = not _cannot_write(answers) and "+get" not in answers.refused
         yield unchecked(
-            f"it does not tell its role, version, memory and start ({told.denied}): the restart"
+            f"it does not tell its role, version, memory and start ({answers.denied}): the restart"
             " guard is blind there",
             f"ACL SETUSER {probe.user} +info",
             hides=OF_INFO if by_marks else (*OF_INFO, "twins"),
         )
-    if told.facts.role not in ("", "master"):
-        what = f"it is a replica of {told.facts.master}, and has no vote"
+    if answers.facts.role not in ("", "master"):
+        what = f"it is a replica of {answers.facts.master}, and has no vote"
         yield wrong(what, "name its master in redlock_nodes, and no replica")
-    if told.facts.cluster:
+    if answers.facts.cluster:
         what = "it is a member of a Redis Cluster"
         yield wrong(
             what, "use independent servers with cluster-enabled no", hides=("writes", *OF_KEYS)
@@ -244,7 +248,7 @@ def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 
 def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:
-    version = probe.told.info.get("redis_version", "")
+    version = probe.answers.info.get("redis_version", "")
     numbers = tuple(int(part[:9]) for part in version.split(".")[:2] if part.isdecimal())
     if len(numbers) < 2:
         yield unchecked("its INFO does not tell", "look at its configuration")
@@ -254,7 +258,7 @@ def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 
 def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
-    policy, limit = probe.told.facts.eviction, probe.told.info.get("maxmemory", "0")
+    policy, limit = probe.answers.facts.eviction, probe.answers.info.get("maxmemory", "0")
     if not policy:
         yield unchecked("its INFO does not tell", "look at its configuration")
     elif policy != "noeviction" and limit != "0":
@@ -266,7 +270,7 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 
 def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
-    facts = probe.told.facts
+    facts = probe.answers.facts
     keeps = facts.appends or not probe.is_redis  # another check covers what a database may lose
     if site.guard is None or not site.ttls or (site.guard == "off" and keeps):
         return
@@ -291,7 +295,7 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
 
 
 def _clock(probe: Probe, _site: _Site) -> Iterator[Finding]:
-    ahead = probe.told.ahead
+    ahead = probe.answers.ahead
     if ahead is None:
         fix = f"ACL SETUSER {probe.user} +time; locks do not need it"
         yield unchecked("it does not tell the time", fix)

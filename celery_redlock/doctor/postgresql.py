@@ -21,7 +21,7 @@ from .tls import secrecy
 if TYPE_CHECKING:
     from ..stores.postgresql.reader import PostgresReader
 
-__all__ = ["OF_ONE", "OF_SILENT", "Said", "visit"]
+__all__ = ["OF_ONE", "OF_SILENT", "Details", "visit"]
 
 OLDEST = 120_000
 """The oldest supported server, in its own numbering."""
@@ -122,7 +122,7 @@ SELECT redlock_sweep()"""
 
 
 @dataclass(frozen=True)
-class Said:
+class Details:
     """The answers of a database.
 
     Attributes:
@@ -148,7 +148,7 @@ class Said:
     pooled: bool
 
 
-def visit(reader: PostgresReader, *, tries: bool) -> Said:
+def visit(reader: PostgresReader, *, tries: bool) -> Details:
     """Query a database about itself; if `tries`, also try what the user may do."""
     from ..stores.postgresql.handshake import MAX_AGE_S, pooled
 
@@ -175,7 +175,7 @@ def visit(reader: PostgresReader, *, tries: bool) -> Said:
         refused, fails = (why, "") if state == DENIED else ("", why)
     if version < VERSION and not (info["standby"] or refused or fails):
         facts = NodeInfo(unfit="its tables are missing, or old; run celery redlock migrate")
-    return Said(
+    return Details(
         info=info,
         peer=reader.peer,
         facts=facts,
@@ -192,7 +192,7 @@ def visit(reader: PostgresReader, *, tries: bool) -> Said:
 
 
 def _tables(probe: Any, _site: Any) -> Iterator[Finding]:
-    said, user = probe.said, probe.said.info["user"]
+    said, user = probe.details, probe.details.info["user"]
     hides = ("rights", "restart", "leaks", "prefix")
     if not said.info["found"] and said.info["schemas"]:
         yield wrong(
@@ -217,8 +217,8 @@ def _tables(probe: Any, _site: Any) -> Iterator[Finding]:
 
 
 def _rights(probe: Any, _site: Any) -> Iterator[Finding]:
-    if why := probe.said.refused:
-        user = probe.said.info["user"]
+    if why := probe.details.refused:
+        user = probe.details.info["user"]
         yield wrong(
             f"the user {user!r} lacks a right: {why}",
             "GRANT SELECT, INSERT, UPDATE, DELETE ON redlock_lease, redlock_waiter, redlock_memory"
@@ -228,7 +228,7 @@ def _rights(probe: Any, _site: Any) -> Iterator[Finding]:
 
 
 def _neighbours(probe: Any, _site: Any) -> Iterator[Finding]:
-    for what, fix in probe.said.neighbours:
+    for what, fix in probe.details.neighbours:
         yield warning(
             f"{what}: code of others may be executed with the rights of whoever locks, or frees a"
             " lock",
@@ -237,12 +237,12 @@ def _neighbours(probe: Any, _site: Any) -> Iterator[Finding]:
 
 
 def _writes(probe: Any, _site: Any) -> Iterator[Finding]:
-    if why := probe.said.fails:
+    if why := probe.details.fails:
         yield wrong(f"a lock cannot be taken there: {why}", "mend what it names")
 
 
 def _role(probe: Any, _site: Any) -> Iterator[Finding]:
-    if probe.said.info["standby"]:
+    if probe.details.info["standby"]:
         yield wrong(*STANDBY, hides=("tables", "rights", "writes"))
 
 
@@ -253,13 +253,13 @@ STANDBY = (
 
 
 def _version(probe: Any, _site: Any) -> Iterator[Finding]:
-    if int(probe.said.info["server_version_num"]) < OLDEST:
-        what = f"it is PostgreSQL {probe.said.info['server_version']}, which is too old"
+    if int(probe.details.info["server_version_num"]) < OLDEST:
+        what = f"it is PostgreSQL {probe.details.info['server_version']}, which is too old"
         yield wrong(what, "upgrade it to PostgreSQL 12 or newer")
 
 
 def _durability(probe: Any, site: Any) -> Iterator[Finding]:
-    info, guarded = probe.said.info, site.guard == "uptime"
+    info, guarded = probe.details.info, site.guard == "uptime"
     guard = "or redlock_restart_guard to 'uptime'"
     commits = info["synchronous_commit"]
     if info["fsync"] == "off":
@@ -282,7 +282,7 @@ def _durability(probe: Any, site: Any) -> Iterator[Finding]:
 
 
 def _pooler(probe: Any, _site: Any) -> Iterator[Finding]:
-    if probe.said.pooled:
+    if probe.details.pooled:
         yield warning(
             "a pooler is in front of it, through which LISTEN does not work: who waits is not"
             " called, and looks every second",
@@ -291,17 +291,17 @@ def _pooler(probe: Any, _site: Any) -> Iterator[Finding]:
 
 
 def _isolation(probe: Any, _site: Any) -> Iterator[Finding]:
-    level = probe.said.info["default_transaction_isolation"]
+    level = probe.details.info["default_transaction_isolation"]
     if level not in ("read committed", "read uncommitted"):
         yield wrong(
             f"default_transaction_isolation is {level!r}: who finds a lock taken gets an error",
-            f'ALTER ROLE "{probe.said.info["user"]}" SET default_transaction_isolation ='
+            f'ALTER ROLE "{probe.details.info["user"]}" SET default_transaction_isolation ='
             " 'read committed'",
         )
 
 
 def _vacuum(probe: Any, _site: Any) -> Iterator[Finding]:
-    if probe.said.info["autovacuum"] == "off" or probe.said.info["unvacuumed"]:
+    if probe.details.info["autovacuum"] == "off" or probe.details.info["unvacuumed"]:
         yield warning(
             "autovacuum is off: each lock leaves a dead row behind, and locks get slower",
             "set autovacuum to on, for the server and for the tables redlock_lease and"
@@ -310,7 +310,7 @@ def _vacuum(probe: Any, _site: Any) -> Iterator[Finding]:
 
 
 def _connections(probe: Any, _site: Any) -> Iterator[Finding]:
-    info = probe.said.info
+    info = probe.details.info
     room = int(info["max_connections"]) - int(info["superuser_reserved_connections"])
     if info["taken"] > CROWDED * room:
         yield warning(

@@ -29,7 +29,7 @@ from ..survey.reader import read_nodes
 from . import etcd, postgresql
 from .tls import other_protocol
 
-__all__ = ["Probe", "Told", "introduce", "observe", "probe", "refused_by"]
+__all__ = ["Answers", "Probe", "introduce", "observe", "probe", "refused_by"]
 
 KEY_TTL_MS = 10_000
 """Ttl of the trial keys on a node, milliseconds."""
@@ -44,7 +44,7 @@ VISITS: Mapping[str, Callable[..., Any]] = {"PostgreSQL": postgresql.visit, "etc
 
 
 @dataclass(frozen=True)
-class Told:
+class Answers:
     """The answers of a node.
 
     `refused` maps each word of an ACL rule that its user lacks to whether locks need it. In it `~`
@@ -70,10 +70,10 @@ class Probe:
     index: int
     address: Any  # its class depends on the kind of store
     look: NodeLook
-    told: Told
+    answers: Answers
     twins: tuple[int, ...] = ()  # nodes on which this node's mark was found as well
     speaks: str = ""  # the other protocol that it speaks (`tls.py`), if it did not answer
-    said: Any = None  # the answers of another kind of store, besides `told`
+    details: Any = None  # the answers of another kind of store, besides `answers`
 
     @property
     def name(self) -> str:
@@ -107,8 +107,8 @@ def _of_other(addresses: Sequence[Any], prefix: str, timeout: float, *, tries: b
     probes = []
     for n, said in enumerate(found):
         ahead = getattr(said, "ahead", None)
-        told = Told() if said is None else Told(said.peer, facts=said.facts, ahead=ahead)
-        probes.append(Probe(n, addresses[n], looks[n], told, said=said))
+        told = Answers() if said is None else Answers(said.peer, facts=said.facts, ahead=ahead)
+        probes.append(Probe(n, addresses[n], looks[n], told, details=said))
     return probes
 
 
@@ -123,12 +123,12 @@ def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list
         _looks, rest = read_nodes(there, prefix, _ask, timeout)
         for n, one in zip(unnamed, rest, strict=True):
             found[n] = one
-    told = [one or Told() for one in found]
+    told = [one or Answers() for one in found]
     seen_at: list[Sequence[bytes] | None] = [None] * len(addresses)
     if any(one.denied for one in told):
         # Without INFO there is no run_id. But a mark written at one address is found at its twin.
         marks = [one.mark for one in told if one.mark]
-        _looks, seen_at = read_nodes(addresses, prefix, partial(_kept, marks=marks), timeout)
+        _looks, seen_at = read_nodes(addresses, prefix, partial(_existing, marks=marks), timeout)
     twins = [
         tuple(n for n, one in enumerate(told) if n != here and one.mark in (seen or ()))
         for here, seen in enumerate(seen_at)
@@ -167,14 +167,14 @@ def observe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> lis
     if not _are_redis(addresses):
         return _of_other(addresses, prefix, timeout, tries=False)
     looks, found = read_nodes(addresses, prefix, _read, timeout)
-    whole = zip(addresses, looks, [one or Told() for one in found], strict=True)
+    whole = zip(addresses, looks, [one or Answers() for one in found], strict=True)
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
-def _read(reader: RedisReader) -> Told:
+def _read(reader: RedisReader) -> Answers:
     text, facts, denied = _introduce(reader)
     info = dict(row.split(":", 1) for row in text.splitlines() if ":" in row)
-    return Told(reader.peer, info, facts, denied)
+    return Answers(reader.peer, info, facts, denied)
 
 
 def _ahead(reader: RedisReader) -> float | None:
@@ -187,7 +187,7 @@ def _ahead(reader: RedisReader) -> float | None:
     return int(told[0]) + int(told[1]) / 1e6 - (before + after) / 2
 
 
-def _ask(reader: RedisReader) -> Told:
+def _ask(reader: RedisReader) -> Answers:
     """Return the server's INFO and the commands that its ACL denies, of all that locks use."""
     mark, line = (f"{reader.prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
     told, ahead = _read(reader), _ahead(reader)
@@ -240,7 +240,7 @@ def refused_by(why: str) -> str:
     return found[1] if why.startswith("NOPERM") and found else ""
 
 
-def _kept(reader: RedisReader, marks: Sequence[bytes]) -> list[bytes]:
+def _existing(reader: RedisReader, marks: Sequence[bytes]) -> list[bytes]:
     """Return those of some keys that exist."""
     replies = reader.ask([("GET", mark) for mark in marks])
     return [mark for mark, r in zip(marks, replies, strict=True) if isinstance(r, bytes)]

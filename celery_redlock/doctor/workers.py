@@ -7,7 +7,7 @@ from typing import Any
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
-from ..survey.waiting import Parked, waits_told
+from ..survey.waiting import Parked, valid_waits
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, some, unchecked, warning, wrong
 
@@ -67,7 +67,7 @@ def waiting(app: Any, timeout: float) -> tuple[list[dict[str, Any]], Parked, str
     waits = [
         {**wait, "worker": worker}
         for worker, reply in replies.items()
-        for wait in waits_told(reply)
+        for wait in valid_waits(reply)
     ]
     waits.sort(key=lambda wait: -float(wait["waited"]))
     return waits, Parked.of(replies.values()), unasked

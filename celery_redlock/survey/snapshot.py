@@ -206,7 +206,7 @@ def _survey(
     entries = [entry for entry in entries if entry.kind in wanted]
     entries.sort(key=lambda entry: (entry.resource, KINDS.index(entry.kind), entry.slot))
     answers = [data for data in told if data is not None]
-    there = {name: [_told(data.get(name)) for data in answers] for name in PAUSE_NAMES}
+    there = {name: [_text_and_ttl(data.get(name)) for data in answers] for name in PAUSE_NAMES}
     return Survey(tuple(entries), tuple(looks), at, counted(there, quorum))
 
 
@@ -227,7 +227,7 @@ def _entries(name: str, nodes: Sequence[NodeData], prefix: str, at: float) -> It
         yield _entry(name, others, nodes, prefix, at)
 
 
-def _told(found: KeyValue | None) -> tuple[str, float] | None:
+def _text_and_ttl(found: KeyValue | None) -> tuple[str, float] | None:
     return None if found is None else (to_text(found.value), found.left)
 
 

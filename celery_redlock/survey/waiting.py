@@ -17,7 +17,7 @@ from ..protocol.names import LINE_SUFFIX
 from ..protocol.values import quorum_of
 from .models import Entry, Survey
 
-__all__ = ["Parked", "at_once", "count_parked", "waited_for", "waits_told"]
+__all__ = ["Parked", "at_once", "count_parked", "valid_waits", "waited_for"]
 
 MAX_WAITED_S = 1e12
 """Seconds. No task waits that long: a larger number, or infinity, is nonsense."""
@@ -49,7 +49,7 @@ class Parked:
         waited: dict[str, list[float]] = defaultdict(list)
         queued: Counter[str] = Counter()
         for reply in replies:
-            for wait in waits_told(reply):
+            for wait in valid_waits(reply):
                 if wait.get("where") == "parked":
                     for name in waited_for(wait):
                         waited[name].append(float(wait["waited"]))
@@ -66,7 +66,7 @@ def waited_for(wait: Mapping[str, Any]) -> Sequence[str]:
     return names if told and names else [wait["resource"]]
 
 
-def waits_told(reply: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def valid_waits(reply: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """Yield the valid waits of a worker's reply; whoever reaches the broker can send anything."""
     waits = reply.get("waits")
     for wait in waits if isinstance(waits, list) else ():

@@ -71,7 +71,7 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         for one in examine_nodes(probes, redlock.prefix, ttls, guard)
         if one.check not in (*NOT_CHECKED, *SHOWN_ELSEWHERE)
     ]
-    told = [probe.told.facts if probe.look.reachable else None for probe in probes]
+    told = [probe.answers.facts if probe.look.reachable else None for probe in probes]
     votes_in = votes_left(told, [probe.address for probe in probes], ttls, guard)
     return Health(
         tuple(probe.look for probe in probes),
@@ -88,7 +88,7 @@ def _ttls(
     if app is None:
         return [redlock.ttl]
     answering = [probe for probe in probes if probe.look.reachable]
-    if any(voteless(one.told.facts, one.address, [DAY], guard) for one in answering):
+    if any(voteless(one.answers.facts, one.address, [DAY], guard) for one in answering):
         with contextlib.suppress(Exception):  # `celery redlock doctor` reports broken task modules
             app.loader.import_default_modules()
     return ttls_of(app) or [redlock.ttl]
@@ -110,9 +110,9 @@ def _no_quorum(probes: Sequence[Probe], votes_in: list[float | None]) -> dict[st
 
 def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dict[str, Any]:
     answers = probe.look.reachable
-    uptime = probe.told.facts.uptime
-    if probe.said is not None:
-        uptime = probe.said.info.get("uptime")  # an etcd cluster has none
+    uptime = probe.answers.facts.uptime
+    if probe.details is not None:
+        uptime = probe.details.info.get("uptime")  # an etcd cluster has none
     return {
         "answers": answers,
         "rtt": probe.look.rtt if answers else None,
@@ -129,10 +129,10 @@ def _node(probe: Probe, votes_in: float | None, found: Sequence[Finding]) -> dic
 
 def _version(probe: Probe) -> str | None:
     """Return a server's name and version: `Valkey 8.1.0`, `Redis 7.0.15`, `PostgreSQL 16.2`."""
-    if probe.said is not None:
-        version = printable(probe.said.info["server_version"])[:MAX_VERSION_CHARS]
+    if probe.details is not None:
+        version = printable(probe.details.info["server_version"])[:MAX_VERSION_CHARS]
         return f"{probe.address.store} {version}"
-    info = probe.told.info
+    info = probe.answers.info
     for name, key in (("Valkey", "valkey_version"), ("Redis", "redis_version")):
         if said := info.get(key, "").strip():
             return f"{name} {printable(said)[:MAX_VERSION_CHARS]}"

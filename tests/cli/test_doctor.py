@@ -17,7 +17,7 @@ from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command as doctor
 from celery_redlock.doctor import CHECKS
 from celery_redlock.doctor.nodes import examine_nodes
-from celery_redlock.doctor.probe import Probe, Told
+from celery_redlock.doctor.probe import Answers, Probe
 from celery_redlock.doctor.report import NEED_APP
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
@@ -282,7 +282,7 @@ def test_doctor_finds_a_clock_that_differs_and_a_server_that_is_too_old(
 
 def test_doctor_survives_a_malformed_version() -> None:
     look = NodeLook("node", True, "", 0.001)
-    told = Told(info={"redis_version": "7." + "9" * 5000}, ahead=0.0)
+    told = Answers(info={"redis_version": "7." + "9" * 5000}, ahead=0.0)
     probes = [Probe(index, parse_nodes(["redis://node"])[0], look, told) for index in range(3)]
     assert "version" not in {it.check for it in examine_nodes(probes, "redlock:", [], None)}
 

@@ -10,7 +10,7 @@ from celery import Celery
 
 from celery_redlock import Redlock
 from celery_redlock.doctor.nodes import examine_nodes
-from celery_redlock.doctor.probe import Probe, Told
+from celery_redlock.doctor.probe import Answers, Probe
 from celery_redlock.doctor.votes import votes_in, votes_left
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.stores.kinds import parse_nodes
@@ -45,7 +45,7 @@ def test_commands_and_workers_count_the_same_seconds_until_a_node_votes(
     app.conf.update(redlock_restart_guard="uptime", redlock_ttl=30.0)
     assert votes_in([facts], addresses, app) == wait
     look = NodeLook("n", True, "", 0.001)
-    probe = Probe(0, addresses[0], look, Told(facts=facts, info={}))
+    probe = Probe(0, addresses[0], look, Answers(facts=facts, info={}))
     every = list(examine_nodes([probe], "redlock:", [30.0], "uptime"))
     assert [one for one in every if f"no vote for {wait:.0f} s" in str(one)]
     monkeypatch.setattr(health, "observe", lambda *_given: [probe])

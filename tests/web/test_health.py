@@ -12,7 +12,7 @@ from celery import Celery
 from werkzeug.test import Client
 
 from celery_redlock import Redlock, SingletonTask
-from celery_redlock.doctor.probe import Probe, Told
+from celery_redlock.doctor.probe import Answers, Probe
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
@@ -36,7 +36,7 @@ def probes(*facts: NodeInfo | None, **info: str) -> list[Probe]:
             number,
             address,
             NodeLook(f"n{number}:6379", one is not None, "" if one else "refused", 0.001),
-            Told() if one is None else Told(peer=f"10.0.0.{number}", info=info, facts=one),
+            Answers() if one is None else Answers(peer=f"10.0.0.{number}", info=info, facts=one),
         )
         for number, (address, one) in enumerate(zip(addresses, facts, strict=True))
     ]
