@@ -59,7 +59,7 @@ OPTION = "redlock"
 the entry is sent without a claim."""
 ROUTING = ("queue", "exchange", "routing_key")
 """Options of an entry that route its message."""
-USUAL_QUEUE = "celery"
+DEFAULT_QUEUE = "celery"
 """The queue of a message without such options (`task_default_queue`)."""
 RETRY_DELAY_S = 1.0
 """Seconds until an undecided entry is tried again; so late a tick may be."""
@@ -142,7 +142,7 @@ class TickClaim(HeldLease):
                     extra=event("tick_unsent"),
                 )
 
-    def outlived(self, holder: Holder) -> bool:
+    def delete_expired(self, holder: Holder) -> bool:
         """Delete our own expired claim if the store still has it (etcd); return True if deleted.
 
         Args:
@@ -194,7 +194,7 @@ class TickClaims:
         claim, and then either for its holder or to keep it.
         """
         try:
-            wish = _wish(entry)
+            wish = _claim_option(entry)
             if wish is False:
                 return SendDecision(entry, send=True)
             if not isinstance(wish, bool) and entry.name not in self._warned:
@@ -233,7 +233,7 @@ class TickClaims:
         )
         # A beat that hangs between claim and message must not keep the others waiting forever.
         claim = TickClaim(self._redlock, request, max_lifetime=self._redlock.ttl)
-        claim.tick = _in_log(entry, tick)
+        claim.tick = _log_name(entry, tick)
         claim.kept = now + tick.kept
         decision: SendDecision | None = SendDecision(entry, True, claim)
         try:
@@ -248,7 +248,7 @@ class TickClaims:
         if decision is None:
             holder = self._redlock.holder(resource, timeout=claim.left)
             before = self._kept.get(entry.name)
-            if holder is not None and before is not None and before.outlived(holder):
+            if holder is not None and before is not None and before.delete_expired(holder):
                 decision = stays_due(entry, AFTER_OTHER_S)
             elif holder is not None and (decision := refused(entry, tick, holder, short)):
                 self._tell(decision, tick, holder)
@@ -274,7 +274,7 @@ class TickClaims:
             logger.log(
                 logging.DEBUG if ours else logging.INFO,
                 "%s %s sent by %s",
-                _in_log(entry, tick),
+                _log_name(entry, tick),
                 "was" if sent else "is being",
                 holder.owner or "another program, which holds our key",
                 extra=event("tick_sent_elsewhere"),
@@ -311,8 +311,8 @@ def refused(entry: Any, tick: Tick, holder: Holder, short: float) -> SendDecisio
     again = left + tick.margin + AFTER_OTHER_S
     if sent:
         return SendDecision(entry, sent=True, again=again, last=_ago(entry, tick.period - again))
-    telling = (tick.kept - short) / 2  # by then a kept claim can be distinguished
-    soon = telling if telling > AFTER_OTHER_S else again
+    decidable_in = (tick.kept - short) / 2  # by then a kept claim can be distinguished
+    soon = decidable_in if decidable_in > AFTER_OTHER_S else again
     return stays_due(entry, min(RETRY_DELAY_S, again, soon))
 
 
@@ -326,7 +326,7 @@ def _message(entry: Any, conf: Any) -> str:
     prefix = (conf.broker_transport_options or {}).get("global_keyprefix", "")
     queue = f"{prefix}{conf.task_default_queue}"
     where = {name: str(options[name]) for name in ROUTING if options.get(name)}
-    if queue != USUAL_QUEUE:
+    if queue != DEFAULT_QUEUE:
         where["default"] = queue
     arguments = ""
     with suppress(CannotKey):
@@ -337,7 +337,7 @@ def _message(entry: Any, conf: Any) -> str:
     return f"{escape(str(entry.task))}~{digest}"
 
 
-def _wish(entry: Any) -> Any:
+def _claim_option(entry: Any) -> Any:
     """Return the value of `OPTION` in an entry's options, or its headers; True without one."""
     # Options of a wrong type are ignored here: sending will fail, as it would without us.
     options = entry.options if isinstance(entry.options, Mapping) else {}
@@ -346,7 +346,7 @@ def _wish(entry: Any) -> Any:
     return options.get(OPTION, default)
 
 
-def _in_log(entry: Any, tick: Tick) -> str:
+def _log_name(entry: Any, tick: Tick) -> str:
     return f"{entry.name} ({'due ' if tick.due else ''}{tick.name})"
 
 

@@ -44,7 +44,7 @@ WRAPPED = ("tick", "is_due", "apply_entry", "apply_async", "_when", "should_sync
 """The methods of a scheduler that are replaced by the adapter's."""
 EARLY_S = 0.01
 """Seconds by which a beat wakes up before the requested time (`Scheduler.adjust`)."""
-ENOUGH = 0.8
+MIN_PATIENCE_PART = 0.8
 """The part of the node timeout that must be left to ask for one more entry in a pass: with less, a
 slow answer would look like an outage."""
 
@@ -76,19 +76,21 @@ class SchedulerAdapter:
         # For schedules that all beats share. By entry: the time until which it is left alone, and
         # True if another beat was found to have sent it. Then by entry: the claim of a tick that
         # could not be sent once. Then: when to wake up, and when this pass began.
-        self._resting: dict[str, tuple[float, bool]] = {}
+        self._left_alone: dict[str, tuple[float, bool]] = {}
         self._failed: dict[str, str] = {}
         self._wake = math.inf
         self._began = math.inf
         # Methods that another tool has replaced on this very scheduler, and not on its class.
-        self._instead = {name: vars(scheduler)[name] for name in WRAPPED if name in vars(scheduler)}
+        self._overrides = {
+            name: vars(scheduler)[name] for name in WRAPPED if name in vars(scheduler)
+        }
         for name in WRAPPED:
             setattr(scheduler, name, getattr(self, name))
 
     def _own(self, name: str) -> Any:
         """Return the scheduler's own method, looked up now."""
-        if name in self._instead:
-            return self._instead[name]
+        if name in self._overrides:
+            return self._overrides[name]
         return getattr(type(self._scheduler), name).__get__(self._scheduler)
 
     # -- Replacements of the scheduler's methods --------------------------------------------------
@@ -174,8 +176,8 @@ class SchedulerAdapter:
         """Send an entry of a scheduler that handles all due entries in one pass, and advance it."""
         now = monotonic()
         left = self._timeout - max(0.0, now - self._began)
-        until, was_sent = self._resting.get(entry.name, (0.0, False))
-        if until > now or left < self._timeout * ENOUGH:
+        until, was_sent = self._left_alone.get(entry.name, (0.0, False))
+        if until > now or left < self._timeout * MIN_PATIENCE_PART:
             self._wake = min(self._wake, max(0.0, until - now))
             return None
         decision = self._claims.decide(entry, left)
@@ -185,10 +187,10 @@ class SchedulerAdapter:
                 self._scheduler.reserve(entry)
             again = RETRY_DELAY_S if decision.again is None else decision.again
             again = min(RETRY_DELAY_S, again)
-            self._resting[entry.name] = now + again, decision.sent and not was_sent
+            self._left_alone[entry.name] = now + again, decision.sent and not was_sent
             self._wake = min(self._wake, again)
             return None
-        self._resting.pop(entry.name, None)
+        self._left_alone.pop(entry.name, None)
         if decision.claim is None:
             return self._publish(decision, entry, producer, advance=True, **kwargs)
         # Advance the shared schedule only after the message was sent.
@@ -268,7 +270,7 @@ def guard(sender: Any = None, **_signal: Any) -> None:
         logger.critical(
             "celery_redlock: %s%s",
             error,
-            _way_out(sender.scheduler.app),
+            _disabling_hint(sender.scheduler.app),
             extra=event("configuration_error"),
         )
         raise SystemExit(1) from None
@@ -281,7 +283,7 @@ def guard(sender: Any = None, **_signal: Any) -> None:
         raise SystemExit(1) from None
 
 
-def _way_out(app: Any) -> str:
+def _disabling_hint(app: Any) -> str:
     """Return a hint how to start a beat without claims, if no setting asks for them; else ""."""
     if app.conf.get("redlock_beat") is not None or app.conf.get("redlock_nodes") is not None:
         return ""

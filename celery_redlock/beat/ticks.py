@@ -66,13 +66,13 @@ def current_tick(schedule: Any, last_run_at: datetime | None) -> Tick:
     """
     if isinstance(schedule, BaseSchedule) and not isinstance(schedule, interval):
         with suppress(NotImplementedError):  # Celery requires only is_due() of a user's schedule
-            tick = _of_due_time(_DueTimes(schedule), last_run_at)
+            tick = _due_tick(_DueTimes(schedule), last_run_at)
             if tick is not None:
                 return tick
-    return _of_interval(schedule, last_run_at)
+    return _interval_tick(schedule, last_run_at)
 
 
-def _of_due_time(dues: _DueTimes, last_run_at: datetime | None) -> Tick | None:
+def _due_tick(dues: _DueTimes, last_run_at: datetime | None) -> Tick | None:
     due, following = dues.latest(last_run_at)
     if due is None or not dues.are_shared(due):
         return None
@@ -81,7 +81,7 @@ def _of_due_time(dues: _DueTimes, last_run_at: datetime | None) -> Tick | None:
     return Tick(f"{due:%Y-%m-%dT%H:%M:%SZ}", kept, due=due, next_in=left)
 
 
-def _of_interval(schedule: Any, last_run_at: datetime | None) -> Tick:
+def _interval_tick(schedule: Any, last_run_at: datetime | None) -> Tick:
     if isinstance(schedule, interval):
         period = left = float(schedule.seconds)
         name = f"every-{period:g}s"
