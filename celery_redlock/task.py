@@ -22,7 +22,7 @@ from celery.local import PromiseProxy, Proxy
 from .config.checks import OnDuplicate, Scope
 from .config.declared import (
     given_to_all,
-    is_of_celery,
+    is_celery_builtin,
     keep_task_class,
     refuse_other_base,
     refuse_second_lock,
@@ -150,7 +150,7 @@ class SingletonTask(BaseTask):
         Args:
             for_all: The attributes that `task_annotations` gives to all tasks.
         """
-        if is_of_celery(cls):
+        if is_celery_builtin(cls):
             cls.redlock = None
             return
         task = getattr(cls, "name", None) or f"{cls.__module__}.{cls.__qualname__}"

@@ -26,7 +26,7 @@ from celery_redlock.config.options import (  # noqa: E402
     Settings,
     TaskOptions,
 )
-from celery_redlock.config.task_lock import OF_CALL  # noqa: E402
+from celery_redlock.config.task_lock import PER_CALL  # noqa: E402
 
 BEGIN = "<!-- options: written by docs/make_settings.py from celery_redlock/config/options.py -->\n"
 END = "<!-- options: end -->\n"
@@ -70,7 +70,7 @@ def _of_app(name: str, option: Option) -> str:
 
 def _of_task(name: str, option: Option) -> str:
     places = [f"`lock_{name}` on a `SingletonTask`", f"`{name}` in `@locked`"]
-    if name in OF_CALL:
+    if name in PER_CALL:
         places.append(f'for one call, `lock={{"{name}": ...}}` in `apply_async`')
     texts, default = [option.about, option.change], f"Default: `{_shown(option)}`"
     if name in GLOBAL:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.options import TASK, TaskOptions
-from ..config.settings import OF_LOCKS, OF_RATED, OF_RETRIES, enabled, given_names
+from ..config.settings import LOCK_OPTIONS, RATELESS_OPTIONS, RETRY_OPTIONS, enabled, given_names
 from ..keys.resolver import Templates
 from ..messages.headers import MAX_ID_CHARS
 from ..messages.policy import Action, decide, parkable
@@ -245,11 +245,11 @@ def read_by(
     if how.scope == "while_executing":
         unread |= {"reserve_ttl", "on_duplicate"}
     if how.scope == "until_executing":
-        unread |= {*OF_LOCKS, *OF_RETRIES}
+        unread |= {*LOCK_OPTIONS, *RETRY_OPTIONS}
     if how.rate is not None:
-        unread |= {*OF_RATED, "ttl"}
+        unread |= {*RATELESS_OPTIONS, "ttl"}
     if not retries:
-        unread |= {*OF_RETRIES} - ({"on_deadline"} if waits else set())
+        unread |= {*RETRY_OPTIONS} - ({"on_deadline"} if waits else set())
     if how.retry_deadline is None and not waits:
         unread.add("on_deadline")
 

@@ -15,7 +15,7 @@ MIN_TTL = 0.02
 DAY = 86_400.0
 """The longest ttl, in seconds, because a holder that dies blocks its resource for that long."""
 HOUR = 3600.0
-LEAST_MEMORY = 65_536
+MIN_MEMORY = 65_536
 """Minimum number of bytes of memory; a smaller number was probably meant as megabytes."""
 LONG_TTL = 900.0
 """The longest ttl without a warning, in seconds. A longer one was probably meant as milliseconds,
@@ -44,7 +44,7 @@ def or_none(check: Check) -> Check:
     return checked
 
 
-def lets_several(limit: Any) -> bool:
+def allows_several(limit: Any) -> bool:
     """Return True if this limit lets several bodies hold a key at a time."""
     return callable(limit) or max((limit,) if isinstance(limit, int) else limit) > 1
 
@@ -128,8 +128,8 @@ def count(value: Any) -> Any:
 
 
 def memory(value: Any) -> Any:
-    if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_MEMORY:
-        raise ValueError(f"must be a whole number of bytes >= {LEAST_MEMORY} (not of megabytes)")
+    if isinstance(value, bool) or not isinstance(value, int) or value < MIN_MEMORY:
+        raise ValueError(f"must be a whole number of bytes >= {MIN_MEMORY} (not of megabytes)")
     return value
 
 
@@ -174,7 +174,7 @@ def key(value: Any) -> Any:
     return value
 
 
-def too_long(ttl: float) -> str:
+def long_ttl_warning(ttl: float) -> str:
     """Return a warning if a ttl, in seconds, is longer than any lock needs; else ""."""
     if ttl <= LONG_TTL:
         return ""

@@ -23,7 +23,7 @@ from celery.utils.functional import firstmethod
 from ..keys.signature import has_copy
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import event
-from .checks import too_long
+from .checks import long_ttl_warning
 from .default_node import is_fallback
 from .options import TASK
 from .task_lock import TaskLock, lock_of
@@ -69,7 +69,7 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[s
             The message gives the option, the task, and what to write instead.
     """
     kind = task if inspect.isclass(task) else type(task)
-    if is_of_celery(kind):
+    if is_celery_builtin(kind):
         return []
     name = getattr(task, "name", None) or f"{task.__module__}.{task.__qualname__}"
     locked = _is_locked(task.run)
@@ -87,7 +87,7 @@ def refuse_unread(task: Any, for_all: Mapping[str, Any] | None = None) -> list[s
     warnings = []
     for base in kind.__mro__:
         for attribute, value in vars(base).items():
-            option = _meant(attribute)
+            option = _option_named(attribute)
             if option is None or _is_method(base, value):
                 continue
             if locked:
@@ -183,7 +183,7 @@ def wrap(task_class: Any = Task) -> None:
     def bind(cls: Any, app: Any) -> Any:
         try:
             first = not cls.__bound__
-            _check_as_without_lock(cls, app)
+            _restore_argument_check(cls, app)
             # Check before the annotations are set, because they may hide declared options.
             warnings = refuse_unread(cls) if first else []
             bound = original(cls, app)
@@ -193,7 +193,7 @@ def wrap(task_class: Any = Task) -> None:
             if lock is not None:
                 lock.apps.add(app)
                 lock.names.add(cls.name)
-            if lock is not None and (said := too_long(lock.own.get("ttl", 0.0))):
+            if lock is not None and (said := long_ttl_warning(lock.own.get("ttl", 0.0))):
                 warnings.append(f"{cls.name}: {said}")
             if lock is not None and lock.misfit:
                 warnings.append(lock.misfit)
@@ -208,7 +208,7 @@ def wrap(task_class: Any = Task) -> None:
     task_class.bind = classmethod(bind)
 
 
-def _check_as_without_lock(task: Any, app: Any) -> None:
+def _restore_argument_check(task: Any, app: Any) -> None:
     """Make Celery check a call's arguments as if there were no `@locked` under another decorator.
 
     `functools.wraps` has given that decorator the signature of the function from `@locked`.
@@ -235,7 +235,7 @@ def _end_command(error: ConfigurationError) -> None:
         raise SystemExit(1)
 
 
-def is_of_celery(kind: type) -> bool:
+def is_celery_builtin(kind: type) -> bool:
     """Return True if a task's class is one of Celery's own tasks, such as `celery.chord_unlock`.
 
     They take no lock, even if the app's task class would give them one.
@@ -277,7 +277,7 @@ def _is_locked(function: Any) -> bool:
     return isinstance(getattr(function, "__redlock__", None), TaskLock)
 
 
-def _meant(attribute: str) -> str | None:
+def _option_named(attribute: str) -> str | None:
     """Return the option that an attribute's name means; None if it is the user's own."""
     prefix, _, name = attribute.partition("_")
     if prefix not in ("lock", "redlock"):

@@ -10,10 +10,10 @@ from urllib.parse import SplitResult, parse_qsl, quote, urlencode
 
 from ..protocol.errors import ConfigurationError
 
-__all__ = ["default_node", "is_fallback", "left_over"]
+__all__ = ["default_node", "is_fallback", "leftover_warning"]
 
-_OF_TLS = {"ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"}
-_OF_TLS |= {"ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_password"}
+_TLS_ARGUMENTS = {"ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile"}
+_TLS_ARGUMENTS |= {"ssl_check_hostname", "ssl_ciphers", "ssl_keyfile", "ssl_password"}
 """TLS arguments that every version of redis-py reads from a URL."""
 _CERT_REQS = {None: "none", 0: "none", 1: "optional", 2: "required"}
 """The spelling of `ssl.CERT_NONE`, `CERT_OPTIONAL` and `CERT_REQUIRED` in a URL."""
@@ -25,10 +25,10 @@ def default_node(app: Any) -> str:
     Raises:
         ConfigurationError: The broker is not Redis.
     """
-    return _moved(app.conf)[1] or _broker(app)
+    return _migrated_node(app.conf)[1] or _broker(app)
 
 
-def _moved(conf: Any) -> tuple[str, str]:
+def _migrated_node(conf: Any) -> tuple[str, str]:
     """Return the Redis of celery-once or celery-singleton, if a project migrates (compat/).
 
     It is read also without the compat modules, so that all processes of an app use the same node,
@@ -49,11 +49,11 @@ def _moved(conf: Any) -> tuple[str, str]:
     return "", ""
 
 
-def left_over(app: Any) -> str:
+def leftover_warning(app: Any) -> str:
     """Return a warning if the node is that of a library that no task here uses; else ""."""
     from ..stores.kinds import parse_nodes, whole_name
 
-    setting, url = _moved(app.conf)
+    setting, url = _migrated_node(app.conf)
     of_task = "once" if setting.startswith("ONCE") else "unique_on"
     if app.conf.get("redlock_nodes") is not None or not setting:
         return ""
@@ -142,8 +142,8 @@ def _tls_of(conf: Any, query: str) -> dict[str, str]:
         kinds = (str, int, PathLike, type(None))
         plain = {k for k, v in given.items() if isinstance(v, kinds) and "%" not in str(v)}
         # Values with "%" are left out, because redis-py 5.2 decodes %41 in a URL argument twice.
-        if not (bad := sorted(str(name) for name in set(given) - (plain & _OF_TLS))):
-            return _as_written(given)
+        if not (bad := sorted(str(name) for name in set(given) - (plain & _TLS_ARGUMENTS))):
+            return _url_arguments(given)
         wrong = f"has what a Redis node's URL cannot have: {', '.join(bad)}"
     raise ConfigurationError(
         f"broker_use_ssl {wrong}. Write {{'ssl_cert_reqs': 'required', 'ssl_ca_certs': PATH}}, or"
@@ -151,7 +151,7 @@ def _tls_of(conf: Any, query: str) -> dict[str, str]:
     )
 
 
-def _as_written(given: Mapping[str, Any]) -> dict[str, str]:
+def _url_arguments(given: Mapping[str, Any]) -> dict[str, str]:
     """Return arguments of a connection in their spelling in a URL."""
     certs = {k: _CERT_REQS.get(v, v) for k, v in given.items() if k == "ssl_cert_reqs"}
     return {k: str(v) for k, v in {**given, **certs}.items() if v is not None}
@@ -169,7 +169,7 @@ def _watched(url: str, conf: Any) -> str:
         )
     credentials = next((u.netloc.rpartition("@")[0] for u in urls if "@" in u.netloc), "")
     hosts = ",".join(u.netloc.rpartition("@")[2] for u in urls)
-    asked = _as_written(options.get("sentinel_kwargs") or {})
+    asked = _url_arguments(options.get("sentinel_kwargs") or {})
     tls = _tls_of(conf, urls[0].query)
     given = {**({"ssl": "true"} if tls else {}), **tls}
     given |= {f"sentinel_{name}": value for name, value in asked.items()}

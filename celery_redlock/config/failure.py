@@ -13,11 +13,11 @@ from typing import Any
 from celery.app.task import Context
 from celery.utils.saferepr import saferepr
 
-__all__ = ["FailedRequest", "of_failure", "pack", "unpack"]
+__all__ = ["FailedRequest", "key_arguments", "pack", "unpack"]
 
 FAILED = "redlock_failed"
 """Key in the first argument of such a message, for the request of the failed task."""
-_STAYS = frozenset(
+_NOT_SENT = frozenset(
     ("callbacks", "errbacks", "chain", "chord", "options", "logfile", "loglevel", "time_start")
 )
 """Fields of that request that a callback does not get. Some of them contain the messages that
@@ -52,7 +52,7 @@ def pack(
         return value
 
     def is_carried(name: str, value: Any) -> bool:
-        if name in _STAYS or name.startswith(("_", "redlock_")):
+        if name in _NOT_SENT or name.startswith(("_", "redlock_")):
             return False  # our own headers contain tokens
         try:
             encodes(value)
@@ -105,7 +105,7 @@ def unpack(task: Any, args: Sequence[Any]) -> Sequence[Any]:
     return (FailedRequest(fields), exc, *args[2:])
 
 
-def of_failure(args: Sequence[Any]) -> Sequence[Any]:
+def key_arguments(args: Sequence[Any]) -> Sequence[Any]:
     """Return the arguments from which a key of all arguments is made.
 
     Of a failure only the request counts (by the id of the failed task), because exceptions and

@@ -53,7 +53,7 @@ def _option(default: Any, check: checks.Check, about: str, change: str) -> Any:
     return Option(default, check, about, change)
 
 
-class _Shared:
+class _CommonOptions:
     """The options that an app can set for all its tasks, and a task for itself.
 
     It is not a dataclass: to make one takes as long as all other imports of a program with a task.
@@ -129,7 +129,7 @@ class _Shared:
     )
 
 
-class Settings(_Shared):
+class Settings(_CommonOptions):
     """The global options of an app, checked."""
 
     nodes: Sequence[Any] = _option(
@@ -228,7 +228,7 @@ class Settings(_Shared):
     )
 
 
-class TaskOptions(_Shared):
+class TaskOptions(_CommonOptions):
     """All options of a task: each is its own, or else the app's, or else the default.
 
     Attributes:

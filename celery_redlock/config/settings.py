@@ -11,19 +11,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
-from .checks import CONFLICT_POLICIES, lets_several
+from .checks import CONFLICT_POLICIES, allows_several
 from .default_node import default_node
 from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 
-OF_RETRIES = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
+RETRY_OPTIONS = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
 """Options that are only read by a task that may be sent again."""
-_OF_LEASES = ("max_lifetime", "progress_timeout", "on_lost")
-OF_RATED = ("limit", "hold_for", *_OF_LEASES)
+_LEASE_OPTIONS = ("max_lifetime", "progress_timeout", "on_lost")
+RATELESS_OPTIONS = ("limit", "hold_for", *_LEASE_OPTIONS)
 """Options that no task with a rate reads, because its bodies hold no lock."""
-OF_LOCKS = ("wait", "on_conflict", "hold_for", "fencing", *_OF_LEASES)
+LOCK_OPTIONS = ("wait", "on_conflict", "hold_for", "fencing", *_LEASE_OPTIONS)
 """Options that are only read by a task whose body runs under its lock."""
 
-ELSEWHERE = {
+FOREIGN_NAMES = {
     **dict.fromkeys(("timeout", "expire", "expires", "expiry", "lock_timeout"), "ttl"),
     "blocking_timeout": "wait",
 }
@@ -52,7 +52,7 @@ def check_given(given: Mapping[str, Any], table: Mapping[str, Option], prefix: s
             import difflib  # imported here: only the error needs it
 
             bare = name.removeprefix("redlock_").removeprefix("lock_")
-            bare = ELSEWHERE.get(bare, bare)
+            bare = FOREIGN_NAMES.get(bare, bare)
             near = [bare] if bare in table else difflib.get_close_matches(name, table, n=1)
             known = ", ".join(prefix + name for name in table)
             hint = f"did you mean {prefix}{near[0]}?" if near else f"there are: {known}"
@@ -202,7 +202,7 @@ def check_together(
         )
     scope, limit = values.get("scope", "while_executing"), values.get("limit", 1)
     policy, fencing = values.get("on_conflict", "retry"), values.get("fencing", False)
-    many, shown = lets_several(limit), "a function" if callable(limit) else limit
+    many, shown = allows_several(limit), "a function" if callable(limit) else limit
     if many and scope not in ("while_executing", "until_and_while_executing"):
         raise ConfigurationError(
             f"{p}limit is {shown}, but with {p}scope {scope!r} there is one task per key: for"
@@ -248,7 +248,7 @@ def check_together(
                 f"{p}{name} applies to a reservation, and {p}scope 'while_executing' makes none:"
                 f" set {p}scope to 'until_executed' or another that begins with 'until'"
             )
-    for name in (*OF_RETRIES, *OF_LOCKS):
+    for name in (*RETRY_OPTIONS, *LOCK_OPTIONS):
         asked = given.get(name, TASK[name].default)
         if scope == "until_executing" and asked != TASK[name].default:
             raise ConfigurationError(
@@ -258,7 +258,7 @@ def check_together(
             )
     waits = callable(policy) or policy in ("wait", "replace")
     retries = callable(policy) or "retry" in (policy, values.get("on_unavailable", "retry"))
-    for name in OF_RETRIES:
+    for name in RETRY_OPTIONS:
         if name not in given or given[name] == TASK[name].default or retries:
             continue
         if name == "on_deadline" and waits:
@@ -331,7 +331,7 @@ def _check_rate(
             f"{p}rate lets bodies overlap, and a fencing token would refuse the writes of all but"
             f" the last: with {p}rate give {p}fencing=False"
         )
-    for name in () if why else OF_RATED:
+    for name in () if why else RATELESS_OPTIONS:
         if given.get(name, TASK[name].default) != TASK[name].default:
             why = (
                 f"{p}rate says when bodies start, and they hold no lock while they run, so nothing"

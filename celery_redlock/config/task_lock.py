@@ -17,16 +17,16 @@ from ..keys.resolver import Headers, Keys, is_failure, is_plain, keys_of
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import counted, printable, shown
 from .checks import count
-from .failure import of_failure, unpack
+from .failure import key_arguments, unpack
 from .options import TASK, Settings, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
 
 if TYPE_CHECKING:
     from ..protocol.names import Limit
 
-_OF_CELERY = ("lang", "task", "argsrepr", "kwargsrepr", "compression")
+_SET_BY_CELERY = ("lang", "task", "argsrepr", "kwargsrepr", "compression")
 """Headers that Celery sets, besides those that are attributes of its `Context`."""
-OF_CALL = ("scope", "on_duplicate", "reserve_ttl")
+PER_CALL = ("scope", "on_duplicate", "reserve_ttl")
 """Options that can be given to a single call: `apply_async(..., lock={...})`."""
 
 
@@ -53,7 +53,7 @@ class TaskLock:
     ) -> None:
         self.own: dict[str, Any] = check_given(own, TASK, prefix)
         check_together(self.own, {}, prefix)
-        self._meant = {n: value for n, value in self.own.items() if prefix + n not in for_all}
+        self._explicit = {n: value for n, value in self.own.items() if prefix + n not in for_all}
         self._prefix = prefix
         self._several = False
         self.misfit = ""
@@ -85,7 +85,7 @@ class TaskLock:
         if "limit" in self.own:
             self._check_limit(name, keys, self.own["limit"])
         try:
-            check_together(self.own, self._meant, self._prefix, several=self._several)
+            check_together(self.own, self._explicit, self._prefix, several=self._several)
         except ConfigurationError as error:
             raise ConfigurationError(f"{name}: {error}") from None
 
@@ -111,9 +111,9 @@ class TaskLock:
             ConfigurationError: No key can be made of the arguments.
             TypeError: They do not fit the function.
         """
-        _name, keys, args, kwargs = self._of_call(task, function, args, kwargs)
+        _name, keys, args, kwargs = self._bind_call(task, function, args, kwargs)
         if self.own.get("key") is None:
-            args = of_failure(args)
+            args = key_arguments(args)
         return keys(args, kwargs, headers)
 
     def limit(
@@ -135,7 +135,7 @@ class TaskLock:
             return limit
         from ..protocol.names import paired  # imported here: most programs have no limit
 
-        name, keys, args, kwargs = self._of_call(task, function, args, kwargs)
+        name, keys, args, kwargs = self._bind_call(task, function, args, kwargs)
         names = keys.in_order(args, kwargs, headers)
         if callable(limit):
             limit = _asked(name, limit, keys.arguments(args, kwargs), names)
@@ -171,7 +171,7 @@ class TaskLock:
                 f" names ({', '.join(wanted)}): {error}; let it take what it does not need by **_"
             ) from None
 
-    def _of_call(
+    def _bind_call(
         self, task: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: Any
     ) -> tuple[str, Keys, Sequence[Any], Any]:
         """Return a task's name, its keys, and the arguments of a call without the task itself."""
@@ -206,7 +206,7 @@ class TaskLock:
             scope = own.get("scope_name")
             keys = keys_of(name, function, own.get("key"), bound=bound, more=more, scope=scope)
             for header in keys.headers:
-                if hasattr(Context, header) or header in _OF_CELERY or header[:8] == "redlock_":
+                if hasattr(Context, header) or header in _SET_BY_CELERY or header[:8] == "redlock_":
                     raise ConfigurationError(
                         f"{name}: the lock key names the header {header!a}, which Celery or"
                         " celery_redlock itself sets: name one that you give with headers={...}"
@@ -243,7 +243,7 @@ class TaskLock:
                 from ..stores.kinds import kind_of, refuse_readers
 
                 refuse_readers(kind_of(settings.nodes[0]))
-            check_together(vars(options), self._meant, self._prefix, several=self._several)
+            check_together(vars(options), self._explicit, self._prefix, several=self._several)
             self._options[app] = options
         return options
 
@@ -258,9 +258,9 @@ class TaskLock:
                 f"lock= takes a mapping, such as {{'scope': 'until_executed'}}, not {given!r}"
             )
         for name in given:
-            if name not in OF_CALL:
+            if name not in PER_CALL:
                 raise ConfigurationError(
-                    f"lock={{{name!r}: ...}}: a call can be given {', '.join(OF_CALL)}; declare"
+                    f"lock={{{name!r}: ...}}: a call can be given {', '.join(PER_CALL)}; declare"
                     " the others with the task"
                 )
         if given.get("scope") == "until_executing" != self.scope:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from celery.schedules import crontab
 from celery.schedules import schedule as every
 
-from ..config.checks import HOUR, too_long
+from ..config.checks import HOUR, long_ttl_warning
 from ..config.declared import given_to_all, refuse_unread
 from ..config.options import TaskOptions
 from ..config.settings import enabled, read_settings
@@ -279,7 +279,7 @@ def _visibility(task: Any, options: TaskOptions, broker: _Broker) -> Iterator[Fi
 
 
 def _ttl(_task: Any, options: TaskOptions, _broker: _Broker) -> Iterator[Finding]:
-    if said := too_long(options.ttl):
+    if said := long_ttl_warning(options.ttl):
         yield warning(said, "give it in seconds")
 
 

@@ -13,7 +13,7 @@ import tenacity
 from celery.exceptions import Ignore, Reject, Retry, SoftTimeLimitExceeded
 from kombu.exceptions import EncodeError
 
-from ..config.checks import CONFLICT_POLICIES, ConflictPolicy, lets_several
+from ..config.checks import CONFLICT_POLICIES, ConflictPolicy, allows_several
 from ..config.options import TaskOptions
 from ..locking import leases
 from ..locking.redlock import Redlock
@@ -90,7 +90,7 @@ def ask(message: Message, refusal: ResourceHeld) -> ConflictPolicy:
         wrong = f"must return one of {policies}; it returned {said!r:.100}"
     elif said == "reject" and not message.task.acks_late:
         wrong = "returned 'reject', but the message is acknowledged already: set acks_late=True"
-    elif said == "replace" and lets_several(message.options.limit):
+    elif said == "replace" and allows_several(message.options.limit):
         wrong = "returned 'replace', but with a limit it may revoke all who hold it: return 'wait'"
     elif said == "replace" and message.options.shared:
         wrong = "returned 'replace', which a reader cannot do: return 'wait'"

@@ -14,7 +14,7 @@ from typing import Any
 from celery.app.task import Task
 
 from ..config.options import TASK
-from ..config.task_lock import OF_CALL, lock_of
+from ..config.task_lock import PER_CALL, lock_of
 from ..protocol.errors import ConfigurationError
 from .revokes import note_revokes
 
@@ -76,7 +76,7 @@ def wrap(task_class: Any = Task) -> None:
             if name.startswith("lock_") and name[5:] in TASK and not _is_stamp(name, options):
                 raise ConfigurationError(
                     f"{self.name}: no call reads {name}; one call can be given"
-                    f" lock={{{', '.join(map(repr, OF_CALL))}: ...}}, the others are declared with"
+                    f" lock={{{', '.join(map(repr, PER_CALL))}: ...}}, the others are declared with"
                     " the task"
                 )
         given = None if stamped else options.pop("lock")

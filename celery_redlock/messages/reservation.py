@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..config.checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, lets_several
+from ..config.checks import DAY, DUPLICATE_POLICIES, MIN_TTL, SCOPES, allows_several
 from ..config.options import TaskOptions
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
@@ -369,7 +369,7 @@ def _is_at_work(redlock: Redlock, names: tuple[str, ...], task_id: str, limit: A
     Raises:
         QuorumUnavailable: Too few nodes answered.
     """
-    slots = MAX_SLOTS if lets_several(limit) else 1
+    slots = MAX_SLOTS if allows_several(limit) else 1
     ballot = blocking(redlock.client.peek(names, slots))
     found = [t for number in range(len(ballot.claims)) for t in outcome.may_hold(ballot, number)]
     return task_id in [owner.task_id for owner in map(Owner.of, found) if owner is not None]

@@ -14,9 +14,9 @@ from typing import Any
 from billiard import current_process
 from celery import _state, signals
 
-from ..config.checks import too_long
+from ..config.checks import long_ttl_warning
 from ..config.declared import given_to_all, refuse_unread
-from ..config.default_node import left_over
+from ..config.default_node import leftover_warning
 from ..config.options import Settings
 from ..config.settings import enabled, given_names, read_settings
 from ..config.settings import unread as unread_settings
@@ -78,7 +78,7 @@ def check(sender: Any = None, **_signal: Any) -> None:
         redlock = Redlock.from_app(app)
         # Before the pool is forked: the children know what we know of the nodes.
         _warnings.extend([*redlock.check(ttl=max(ttls)), *_likely_milliseconds(tasks)])
-        _warnings.extend(filter(None, [left_over(app)]))
+        _warnings.extend(filter(None, [leftover_warning(app)]))
         redlock.client.registry.begin()
         redlock.client.registry.offer()
         if redlock.client.registry.table is not None:
@@ -110,7 +110,7 @@ def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:
     locks = ((task, lock_of(task)) for task in tasks)
     ttls = {lock.options(task.app).ttl: task.name for task, lock in locks if lock is not None}
     for ttl, name in sorted(ttls.items()):
-        if said := too_long(ttl):
+        if said := long_ttl_warning(ttl):
             yield f"{name}: {said}"
 
 

@@ -13,7 +13,7 @@ from celery_redlock import ConfigurationError, SingletonTask
 from celery_redlock.compat.base import NEVER_EXPIRES
 from celery_redlock.compat.once import QueueOnce
 from celery_redlock.compat.singleton import Singleton
-from celery_redlock.config.default_node import left_over
+from celery_redlock.config.default_node import leftover_warning
 from celery_redlock.config.settings import read_settings
 from celery_redlock.config.task_lock import lock_of
 
@@ -186,7 +186,7 @@ def test_locks_on_the_redis_of_a_library_that_no_task_uses_are_reported(
 ) -> None:
     app = make(**conf)
     app.task(base=base, name="moved.task", shared=False)(job)
-    warning = left_over(app)
+    warning = leftover_warning(app)
     assert re.search(setting, warning) if setting else not warning
 
 

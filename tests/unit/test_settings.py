@@ -20,7 +20,7 @@ from celery_redlock.config.options import (
     check_option,
 )
 from celery_redlock.config.settings import enabled, read_settings
-from celery_redlock.config.task_lock import OF_CALL, TaskLock
+from celery_redlock.config.task_lock import PER_CALL, TaskLock
 
 NODES = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0", "redis://127.0.0.1:3/0"]
 
@@ -42,7 +42,7 @@ def test_type_hints_of_options_are_those_of_the_table() -> None:
     table = get_type_hints(TaskOptions)
     del table["waits"]
     assert get_type_hints(LockOptions) == table
-    assert get_type_hints(CallOptions) == {name: table[name] for name in OF_CALL}
+    assert get_type_hints(CallOptions) == {name: table[name] for name in PER_CALL}
     declared = inspect.get_annotations(
         SingletonTask, globals=vars(celery_redlock.task), eval_str=True
     )
