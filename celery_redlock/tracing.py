@@ -31,7 +31,7 @@ except ImportError as error:
 from . import __version__
 from .events import Ask, Listener, subscribe, unsubscribe
 from .measures import BUCKETS, COUNTERS, HISTOGRAMS, Measures
-from .messages.signals import MAX_LEASES, in_all, is_tick, task_of
+from .messages.signals import MAX_LEASES, is_tick, task_of, total_wait
 from .protocol.errors import LeaseLost, QuorumUnavailable, ResourceHeld
 from .protocol.lease import Lease
 from .protocol.texts import printable
@@ -105,7 +105,7 @@ class _Tracing(Listener):
             return
         end = time.time_ns()
         task = task_of(ask.owner)
-        waited, attempts = in_all(task, ask)
+        waited, attempts = total_wait(task, ask)
         told: dict[str, Any] = {
             "task": task.name if task is not None else ask.owner.task,
             "waited": waited,

@@ -31,7 +31,7 @@ def command(site: Site, *, queues: str, dry_run: bool, yes: bool) -> int:
     Exit code 0: purged; 1: there was nothing to purge; 3: too few nodes answered, the rest is still
     in the queue; 4: not purged, because the answer was no or nobody was there to ask.
     """
-    from ..messages.purge import count, left_on_nodes, purge
+    from ..messages.purge import count, purge, silent_nodes_warning
 
     app = site.app
     if app is None:
@@ -73,7 +73,7 @@ def command(site: Site, *, queues: str, dry_run: bool, yes: bool) -> int:
         why = f"; the rest is still there: {error}"
     partly = bool(why)
     freed = sum(bool(row["freed"]) for row in rows)
-    if freed and (left := left_on_nodes(Redlock.from_app(app))):
+    if freed and (left := silent_nodes_warning(Redlock.from_app(app))):
         why += f"; {left}"
     said = f"{counted(len(rows), 'message')} purged, {counted(freed, 'reservation')} freed{why}"
     return ended("partly" if partly else "purged", printable(said), NO_QUORUM if partly else 0)

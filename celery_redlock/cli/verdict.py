@@ -14,7 +14,7 @@ from ..config.settings import LOCK_OPTIONS, RATELESS_OPTIONS, RETRY_OPTIONS, ena
 from ..keys.resolver import Templates
 from ..messages.headers import MAX_ID_CHARS
 from ..messages.policy import Action, decide, parkable
-from ..messages.reservation import is_anothers
+from ..messages.reservation import belongs_to_other_task
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
 from ..protocol.texts import printable
 
@@ -91,7 +91,7 @@ def _published(
         return Verdict("sent", "sends the message without a reservation: too few nodes answer")
     reserved = [entry for entry in entries if entry.kind == "reservation" and entry.held]
     owner = next((e.owner for e in reserved if e.owner and e.owner.task_id), None)
-    if owner is not None and is_anothers(owner, task):
+    if owner is not None and belongs_to_other_task(owner, task):
         why = f"{owner.task} has reserved the key, which is another task"
         return Verdict("sent", f"sends the message without a reservation: {why}")
     other = owner.task_id if owner is not None else None

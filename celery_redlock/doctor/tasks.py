@@ -19,7 +19,7 @@ from ..config.settings import enabled, read_settings
 from ..config.settings import unread as unread_settings
 from ..config.task_lock import lock_of
 from ..keys.resolver import is_own
-from ..messages.broker import unacknowledged_for
+from ..messages.broker import max_unacknowledged_s
 from ..messages.policy import check_rejecting, parkable
 from ..protocol.errors import ConfigurationError
 from .report import Finding, broken, run, unchecked, warning, wrong
@@ -91,7 +91,7 @@ def _broker(app: Any) -> _Broker:
     except Exception:  # its transport is not installed, so no worker starts with it either
         return _Broker("", None)
     if driver == "amqp":
-        return _Broker(driver, unacknowledged_for(app))
+        return _Broker(driver, max_unacknowledged_s(app))
     options = app.conf.broker_transport_options or {}
     given = options.get("visibility_timeout", REDIS_VISIBILITY_S)
     limited = driver == "redis" and isinstance(given, (int, float))

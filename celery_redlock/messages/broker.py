@@ -24,16 +24,16 @@ from celery.utils.time import maybe_iso8601, maybe_make_aware
 from .headers import said
 
 __all__ = [
+    "can_be_returned",
     "delayed_by_broker",
+    "has_invalid_address",
     "has_quorum_queues",
-    "has_way_back",
-    "later_at",
-    "misaddressed",
-    "on_last_delivery",
+    "max_unacknowledged_s",
+    "may_be_dropped",
+    "priority_order",
     "queue_of",
+    "resend_options",
     "seconds_until",
-    "unacknowledged_for",
-    "urgency_of",
     "without_delays",
 ]
 
@@ -51,7 +51,7 @@ _PREFIX = re.compile(r"^(?:[01]\.){28}")
 """The prefix that Celery puts before the routing key of a message that RabbitMQ delays."""
 
 
-def unacknowledged_for(app: Any) -> float:
+def max_unacknowledged_s(app: Any) -> float:
     """Return the seconds for which a worker may keep a message that it has not acknowledged.
 
     After that the broker delivers it to another worker; RabbitMQ closes the worker's channel as
@@ -84,7 +84,7 @@ def delayed_by_broker(app: Any, request: Any) -> bool:
     """
     if not has_quorum_queues(app):
         return False
-    exchange, routing_key = _came_by(request)
+    exchange, routing_key = _checked_address(request)
     if _PREFIX.match(routing_key):  # it was delayed before
         return True
     queue = queue_of(app, request)
@@ -114,14 +114,14 @@ def seconds_until(app: Any, when: Any) -> float | None:
     return None
 
 
-def later_at(app: Any, request: Any, countdown: float) -> dict[str, Any]:
+def resend_options(app: Any, request: Any, countdown: float) -> dict[str, Any]:
     """Return the options that send a message again, after `countdown` seconds, to its old queue.
 
     If the broker delays it (`delayed_by_broker`), there is no ETA among them. With an ETA Celery
     would derive the route from the default queue, and the worker that gets the message would hold
     it for the missing part of a whole second.
     """
-    exchange, routing_key = _came_by(request)
+    exchange, routing_key = _checked_address(request)
     queue = queue_of(app, request)
     if not delayed_by_broker(app, request):
         # Without a queue Celery would look at the exchange of the default queue.
@@ -165,7 +165,7 @@ def without_delays(headers: Any) -> dict[str, Any]:
     return kept
 
 
-def on_last_delivery(app: Any, request: Any) -> bool:
+def may_be_dropped(app: Any, request: Any) -> bool:
     """Return True if the broker may drop this message when it is returned once more.
 
     The result is True one return early, because the message must be sent again before this worker
@@ -212,12 +212,12 @@ def _address(request: Any) -> tuple[Any, Any]:
     return info.get("exchange"), info.get("routing_key")
 
 
-def misaddressed(request: Any) -> bool:
+def has_invalid_address(request: Any) -> bool:
     """Return True if the exchange or routing key given in a message cannot be one."""
     return any(by and not isinstance(by, str) for by in _address(request))
 
 
-def has_way_back(request: Any) -> bool:
+def can_be_returned(request: Any) -> bool:
     """Return True if a message can be returned to the broker.
 
     On Redis kombu returns it to the queue that is given in the message. If that is not the name of
@@ -225,10 +225,10 @@ def has_way_back(request: Any) -> bool:
     """
     exchange, routing_key = _address(request)
     named = isinstance(routing_key, str) and bool(exchange or routing_key)
-    return named and not misaddressed(request)
+    return named and not has_invalid_address(request)
 
 
-def _came_by(request: Any) -> tuple[str, str]:
+def _checked_address(request: Any) -> tuple[str, str]:
     """Return the exchange and the routing key of a message; empty if they are not text."""
     exchange, routing_key = (by if isinstance(by, str) else "" for by in _address(request))
     return exchange, routing_key
@@ -236,7 +236,7 @@ def _came_by(request: Any) -> tuple[str, str]:
 
 def queue_of(app: Any, request: Any) -> Any:
     """Return the app's queue that a message came from; None if it is not known."""
-    exchange, routing_key = _came_by(request)
+    exchange, routing_key = _checked_address(request)
     queues = app.amqp.queues
     if exchange == "":
         return dict(queues).get(routing_key)
@@ -255,7 +255,7 @@ def _seconds(value: Any) -> float | None:
     return float(value)
 
 
-def urgency_of(delivery_info: Mapping[str, Any] | None, *, amqp: bool) -> float:
+def priority_order(delivery_info: Mapping[str, Any] | None, *, amqp: bool) -> float:
     """Return a message's priority as a number, where smaller numbers go first; 0 without one.
 
     In AMQP larger priorities go first, in other transports smaller ones.

@@ -23,9 +23,9 @@ from ..protocol.values import Holder, Owner, Vote
 from ..runtime.blocking import blocking
 from ..runtime.complaints import Once
 from . import broker, revokes
-from .headers import ATTEMPTS, MAX_ID_CHARS, RECEIPT, short_id, written_as
+from .headers import ATTEMPTS, MAX_ID_CHARS, RECEIPT, original_options, short_id
 from .policy import backoff, is_split, parks
-from .results import store_retry, tell_skipped
+from .results import report_skipped, store_retry
 from .skipped import Skipped
 
 __all__ = ["Message", "ask", "end", "replace_holder", "send_again", "send_patiently"]
@@ -65,7 +65,7 @@ class Message:
 
     def skip(self, holder: Owner | None, policy: str, because: object) -> Skipped:
         """Send `task_skipped`, and return the result of the task."""
-        tell_skipped(self.task, self.request.id, self.resource, holder, policy)
+        report_skipped(self.task, self.request.id, self.resource, holder, policy)
         return Skipped(self.resource, str(because))
 
 
@@ -202,7 +202,7 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
         parked = parked and holder.owner.task_id != short_id(request.id)
     by_broker = broker.delayed_by_broker(app, request)
     # If the broker cannot delay it, a worker keeps it meanwhile, which must not take too long.
-    most = math.inf if by_broker else broker.unacknowledged_for(app) / 4
+    most = math.inf if by_broker else broker.max_unacknowledged_s(app) / 4
     pause = backoff(message.options, refusal, attempts, parked, most)
     pause = attempts["pause"] = float(math.ceil(pause)) if by_broker else pause
     level = _level(refusal, attempts[why], copy)
@@ -225,9 +225,9 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
         retries=request.retries,
         # Celery would put this task's own id into an empty parent_id.
         headers={**kept, ATTEMPTS: attempts, "parent_id": request.parent_id},
-        **broker.later_at(app, request, pause),
+        **broker.resend_options(app, request, pause),
     )
-    again.options.update(written_as(request))
+    again.options.update(original_options(request))
     again.options.pop("redelivered", None)  # Celery copies it together with the exchange
     if not copy:
         store_retry(message.task, request, refusal)
@@ -259,7 +259,7 @@ def _send(message: Message, again: Any) -> None:
         Exception: It can be neither sent nor returned. When a connection breaks, kombu may raise
             any exception.
     """
-    if broker.misaddressed(message.request):
+    if broker.has_invalid_address(message.request):
         raise RedlockError(
             f"{message.called} cannot be sent again: its message says that it came by an exchange"
             " or a routing key that is no text; find out who wrote it",
@@ -273,8 +273,8 @@ def _send(message: Message, again: Any) -> None:
     except Exception as error:
         # With late acknowledgement the message can be returned to the broker. Otherwise, or if the
         # broker would drop it, the task must fail: an error is better than a lost message.
-        dropped = broker.on_last_delivery(message.task.app, message.request)
-        if message.task.acks_late and broker.has_way_back(message.request) and not dropped:
+        dropped = broker.may_be_dropped(message.task.app, message.request)
+        if message.task.acks_late and broker.can_be_returned(message.request) and not dropped:
             raise Reject(error, requeue=True) from error
         raise
 
@@ -335,11 +335,11 @@ def end(message: Message, how: str, refusal: NotAcquired) -> Skipped:
             extra=event("task_rejected", message.resource),
         )
         raise Reject(str(refusal), requeue=False)
-    _expect(message.task, refusal)
+    _log_as_expected(message.task, refusal)
     raise refusal
 
 
-class _OfDelivery(type):
+class _EndsDelivery(type):
     """A metaclass that makes `isinstance` true only for refusals that end a delivery.
 
     If a body asks for another lock and does not catch its refusal, that is not an expected error.
@@ -349,11 +349,11 @@ class _OfDelivery(type):
         return isinstance(error, NotAcquired) and error.ends_delivery
 
 
-class _Refusal(metaclass=_OfDelivery):
+class _Refusal(metaclass=_EndsDelivery):
     """The entry in `Task.throws` for refusals that end a delivery."""
 
 
-def _expect(task: Any, refusal: NotAcquired) -> None:
+def _log_as_expected(task: Any, refusal: NotAcquired) -> None:
     """Make Celery log a refusal in one line at level INFO, without a traceback."""
     refusal.ends_delivery = True
     given = task.throws if isinstance(task.throws, tuple) else (task.throws,)

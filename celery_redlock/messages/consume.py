@@ -32,18 +32,18 @@ from . import reservation
 from .conflict import Message
 from .delivery import PREDECESSOR_PATIENCE_S, Delivery, DoneBefore, unlocked
 from .headers import ATTEMPTS, RESERVATION, is_redelivered, mapping_of, said, short_id
-from .policy import meets_reservation
+from .policy import decide_reserved
 from .replaced import note_begun
 from .reservation import HOUR, WHILE_RUNNING, Reservation, claim_for
 from .results import comes_back, end_of, survives
 from .skipped import Skipped
 
-__all__ = ["ReservedDelivery", "arrival_of", "note_of"]
+__all__ = ["ReservedDelivery", "note_of", "reserved_delivery_of"]
 
 logger = logging.getLogger("celery_redlock.task")
 
-ARRIVAL = "redlock_arrival"
-"""Attribute of a request for its `ReservedDelivery`, which is called its arrival."""
+RESERVED_DELIVERY = "redlock_arrival"
+"""Attribute of a request for its `ReservedDelivery`."""
 
 
 class _Replaced(Exception):
@@ -75,7 +75,7 @@ class ReservedDelivery:
         self._claim: Claim | None = None
         self.passed_on = False
         self.einfo: Any = None
-        setattr(self._request, ARRIVAL, self)
+        setattr(self._request, RESERVED_DELIVERY, self)
 
     @property
     def task_id(self) -> Any:
@@ -94,7 +94,7 @@ class ReservedDelivery:
         pause = paused(self._redlock, self._message.resources)
         if pause is not None:
             Delivery(self._message, held).put_off(pause)
-        self._ask_of_its_call()
+        self._confirm_scope()
         scope = self.note.scope
         if scope != "while_executing" and not self.note.begun:
             holder: Owner | None = None
@@ -117,7 +117,7 @@ class ReservedDelivery:
             return unlocked(self._message, body)
         return Delivery(self._message, held).run(body)
 
-    def _ask_of_its_call(self) -> None:
+    def _confirm_scope(self) -> None:
         """Ask the nodes for the token if the header has a wider scope than the task.
 
         The scope of the header counts only if they hold it (see `Reservation.of`).
@@ -134,7 +134,7 @@ class ReservedDelivery:
         """Confirm the reservation, or take it; return the owner if another message has it."""
         if not self.note.token:
             return self._take()
-        self._claim = claim = self._named()
+        self._claim = claim = self._own_claim()
         if self.note.scope in ("until_executing", "until_and_while_executing"):
             return None  # its release in `_begin` will show if it was ours
         if self.note.scope == "until_expired":
@@ -164,13 +164,13 @@ class ReservedDelivery:
             raise _Replaced
         if seen.token == claim.token:
             return None
-        other = self._other(seen.owner)
+        other = self._other_message(seen.owner)
         if other is not None and seen.left > reservation.unsent_ttl(self._options.ttl):
             return other
         note_begun(self._redlock, claim)
         return None
 
-    def _named(self) -> Claim:
+    def _own_claim(self) -> Claim:
         """Return a claim with the message's token, or with a new one if it has none."""
         # The ttl of the reservation while the body runs.
         ttl = self._options.ttl if self._dies_with_us else max(self.note.ttl, self._options.ttl)
@@ -183,18 +183,18 @@ class ReservedDelivery:
             token=self.note.token,
         )
 
-    def _other(self, owner: Owner | None) -> Owner | None:
+    def _other_message(self, owner: Owner | None) -> Owner | None:
         """Return `owner` if it is another message of this task; else None."""
         if owner is None or owner.task_id in ("", short_id(self.task_id)):
             return None
-        return None if reservation.is_anothers(owner, self._task) else owner
+        return None if reservation.belongs_to_other_task(owner, self._task) else owner
 
     def _take(self) -> Owner | None:
         """Take a reservation for a message without one; return the owner if another has it."""
         until = time.monotonic() + PREDECESSOR_PATIENCE_S
         freed = False
         while True:
-            claim = self._claim = self._named()
+            claim = self._claim = self._own_claim()
             self._register(claim)
             refusal = reservation.take(self._redlock, claim)
             if isinstance(refusal, QuorumUnavailable):
@@ -209,9 +209,9 @@ class ReservedDelivery:
                 return None  # nobody has it, or another program does
             if owner.task_id == short_id(self.task_id):
                 return self._own(seen.token)
-            if self.note.unreserved or reservation.is_anothers(owner, self._task):
+            if self.note.unreserved or reservation.belongs_to_other_task(owner, self._task):
                 return None  # both messages run, and the lock decides which is first
-            step = meets_reservation(
+            step = decide_reserved(
                 self._ended(owner),
                 late=time.monotonic() > until,
                 freed=freed,
@@ -220,7 +220,7 @@ class ReservedDelivery:
             )
             if step == "wait":
                 reservation.pause(until)
-            elif step == "free" and self._free_of(owner):
+            elif step == "free" and self._free_by_owner(owner):
                 freed = True
             else:
                 return owner
@@ -233,9 +233,9 @@ class ReservedDelivery:
         """Return the final state of another task, if it should have released its reservation."""
         return end_of(self._task, owner.task_id, self.note.scope)
 
-    def _free_of(self, owner: Owner) -> bool:
+    def _free_by_owner(self, owner: Owner) -> bool:
         names, limit = self.note.resources, self._options.limit
-        return reservation.free_of(self._redlock, names, owner.task_id, limit) is not False
+        return reservation.free_by_id(self._redlock, names, owner.task_id, limit) is not False
 
     def _own(self, token: str) -> Owner | None:
         """Continue if the reservation belongs to our task id but is missing from the headers.
@@ -360,7 +360,7 @@ class ReservedDelivery:
         """Release or keep the reservation, because this delivery is over."""
         if not self.note.token and self._claim is None:
             return
-        claim = self._claim or self._named()
+        claim = self._claim or self._own_claim()
         self._redlock.client.watchdog.drop(claim)
         stays = self.passed_on or self.note.scope == "until_expired"
         if not stays and self.note.scope == "until_succeeded" and _succeeded(state, retval):
@@ -383,10 +383,10 @@ def _succeeded(state: str | None, retval: Any) -> bool:
     )
 
 
-def arrival_of(request: Any) -> ReservedDelivery | None:
+def reserved_delivery_of(request: Any) -> ReservedDelivery | None:
     """Return the `ReservedDelivery` of a request, or None outside of the body's process."""
-    arrival = getattr(request, ARRIVAL, None)
-    return arrival if isinstance(arrival, ReservedDelivery) else None
+    delivery = getattr(request, RESERVED_DELIVERY, None)
+    return delivery if isinstance(delivery, ReservedDelivery) else None
 
 
 def note_of(request: Any) -> Reservation | None:

@@ -24,11 +24,11 @@ from ..protocol.names import mark_of
 from ..protocol.texts import event
 from ..protocol.values import Owner
 from . import headers
-from .broker import unacknowledged_for, without_delays
+from .broker import max_unacknowledged_s, without_delays
 from .conflict import Message, ask, end, replace_holder, send_again
 from .headers import ATTEMPTS, MAX_RETRIES, said, short_id
 from .policy import decide, is_split
-from .results import state_of, stored_end, tell_skipped
+from .results import report_skipped, state_of, stored_end
 
 __all__ = ["Delivery", "DoneBefore", "first_call", "lease_of", "unlocked"]
 
@@ -43,10 +43,10 @@ SPLIT_PATIENCE_S = 0.3
 time will get the lock. If all of them were sent again or skipped, nobody would do the work."""
 PREDECESSOR_PATIENCE_S = 2.0
 """Seconds to wait for the task that published this message and is about to end."""
-LEAST_KEPT_S = 1.0
+MIN_REDELIVERY_S = 1.0
 """Seconds before which no broker delivers a message to another worker: all brokers count in whole
 seconds."""
-LONG_S = 0.5
+RECHECK_S = 0.5
 """Seconds of waiting for a lock after which pauses are read again: the key may be paused by now."""
 MIN_MARK_LIFE_S = 180.0
 """Minimum seconds for which the nodes remember that a delivery is done, so that a copy of its
@@ -67,7 +67,7 @@ class Delivery:
     def __init__(self, message: Message, held: HeldLease) -> None:
         request, task = message.request, message.task
         self._message = message
-        self._options = message.options  # `_insist` puts in the policy that a function returns
+        self._options = message.options  # `_keep_trying` puts in the policy that a function returns
         self._request = request
         self._held = held
         self._begun = time.monotonic()
@@ -79,16 +79,16 @@ class Delivery:
         # True if there may be another delivery of this very message. A message that is kept for too
         # long is delivered to another worker as well, which may be faster. A message that was sent
         # again exists twice if its acknowledgement did not reach the broker.
-        self._again = bool(
+        self._may_have_copies = bool(
             attempts.get("held")
             or attempts.get("unavailable")
             or self._copy
             or self._redelivered
-            or (waited >= LEAST_KEPT_S and waited >= unacknowledged_for(task.app))
+            or (waited >= MIN_REDELIVERY_S and waited >= max_unacknowledged_s(task.app))
         )
         assert held.request.owner is not None  # every delivery has an owner
         self._owner = held.request.owner
-        if self._again or task.acks_late:
+        if self._may_have_copies or task.acks_late:
             life = max(MIN_MARK_LIFE_S, 2 * message.options.retry_backoff_max)
             held.mark = mark_of(self._owner, held.resources), life
         release_leftovers()
@@ -99,7 +99,7 @@ class Delivery:
         message, request = self._message, self._request
         try:
             self._acquire()
-            if time.monotonic() - self._begun >= LONG_S and (pause := self.paused()) is not None:
+            if time.monotonic() - self._begun >= RECHECK_S and (pause := self.paused()) is not None:
                 self._held.release()
                 self.put_off(pause)
         except (ResourceHeld, QuorumUnavailable) as refusal:
@@ -110,7 +110,7 @@ class Delivery:
                 message.called,
                 extra=event("task_done_before", message.resource),
             )
-            tell_skipped(message.task, request.id, message.resource, None, "done")
+            report_skipped(message.task, request.id, message.resource, None, "done")
             raise DoneBefore from None  # acknowledged
         # A retry by the user copies these headers. It must not copy our count of refusals, nor the
         # traces of a delay, because with these RabbitMQ might drop it.
@@ -185,14 +185,14 @@ class Delivery:
         """
         rated = self._options.rate is not None
         if rated:  # look it up first: a start counts, and keeps no other delivery out
-            self._first_at_work()
+            self._first_is_running()
         try:
             self._try()
         except ResourceHeld as refusal:
             if not rated:
-                self._first_at_work(refusal)
-            self._insist(refusal)
-        if not rated and self._first_at_work():
+                self._first_is_running(refusal)
+            self._keep_trying(refusal)
+        if not rated and self._first_is_running():
             self._held.release()
             raise ResourceHeld(
                 f"{self._held.resource}: its first delivery holds another of its slots",
@@ -214,7 +214,7 @@ class Delivery:
         try:
             self._held.acquire(wait=0.0 if redelivered else wait)
         except ResourceHeld as refusal:
-            holder = None if rated else _other_task(refusal)
+            holder = None if rated else _holding_task(refusal)
             if holder is not None and (self._predecessor(holder) or self._has_ended(holder)):
                 self._held.acquire(wait=PREDECESSOR_PATIENCE_S)
             elif is_split(refusal):
@@ -227,7 +227,7 @@ class Delivery:
             else:
                 raise
 
-    def _insist(self, refusal: ResourceHeld) -> None:
+    def _keep_trying(self, refusal: ResourceHeld) -> None:
         """Go on trying, if the policy is to replace the holder or the user's function wants it.
 
         Otherwise raise the refusal.
@@ -246,13 +246,13 @@ class Delivery:
 
     # -- Another delivery of the message ----------------------------------------------------------
 
-    def _first_at_work(self, refusal: ResourceHeld | None = None) -> bool:
+    def _first_is_running(self, refusal: ResourceHeld | None = None) -> bool:
         """Return True if another delivery of this message is running; this one is then a copy.
 
         Raises:
             _Done: The other delivery has done the work.
         """
-        if not self._again:
+        if not self._may_have_copies:
             return False
         try:
             done, at_work = look_up(self._held)
@@ -269,7 +269,7 @@ class Delivery:
         if done or (self._copy and not self._held.lost and self._succeeded()):
             raise _Done
         if refusal is not None:  # its holder may be one of many readers
-            at_work = at_work or self._owner.is_copy_of(_other_task(refusal))
+            at_work = at_work or self._owner.is_copy_of(_holding_task(refusal))
         self._copy = self._copy or at_work
         return at_work
 
@@ -339,7 +339,7 @@ def lease_of(request: Any) -> HeldLease | None:
     return held if isinstance(held, HeldLease) else None
 
 
-def _other_task(refusal: ResourceHeld) -> Owner | None:
+def _holding_task(refusal: ResourceHeld) -> Owner | None:
     """Return the owner of the lock if it is a task's delivery; else None."""
     owner = refusal.holder.owner if refusal.holder else None
     return owner if owner is not None and owner.task_id else None

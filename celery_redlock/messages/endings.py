@@ -19,7 +19,7 @@ from ..config.task_lock import lock_of
 from ..locking.done_mark import mark_done
 from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
-from .consume import arrival_of, note_of
+from .consume import note_of, reserved_delivery_of
 from .delivery import lease_of
 from .headers import RESERVATION, is_redelivered, mark_copy, receive, said
 from .received import hold
@@ -46,18 +46,18 @@ def release(
     """Release the lock, in the body's process, because this delivery is over."""
     request = _request_of(sender)
     held = lease_of(request)
-    arrival = arrival_of(request)
-    if arrival is None:
+    delivery = reserved_delivery_of(request)
+    if delivery is None:
         return
     if einfo is not None:
-        arrival.einfo = einfo
-    if signal is signals.task_postrun and arrival.einfo is not None:
+        delivery.einfo = einfo
+    if signal is signals.task_postrun and delivery.einfo is not None:
         # Drop the frames of the traceback: all handlers here have seen them, and the main process
         # reads only the text. With the frames a failure or a retry has 40 to 100 kB, and billiard
         # writes more than 16 kB in two pieces: a soft time limit, or the loss of the broker,
         # between the two would stop this pool slot or the whole worker for good (see
         # docs/operating.md).
-        arrival.einfo.tb = None
+        delivery.einfo.tb = None
     if held is None:
         return
     if signal is signals.task_success:  # after other endings work may be left to do
@@ -65,15 +65,15 @@ def release(
     again = signal is signals.task_retry
     if signal is signals.task_postrun:
         again = state == states.RETRY or comes_back(sender, state, retval)
-    arrival.unlock(held, again)
+    delivery.unlock(held, again)
 
 
 def end(sender: Any = None, state: str | None = None, retval: Any = None, **_signal: Any) -> None:
     """Release the reservation, in the body's process, because this delivery is over."""
     request = _request_of(sender)
-    arrival = arrival_of(request)
-    if arrival is not None:
-        arrival.end(state, retval)
+    delivery = reserved_delivery_of(request)
+    if delivery is not None:
+        delivery.end(state, retval)
     else:  # its body did not begin
         note = note_of(request)
         if note is not None and not comes_back(sender, state, retval):
@@ -92,7 +92,7 @@ def over(sender: Any = None, request: Any = None, **_signal: Any) -> None:
     if request is None:
         request = _request_of(sender)
     note = note_of(request)
-    if note is not None and arrival_of(request) is None:
+    if note is not None and reserved_delivery_of(request) is None:
         _free(sender.app, note)
 
 
@@ -131,7 +131,7 @@ def received(request: Any = None, **_signal: Any) -> None:
     if note is not None and note.token and note.scope != "until_expired":
         hold(request, note)
         if again or request.task.acks_late:
-            _free_unheard(request, note, again)
+            _free_unsignalled(request, note, again)
     if not again:
         return
     from celery.worker import state  # imported here, because producers do not need it
@@ -146,7 +146,7 @@ def _same_message(one: Any, other: Any) -> bool:
     return bool(one.id == other.id and one.name == other.name and one.body == other.body)
 
 
-def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
+def _free_unsignalled(request: Any, note: Reservation, again: bool) -> None:
     """Release a reservation if Celery acknowledges the message without a usable signal.
 
     Before Celery 5.7 that happens in two cases: a body raises SystemExit, which Celery cannot store
@@ -158,14 +158,14 @@ def _free_unheard(request: Any, note: Reservation, again: bool) -> None:
     on_failure, on_success, app = request.on_failure, request.on_success, request.app
 
     def failed(info: Any, *outcome: Any, **more: Any) -> Any:
-        unheard = _is_time_limit(info)
+        unsignalled = _is_time_limit(info)
         try:
             return on_failure(info, *outcome, **more)
         except BaseException:
-            unheard = True
+            unsignalled = True
             raise
         finally:
-            if unheard and request.acknowledged:
+            if unsignalled and request.acknowledged:
                 _free(app, note)
 
     def succeeded(outcome: Any, **more: Any) -> Any:

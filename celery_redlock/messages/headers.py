@@ -23,12 +23,12 @@ __all__ = [
     "is_redelivered",
     "mapping_of",
     "mark_copy",
+    "original_options",
     "receive",
     "said",
     "serializer_of",
     "short_id",
     "waited",
-    "written_as",
 ]
 
 _serialization: Any = serialization  # its stubs lack the registry
@@ -43,7 +43,7 @@ RECEIPT = "redlock_receipt"
 """Header that a worker adds to a request for the process that runs it: the time of its receipt, and
 its content type. It travels with a retry by the user, and is replaced at each receipt."""
 _HEADERS = frozenset(("argsrepr", "kwargsrepr", "compression", "ignore_result"))
-_KEPT: Mapping[type, tuple[str, ...]] = {
+_COPIED: Mapping[type, tuple[str, ...]] = {
     str: (
         *("argsrepr", "kwargsrepr", "compression"),
         *("correlation_id", "app_id", "message_id", "type", "user_id", "cluster_id"),
@@ -51,7 +51,7 @@ _KEPT: Mapping[type, tuple[str, ...]] = {
     bool: ("ignore_result",),
     int: ("delivery_mode", "timestamp"),
 }
-"""The names that `written_as` copies, by type: from the headers, or else from the properties."""
+"""The names that `original_options` copies, by type, from the headers or else the properties."""
 MAX_SECONDS = 1e12
 """The largest time since 1970, or timespan, in seconds: no clock shows more, so a larger number is
 forged."""
@@ -156,7 +156,7 @@ def serializer_of(request: Any) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def written_as(request: Any) -> dict[str, Any]:
+def original_options(request: Any) -> dict[str, Any]:
     """Return the options that send a message again in the form of this one.
 
     These are the options that Celery itself does not copy when it sends a message again: its
@@ -167,7 +167,7 @@ def written_as(request: Any) -> dict[str, Any]:
     if (serializer := serializer_of(request)) is not None:
         options["serializer"] = serializer
     properties = mapping_of(request, "properties")
-    for kind, names in _KEPT.items():
+    for kind, names in _COPIED.items():
         for name in names:
             given = said(request, name) if name in _HEADERS else properties.get(name)
             if type(given) is kind:

@@ -22,8 +22,8 @@ __all__ = [
     "backoff",
     "check_rejecting",
     "decide",
+    "decide_reserved",
     "is_split",
-    "meets_reservation",
     "parkable",
     "parks",
     "set_parking",
@@ -130,7 +130,7 @@ def backoff(
     return max(MIN_PAUSE_S, random.uniform(0, min(ceiling, most)))
 
 
-def meets_reservation(end: str | None, *, late: bool, freed: bool, successor: bool = False) -> str:
+def decide_reserved(end: str | None, *, late: bool, freed: bool, successor: bool = False) -> str:
     """Return the next step of a message whose key another task has reserved.
 
     A task's result is stored before its key is released, so a message that was sent because of that

@@ -36,12 +36,12 @@ from ..protocol.values import Holder
 from ..runtime.blocking import blocking
 from . import reservation
 from .broker import seconds_until
-from .consume import ReservedDelivery, arrival_of
+from .consume import ReservedDelivery, reserved_delivery_of
 from .headers import ATTEMPTS, MAX_ID_CHARS, RESERVATION, short_id
-from .policy import meets_reservation
+from .policy import decide_reserved
 from .replaced import Places
 from .reservation import HOUR, MONTH, RESERVING, WHILE_RUNNING, Reservation, claim_for
-from .results import end_of, tell_skipped
+from .results import end_of, report_skipped
 from .revokes import was_terminated
 from .skipped import Skipped
 
@@ -56,7 +56,7 @@ PATIENCE_S = 0.5
 the owner of the reservation has ended and is about to release it."""
 MAX_REPLACED = 3
 """Maximum number of times that one call takes the place of others, if other calls do the same."""
-_PART_OF_MORE = (
+_CANVAS_OPTIONS = (
     *("root_id", "parent_id", "group_id", "chord", "chain", "reply_to"),
     "replaced_task_nesting",
 )
@@ -78,17 +78,17 @@ def publish(
     `given` is the call's `lock` argument, or None.
     """
     app, headers = task.app, options.get("headers")
-    wish = lock.options_of_call(app, given) if given is not None else lock.options(app)
+    chosen = lock.options_of_call(app, given) if given is not None else lock.options(app)
     if given is None and isinstance(headers, Mapping) and RESERVATION in headers:
-        given = _given_before(headers[RESERVATION], task_id, wish)
-        wish = wish.replace(**given)
-    reserves = wish.scope in RESERVING or given
+        given = _first_call_options(headers[RESERVATION], task_id, chosen)
+        chosen = chosen.replace(**given)
+    reserves = chosen.scope in RESERVING or given
     if not reserves or app.conf.task_always_eager or not enabled(app.conf):
         return original(task, *arguments, task_id, **options)
     return _Publication(
         task=task,
         lock=lock,
-        wish=wish,
+        chosen=chosen,
         arguments=arguments,
         task_id=task_id,
         options=options,
@@ -102,7 +102,7 @@ class _Publication:
 
     task: Any
     lock: TaskLock
-    wish: TaskOptions
+    chosen: TaskOptions
     arguments: tuple[Any, Any]
     task_id: Any
     options: dict[str, Any]
@@ -117,14 +117,14 @@ class _Publication:
         except TypeError:
             # The arguments do not fit. Celery raises, or its worker does if Celery checks none.
             return self._send(self.task_id, None)
-        kept = self._kept(names)
+        kept = self._existing_reservation(names)
         if kept is not None:
-            return self._send_kept(kept)
+            return self._send_with_existing(kept)
         ttl, lasts = self._times()
-        arrival = self._arrival
-        unreserved = arrival is not None and arrival.note.unreserved
-        policy = self.wish.on_duplicate
-        note = Reservation(names, self.wish.scope, policy, ttl, unreserved=unreserved)
+        delivery = self._delivery
+        unreserved = delivery is not None and delivery.note.unreserved
+        policy = self.chosen.on_duplicate
+        note = Reservation(names, self.chosen.scope, policy, ttl, unreserved=unreserved)
         if note.scope not in RESERVING:  # the call has another scope than its task
             return self._send(self.task_id, note)
         return self._reserve(note, lasts)
@@ -138,13 +138,13 @@ class _Publication:
     def _reserve(self, note: Reservation, lasts: float) -> Any:
         """Take a reservation for `lasts` seconds and send the message, or treat it as duplicate."""
         redlock = Redlock.from_app(self.task.app)
-        with Places(redlock, self.task, self.task_id, self.wish.ttl) as places:
+        with Places(redlock, self.task, self.task_id, self.chosen.ttl) as places:
             return self._seek(redlock, note, lasts, places)
 
     def _seek(self, redlock: Redlock, note: Reservation, lasts: float, places: Places) -> Any:
-        wish, frozen = self.wish, self._frozen
+        chosen, frozen = self.chosen, self._must_be_sent
         task_id = self.task_id or uuid()
-        short = reservation.unsent_ttl(wish.ttl)
+        short = reservation.unsent_ttl(chosen.ttl)
         replaced, until = 0, None
         while True:
             claim = claim_for(redlock, note.resources, min(lasts, short), task_id, self.task.name)
@@ -159,10 +159,10 @@ class _Publication:
                         redlock.client.prolonging.soon(claim, lasts, sure, below=short)
                     return sent
             except BaseException:  # also an interrupt between the two steps
-                reservation.give_up(redlock, claim)
+                reservation.abandon(redlock, claim)
                 raise
             if isinstance(refusal, QuorumUnavailable):
-                if wish.on_unavailable == "raise":
+                if chosen.on_unavailable == "raise":
                     raise refusal
                 return self._send_without(task_id, note, refusal, places)
             if frozen:
@@ -172,29 +172,29 @@ class _Publication:
                 until = time.monotonic() + PATIENCE_S
             elif isinstance(refusal, ResourceHeld):
                 holder = blocking(leases.agreed(redlock.client, refusal))
-            if not _names_a_task(holder):
+            if not _is_held_by_task(holder):
                 # Several calls have asked at once, or another program has our key.
                 if (holder is None or holder.owner is not None) and reservation.pause(until):
                     continue
                 why = "no quorum of nodes agrees on one" if holder is None else f"{holder} has it"
                 return self._send_without(task_id, note, why, places)
             assert holder is not None and holder.owner is not None
-            if reservation.is_anothers(holder.owner, self.task):
+            if reservation.belongs_to_other_task(holder.owner, self.task):
                 why = f"{holder} has it, which is another task: give each a template of its own"
                 return self._send_without(task_id, note, why, places)
             other = holder.owner.task_id
             # If our id was used before, a stored end may be that of the earlier message.
             again = other == short_id(self.task_id)
-            end = None if again else end_of(self.task, other, wish.scope)
+            end = None if again else end_of(self.task, other, chosen.scope)
             late, freed = time.monotonic() >= until, replaced >= MAX_REPLACED
-            step = meets_reservation(end, late=late, freed=freed)
+            step = decide_reserved(end, late=late, freed=freed)
             if step == "wait":
                 reservation.pause(until)
                 continue
-            revoke = end is None and wish.on_duplicate == "replace" and not freed
+            revoke = end is None and chosen.on_duplicate == "replace" and not freed
             if step == "free" or revoke:
                 replaced += 1
-                if self._frees_place_of(redlock, note, other, places, revoke=revoke):
+                if self._release_queued(redlock, note, other, places, revoke=revoke):
                     continue
             if places.freed and not self._is_queued(redlock, note, other, places):
                 if reservation.pause(until):
@@ -213,14 +213,14 @@ class _Publication:
         level = logging.DEBUG if again else logging.WARNING
         line = "%s is published without a reservation: %s"
         logger.log(level, line, called, why, extra=event("reservation_missing"))
-        unreserved = note.unreserved or (note.on_duplicate == "replace" and not self._frozen)
+        unreserved = note.unreserved or (note.on_duplicate == "replace" and not self._must_be_sent)
         sent = self._send(task_id, replace(note, unreserved=unreserved))
         places.taken = True
         return sent
 
     # -- A message that has a reservation ---------------------------------------------------------
 
-    def _kept(self, names: tuple[str, ...]) -> Reservation | None:
+    def _existing_reservation(self, names: tuple[str, ...]) -> Reservation | None:
         """Return the reservation that a retry, or a `self.replace()`, already has; else None."""
         if self.task_id is None:
             return None
@@ -228,25 +228,25 @@ class _Publication:
         given = headers.get(RESERVATION) if isinstance(headers, Mapping) else None
         # Confirmed, because it is prolonged only on nodes that hold its token.
         note = Reservation.of(given, self.task_id, self._declared, confirmed=True)
-        arrival = self._arrival
-        if arrival is not None and (note is None or not note.token):
-            note = arrival.note
+        delivery = self._delivery
+        if delivery is not None and (note is None or not note.token):
+            note = delivery.note
         if note is None or note.resources != names or not (note.token or note.begun):
             return None
         return note
 
-    def _send_kept(self, note: Reservation) -> Any:
+    def _send_with_existing(self, note: Reservation) -> Any:
         """Send a message with the reservation that it has."""
         if note.begun:
             return self._send(self.task_id, note)
-        arrival = self._arrival
-        if arrival is not None:
-            arrival.pass_on()
+        delivery = self._delivery
+        if delivery is not None:
+            delivery.pass_on()
         try:
             sent = self._send(self.task_id, note)
         except BaseException:
-            if arrival is not None:
-                arrival.passed_on = False
+            if delivery is not None:
+                delivery.passed_on = False
             raise
         if note.scope != "until_expired":
             redlock = Redlock.from_app(self.task.app)
@@ -259,11 +259,11 @@ class _Publication:
     # -- A duplicate -----------------------------------------------------------------------------
 
     def _duplicate(self, task_id: str, resource: str, holder: Holder) -> Any:
-        owner, policy, called = holder.owner, self.wish.on_duplicate, printable(self.task.name)
+        owner, policy, called = holder.owner, self.chosen.on_duplicate, printable(self.task.name)
         assert owner is not None
         line = "%s is a duplicate, and is not published: %s"
         logger.info(line, called, holder, extra=event("duplicate_not_published", resource))
-        tell_skipped(self.task, task_id, resource, owner, policy, "publish")
+        report_skipped(self.task, task_id, resource, owner, policy, "publish")
         if policy == "raise":
             why = f"{called} is not published: {resource} is reserved by {owner}"
             raise DuplicateTask(why, owner.task_id, resource=resource)
@@ -273,7 +273,7 @@ class _Publication:
             return EagerResult(task_id, marker, states.SUCCESS, name=self.task.name)
         return self.task.AsyncResult(owner.task_id)
 
-    def _frees_place_of(
+    def _release_queued(
         self, redlock: Redlock, note: Reservation, other: str, places: Places, *, revoke: bool
     ) -> bool:
         """Release the reservation of a queued task, unless its body is running.
@@ -285,9 +285,9 @@ class _Publication:
             return False
         # A body that releases its reservation as it begins may have its lock already. Then it began
         # before this call, or will be skipped; this call is published in any case.
-        begins = revoke and self.wish.scope not in WHILE_RUNNING
+        begins = revoke and self.chosen.scope not in WHILE_RUNNING
         anyway = was_terminated(other) or begins
-        freed = reservation.free_of(redlock, note.resources, other, self.wish.limit, anyway)
+        freed = reservation.free_by_id(redlock, note.resources, other, self.chosen.limit, anyway)
         if revoke and isinstance(freed, Claim):
             places.freed.append(freed)
         return freed is not False
@@ -298,7 +298,7 @@ class _Publication:
         if seen.owner is None or seen.owner.task_id != other:
             return False
         freed = {claim.token for claim in places.freed}
-        return seen.token not in freed and seen.left > reservation.unsent_ttl(self.wish.ttl)
+        return seen.token not in freed and seen.left > reservation.unsent_ttl(self.chosen.ttl)
 
     # -- Times -----------------------------------------------------------------------------------
 
@@ -309,20 +309,20 @@ class _Publication:
             ConfigurationError: The call asks for too long, or a text that it gives is not a time.
         """
         self._check_times()
-        reserve_ttl, longest = self.wish.reserve_ttl, self._longest
+        reserve_ttl, longest = self.chosen.reserve_ttl, self._longest
         if reserve_ttl is not None and reserve_ttl > longest:
             error = (
                 f"{printable(self.task.name)}: one call can reserve its key for {longest:g} s at"
                 f" most, and not for {reserve_ttl:g}: declare such a lock_reserve_ttl with the task"
             )
-            if not self._frozen:
+            if not self._must_be_sent:
                 raise ConfigurationError(error)
             extra = event("reservation_long")  # others await the task
             logger.warning("%s; it is reserved for %g s", error, longest, extra=extra)
         # A message that comes again brings its own `expires`, which anybody may have written.
         expires = None
-        kept = self.wish.scope == "until_succeeded"  # the key outlives the message
-        if reserve_ttl is None and self._arrival is None and not kept:
+        kept = self.chosen.scope == "until_succeeded"  # the key outlives the message
+        if reserve_ttl is None and self._delivery is None and not kept:
             expires = seconds_until(self.task.app, self.options.get("expires", self.task.expires))
         ttl = expires if expires is not None else reserve_ttl or HOUR
         lasts = ttl if expires is not None else ttl + self._delay()
@@ -357,36 +357,36 @@ class _Publication:
         return max(MONTH, self._declared.reserve_ttl or 0.0)
 
     @property
-    def _frozen(self) -> bool:
+    def _must_be_sent(self) -> bool:
         """True if others wait for this very message, or it has been sent before."""
         given = {name for name, value in self.options.items() if value}
-        if self._arrival is not None or given & {"link", "link_error", "root_id", "parent_id"}:
+        if self._delivery is not None or given & {"link", "link_error", "root_id", "parent_id"}:
             return True
-        return self.task_id is not None and bool(given & {*_PART_OF_MORE})
+        return self.task_id is not None and bool(given & {*_CANVAS_OPTIONS})
 
     @property
-    def _arrival(self) -> ReservedDelivery | None:
+    def _delivery(self) -> ReservedDelivery | None:
         """The delivery of this very message that is running here, or None."""
-        return _arrival_of(self.task_id)
+        return _running_delivery(self.task_id)
 
 
-def _given_before(header: Any, task_id: Any, declared: TaskOptions) -> dict[str, Any]:
+def _first_call_options(header: Any, task_id: Any, declared: TaskOptions) -> dict[str, Any]:
     """Return the first call's options for a message sent again; {} for another's header."""
-    arrival = _arrival_of(task_id)
-    note = arrival.note if arrival is not None else Reservation.of(header, task_id, declared)
-    if note is None or not (note.token or arrival):
+    delivery = _running_delivery(task_id)
+    note = delivery.note if delivery is not None else Reservation.of(header, task_id, declared)
+    if note is None or not (note.token or delivery):
         return {}
     return {"scope": note.scope, "on_duplicate": note.on_duplicate}
 
 
-def _arrival_of(task_id: Any) -> ReservedDelivery | None:
+def _running_delivery(task_id: Any) -> ReservedDelivery | None:
     """Return the delivery that is running here, if its message has this id; else None."""
     task = _celery_state._task_stack.top
-    arrival = arrival_of(task.request_stack.top) if task is not None else None
-    return arrival if arrival is not None and arrival.task_id == task_id else None
+    delivery = reserved_delivery_of(task.request_stack.top) if task is not None else None
+    return delivery if delivery is not None and delivery.task_id == task_id else None
 
 
-def _names_a_task(holder: Holder | None) -> bool:
+def _is_held_by_task(holder: Holder | None) -> bool:
     """Return True if a task certainly holds the key: a quorum of nodes has its token."""
     if holder is None or holder.owner is None:
         return False

@@ -20,7 +20,7 @@ from .revokes import note_revokes
 
 __all__ = ["wrap"]
 
-_BY_PLACE = ("producer", "link", "link_error", "shadow")
+_POSITIONAL = ("producer", "link", "link_error", "shadow")
 """The parameters of `apply_async` that may also be given by position, after the task's id."""
 
 
@@ -83,7 +83,7 @@ def wrap(task_class: Any = Task) -> None:
         again = _is_reserved(options.get("headers"))
         if given is None and not again and lock.scope == "while_executing":
             return original(self, args, kwargs, task_id, *rest, **options)
-        options.update(zip(_BY_PLACE, rest, strict=False))
+        options.update(zip(_POSITIONAL, rest, strict=False))
         return _publish()(
             self,
             lock,

@@ -28,10 +28,10 @@ from ..protocol.texts import event, printable
 from ..protocol.values import Query, Vote
 from .headers import RESERVATION, is_redelivered, said, short_id
 from .replaced import note_begun
-from .reservation import Reservation, claim_of, free, free_of
+from .reservation import Reservation, claim_of, free, free_by_id
 from .results import stored_end
 
-__all__ = ["Purged", "count", "left_on_nodes", "purge", "purge_first", "wrap_command"]
+__all__ = ["Purged", "count", "purge", "purge_first", "silent_nodes_warning", "wrap_command"]
 
 logger = logging.getLogger("celery_redlock.task")
 
@@ -102,7 +102,7 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
             if message is None:
                 return
             try:
-                gone = _freed(app, message)
+                gone = _release_reservation(app, message)
             except BaseException:
                 message.requeue()
                 raise
@@ -110,7 +110,7 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
             yield gone
 
 
-def left_on_nodes(redlock: Redlock) -> str:
+def silent_nodes_warning(redlock: Redlock) -> str:
     """Return a text on the nodes that may still have keys of just released reservations, or "".
 
     A node answers in order, so a node that answers now has executed all earlier releases.
@@ -152,7 +152,7 @@ def purge_first(app: Any, queue: str) -> tuple[int, bool]:
         for message in purge(app, queue, count(app, queue)):
             gone += 1
             freed += message.freed
-        if freed and (left := left_on_nodes(Redlock.from_app(app))):
+        if freed and (left := silent_nodes_warning(Redlock.from_app(app))):
             logger.warning("%s is purged; %s", printable(queue), left, extra=event("queue_purged"))
     except (QuorumUnavailable, ConfigurationError) as error:
         line = "%s is purged, and what its messages have reserved may stay so until it ends: %s"
@@ -195,7 +195,7 @@ def _purge_both(app: Any, rest: Callable[[str], int | None], queue: str) -> int:
     return gone + ((rest(queue) or 0) if more else 0)
 
 
-def _freed(app: Any, message: Any) -> Purged:
+def _release_reservation(app: Any, message: Any) -> Purged:
     """Release the reservation of a message.
 
     Raises:
@@ -216,7 +216,7 @@ def _freed(app: Any, message: Any) -> Purged:
         # An earlier delivery of it may be running, and have the reservation.
         lock = lock_of(app.tasks.get(task))
         limit = 1 if lock is None else lock.options(app).limit
-        done = free_of(redlock, note.resources, task_id, limit)
+        done = free_by_id(redlock, note.resources, task_id, limit)
         return Purged(task, task_id, note.resource, bool(done))
     claim = claim_of(redlock, note)
     ballot = free(redlock, claim, redlock.node_timeout)

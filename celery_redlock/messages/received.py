@@ -40,7 +40,7 @@ MIN_PAUSE_S = 1.0
 ttl."""
 
 
-class _Held:
+class _HeldMessage:
     """The reservation of a message that is held here, and the time of its next extension."""
 
     __slots__ = ("due", "note", "soon")
@@ -53,7 +53,7 @@ class _Held:
 
 
 _lock = threading.Lock()
-_held: weakref.WeakKeyDictionary[Any, _Held] = weakref.WeakKeyDictionary()
+_held: weakref.WeakKeyDictionary[Any, _HeldMessage] = weakref.WeakKeyDictionary()
 """The held messages, by request. Celery's own list lacks those with an ETA before 5.7."""
 _thread: threading.Thread | None = None
 _discarded: Any = LimitedSet(maxlen=10_000, expires=10_800)  # as Celery's own set of revoked ids
@@ -104,7 +104,7 @@ def hold(request: Any, note: Reservation) -> None:
         _discard(request)
         return
     with _lock:
-        _held[request] = _Held(note)
+        _held[request] = _HeldMessage(note)
         if _thread is None:
             _thread = threading.Thread(target=_run, name="celery_redlock reservations", daemon=True)
             _thread.start()
@@ -129,9 +129,9 @@ def _run() -> None:
             )
 
 
-def _look(held: Sequence[tuple[Any, _Held]]) -> None:
+def _look(held: Sequence[tuple[Any, _HeldMessage]]) -> None:
     now = monotonic()
-    due: dict[Any, list[tuple[Any, _Held]]] = {}
+    due: dict[Any, list[tuple[Any, _HeldMessage]]] = {}
     for request, one in held:
         if request.acknowledged or request.time_start is not None:
             _forget(request)  # its body has begun, or it is over

@@ -50,15 +50,15 @@ __all__ = [
     "UNSENT_TTL_S",
     "WHILE_RUNNING",
     "Reservation",
+    "abandon",
     "adopt",
+    "belongs_to_other_task",
     "claim_for",
     "claim_of",
     "free",
+    "free_by_id",
     "free_in",
-    "free_of",
     "free_soon",
-    "give_up",
-    "is_anothers",
     "look",
     "mark_of",
     "pause",
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 RESERVING = tuple(scope for scope in SCOPES if scope != "while_executing")
-_RESERVES = {
+_SCOPE_RANK = {
     "while_executing": 0,
     "until_executing": 1,
     "until_and_while_executing": 1,
@@ -175,13 +175,13 @@ class Reservation:
         if token and (owner is None or owner.task_id != short_id(task_id)):
             token = ""  # the headers may have been copied to another message
         # Only these scopes release it when the body begins; with others `begun` means nothing.
-        begun = given.get("begun") is True and _RESERVES[scope] == 1
+        begun = given.get("begun") is True and _SCOPE_RANK[scope] == 1
         longest = HOUR
         if options is not None:
             longest = options.reserve_ttl or HOUR
             if scope == "until_executing" != options.scope:
                 scope = "until_and_while_executing"
-            if not confirmed and _RESERVES[scope] > _RESERVES[options.scope]:
+            if not confirmed and _SCOPE_RANK[scope] > _SCOPE_RANK[options.scope]:
                 scope = options.scope
         ttl = float(min(max(ttl, MIN_TTL), longest))
         unreserved = given.get("unreserved") is True and policy == "replace" and not token
@@ -316,7 +316,7 @@ def free_in(redlock: Redlock, resource: str) -> float | None:
     return outcome.free_in(ballot) if ballot.yes >= ballot.quorum else None
 
 
-def is_anothers(owner: Owner, task: Any) -> bool:
+def belongs_to_other_task(owner: Owner, task: Any) -> bool:
     """Return True if a task of another name has the reservation: then `task` is no duplicate."""
     return owner.task not in ("", short_id(task.name))
 
@@ -338,7 +338,7 @@ def free(redlock: Redlock, claim: Claim, patience: float = 0.0) -> Round:
     return redlock.client.driver.run(lambda now: quorum.free(claim, now, patience))
 
 
-def free_of(
+def free_by_id(
     redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any, running: bool = False
 ) -> Claim | bool | None:
     """Release the reservation of another message that will not be run.
@@ -351,7 +351,7 @@ def free_of(
         other message no longer has it; False if its body is running, or that is not known.
     """
     try:
-        if not running and _is_at_work(redlock, names, task_id, limit):
+        if not running and _may_be_running(redlock, names, task_id, limit):
             return False
     except QuorumUnavailable:
         return False
@@ -363,7 +363,7 @@ def free_of(
     return None
 
 
-def _is_at_work(redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any) -> bool:
+def _may_be_running(redlock: Redlock, names: tuple[str, ...], task_id: str, limit: Any) -> bool:
     """Return True if a body of a task may hold one of some names. One node alone is not enough.
 
     Raises:
@@ -375,7 +375,7 @@ def _is_at_work(redlock: Redlock, names: tuple[str, ...], task_id: str, limit: A
     return task_id in [owner.task_id for owner in map(Owner.of, found) if owner is not None]
 
 
-def give_up(redlock: Redlock, claim: Claim) -> None:
+def abandon(redlock: Redlock, claim: Claim) -> None:
     """Release whatever was written of a claim, because its message was not sent."""
     if claim.written:
         free(redlock, claim)

@@ -18,11 +18,11 @@ from .signals import task_skipped
 __all__ = [
     "comes_back",
     "end_of",
+    "report_skipped",
     "state_of",
     "store_retry",
     "stored_end",
     "survives",
-    "tell_skipped",
 ]
 
 logger = logging.getLogger("celery_redlock.task")
@@ -31,7 +31,7 @@ RETRY_STORED = "redlock_retry_stored"
 """Attribute of a request for which Celery must not store state RETRY any more."""
 
 
-def tell_skipped(
+def report_skipped(
     task: Any, task_id: Any, resource: str, holder: Owner | None, policy: str, where: str = "run"
 ) -> None:
     """Send `task_skipped`."""

@@ -91,7 +91,7 @@ def run(
         recall=options.hold_for,
     )
     if (pace := options.pace) is not None:
-        held = _start_of(redlock, asked, pace)
+        held = _rate_holder(redlock, asked, pace)
     else:
         held = HeldLease(redlock, asked, max_lifetime=options.max_lifetime)
     held.task = task.name if task is not None else ""
@@ -138,7 +138,7 @@ def run(
         held.__exit__(None, None, None)
 
 
-def _start_of(redlock: Redlock, request: LockRequest, pace: Rate) -> HeldLease:
+def _rate_holder(redlock: Redlock, request: LockRequest, pace: Rate) -> HeldLease:
     """Return the rate-limit holder that is used instead of a lock.
 
     Raises:

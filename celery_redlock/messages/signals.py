@@ -100,7 +100,7 @@ class _Bridge(Listener):
             self._remember(ask.lease.token, task)
             if not lock_acquired.receivers:
                 return
-        waited, attempts = in_all(task, ask)
+        waited, attempts = total_wait(task, ask)
         if ask.lease is not None:
             lock_acquired.send(
                 sender=task,
@@ -123,17 +123,17 @@ class _Bridge(Listener):
         if lock_extended.receivers and not lease.resource.endswith(RESERVED_SUFFIX):
             owner = Owner.of(lease.token)
             if not is_tick(lease.resource, owner):
-                task = self._known(lease.token, owner)
+                task = self._task_of_token(lease.token, owner)
                 lock_extended.send(sender=task, resource=lease.resource, lease=lease)
 
     def lost(self, loss: LeaseLost) -> None:
         if not is_tick(str(loss.resource), loss.owner):
-            task = self._known(loss.lease.token if loss.lease else "", loss.owner)
+            task = self._task_of_token(loss.lease.token if loss.lease else "", loss.owner)
             lock_lost.send(sender=task, resource=loss.resource, loss=loss)
 
     def released(self, lease: Lease, held: bool) -> None:
         owner = Owner.of(lease.token)
-        task = self._known(lease.token, owner)
+        task = self._task_of_token(lease.token, owner)
         self._tasks.pop(lease.token, None)
         if is_tick(lease.resource, owner) or not lock_released.receivers:
             return
@@ -152,7 +152,7 @@ class _Bridge(Listener):
         if len(self._tasks) > MAX_LEASES:
             self._tasks.popitem(last=False)
 
-    def _known(self, token: str, owner: Owner | None) -> Any:
+    def _task_of_token(self, token: str, owner: Owner | None) -> Any:
         task = self._tasks.get(token)
         return task if task is not None else task_of(owner)
 
@@ -181,7 +181,7 @@ def named(name: str, *apps: Any) -> Any:
     return None
 
 
-def in_all(task: Any, ask: Ask) -> tuple[float, int]:
+def total_wait(task: Any, ask: Ask) -> tuple[float, int]:
     """Return for how many seconds, and in how many attempts, a task has waited in all.
 
     The time while it was parked, and the attempts before it was sent again, are included.

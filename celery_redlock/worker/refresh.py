@@ -17,7 +17,7 @@ from typing import Any
 from celery.utils.imports import instantiate
 
 from ..config.task_lock import lock_of
-from ..messages.broker import has_quorum_queues, on_last_delivery, queue_of, without_delays
+from ..messages.broker import has_quorum_queues, may_be_dropped, queue_of, without_delays
 from ..protocol.texts import event, printable
 
 __all__ = ["begin"]
@@ -74,7 +74,7 @@ def _resend(app: Any, message: Any) -> bool:
     """Send a message to its queue again, if it is time, and acknowledge the old one."""
     request = {**message.headers, "delivery_info": message.delivery_info}
     queue = queue_of(app, request)
-    if queue is None or not on_last_delivery(app, request):
+    if queue is None or not may_be_dropped(app, request):
         return False
     with app.connection_for_write() as connection:
         # The old one goes when the broker has the new one, and not before.

@@ -17,7 +17,7 @@ from celery_redlock.cli.context import Site
 from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import resources_of
 from celery_redlock.locking.start import Start
-from celery_redlock.messages.reservation import claim_for, give_up, take
+from celery_redlock.messages.reservation import abandon, claim_for, take
 from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
@@ -271,7 +271,7 @@ def test_explain_says_what_delay_would_return(
         data = told(app, f"shop.{name}", "[17]")
         assert f"reservation: {by} task-9" in call(app, f"shop.{name}", "[17]").output
     finally:
-        give_up(redlock, claim)
+        abandon(redlock, claim)
     assert data["publish"]["outcome"] == outcome and words in data["publish"]["text"]
     assert data["run"]["outcome"] == ("run" if outcome in ("replace", "sent") else "none")
 

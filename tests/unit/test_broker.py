@@ -19,9 +19,9 @@ from celery_redlock.messages.broker import (
     UNACKNOWLEDGED_S,
     delayed_by_broker,
     has_quorum_queues,
-    later_at,
-    on_last_delivery,
-    unacknowledged_for,
+    max_unacknowledged_s,
+    may_be_dropped,
+    resend_options,
     without_delays,
 )
 from tests.support.delivering import deliver
@@ -70,7 +70,7 @@ def came(exchange: str, routing_key: str, **more: Any) -> Any:
 def test_message_on_rabbitmq_is_delayed_whole_seconds_and_returns_to_its_queue(
     rabbit: Celery, exchange: str, key: str, back: str, countdown: float
 ) -> None:
-    when = later_at(rabbit, came(exchange, key), countdown)
+    when = resend_options(rabbit, came(exchange, key), countdown)
     seconds = "1.0" if countdown > 1.0 else "0.1"
     assert when["routing_key"] == f"{ZEROS}{seconds}.{back}"
     assert when["exchange"].name == "celery_delayed_27"
@@ -83,12 +83,12 @@ def test_delayed_message_of_a_direct_exchange_names_its_queue(
 ) -> None:
     request = came(exchange, "direct")
     assert not delayed_by_broker(rabbit, request)
-    assert later_at(rabbit, request, 0.3) == {"countdown": 0.3, "queue": "direct"}
+    assert resend_options(rabbit, request, 0.3) == {"countdown": 0.3, "queue": "direct"}
 
 
 def test_delay_without_quorum_queues_is_a_plain_countdown(app: Celery) -> None:
     for request in (came("", "celery"), came("celery", "celery"), Context()):
-        assert later_at(app, request, 0.3) == {"countdown": 0.3}
+        assert resend_options(app, request, 0.3) == {"countdown": 0.3}
 
 
 def test_traces_of_a_delay_in_x_death_are_not_sent_on() -> None:
@@ -113,23 +113,23 @@ def test_last_delivery_before_the_broker_drops_a_message_is_detected(
     rabbit: Celery, queue: str, count: Any, last: bool
 ) -> None:
     request = came("", queue, **{"x-delivery-count": count})
-    assert on_last_delivery(rabbit, request) is last
+    assert may_be_dropped(rabbit, request) is last
 
 
 def test_time_unacknowledged_is_the_least_of_consumer_and_visibility_timeouts(
     rabbit: Celery,
 ) -> None:
-    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED_S == 1800.0
+    assert max_unacknowledged_s(rabbit) == UNACKNOWLEDGED_S == 1800.0
     rabbit.amqp.queues.add(queue("slow", "direct", **{"x-consumer-timeout": 90_000}))
     rabbit.amqp.queues.add(queue("slower", "direct", **{"x-consumer-timeout": 95_000}))
-    assert unacknowledged_for(rabbit) == 90.0
+    assert max_unacknowledged_s(rabbit) == 90.0
     rabbit.conf.broker_transport_options = {"visibility_timeout": 40}
-    assert unacknowledged_for(rabbit) == 40.0
+    assert max_unacknowledged_s(rabbit) == 40.0
     rabbit.conf.broker_transport_options = {"visibility_timeout": "forged"}
-    assert unacknowledged_for(rabbit) == 90.0
+    assert max_unacknowledged_s(rabbit) == 90.0
 
 
-@pytest.mark.parametrize("asked", [unacknowledged_for, has_quorum_queues])
+@pytest.mark.parametrize("asked", [max_unacknowledged_s, has_quorum_queues])
 def test_queues_of_an_app_are_walked_once(rabbit: Celery, monkeypatch: Patch, asked: Any) -> None:
     """Both are asked with every delivery, and an app may have a thousand queues."""
     walks: list[str] = []
@@ -153,10 +153,10 @@ def test_queue_added_by_a_worker_is_seen(rabbit: Celery) -> None:
     rabbit.conf.task_queues = [queue("plain", "direct")]
     assert not has_quorum_queues(rabbit)
     arguments = {"x-queue-type": "quorum", "x-consumer-timeout": 90_000}
-    assert unacknowledged_for(rabbit) == UNACKNOWLEDGED_S
+    assert max_unacknowledged_s(rabbit) == UNACKNOWLEDGED_S
     rabbit.amqp.queues.select_add("added", queue_arguments=arguments)
     assert has_quorum_queues(rabbit)
-    assert unacknowledged_for(rabbit) == 90.0
+    assert max_unacknowledged_s(rabbit) == 90.0
 
 
 # -- what is sent again ---------------------------------------------------------------------------

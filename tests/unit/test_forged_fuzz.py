@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from celery_redlock import ResourceHeld, Skipped
 from celery_redlock.config.checks import DUPLICATE_POLICIES, MIN_TTL, SCOPES
-from celery_redlock.messages.broker import on_last_delivery, queue_of, without_delays
+from celery_redlock.messages.broker import may_be_dropped, queue_of, without_delays
 from celery_redlock.messages.endings import over, received, refused
 from celery_redlock.messages.headers import (
     ATTEMPTS,
@@ -34,7 +34,7 @@ from celery_redlock.messages.headers import (
     short_id,
     waited,
 )
-from celery_redlock.messages.received import _Held, _look
+from celery_redlock.messages.received import _HeldMessage, _look
 from celery_redlock.messages.reservation import HOUR, Reservation, claim_of, free
 from celery_redlock.messages.results import end_of
 from celery_redlock.protocol import quorum
@@ -180,7 +180,7 @@ def test_any_delivery_info_is_read_without_an_error(
 ) -> None:
     request = {"delivery_info": info, "x-delivery-count": count}
     queue_of(app, request)
-    on_last_delivery(app, request)
+    may_be_dropped(app, request)
     without_delays({"x-death": deaths})
     without_delays({"x-death": [deaths]})
 
@@ -303,8 +303,8 @@ class AtOnce:
         self.start = target
 
 
-def overdue(note: Reservation) -> _Held:
-    held = _Held(note)
+def overdue(note: Reservation) -> _HeldMessage:
+    held = _HeldMessage(note)
     held.due = 0.0
     return held
 

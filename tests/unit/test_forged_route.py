@@ -12,7 +12,7 @@ from kombu.transport.virtual import Channel
 from redis.client import Pipeline
 
 from celery_redlock.messages import conflict
-from celery_redlock.messages.broker import has_way_back
+from celery_redlock.messages.broker import can_be_returned
 from celery_redlock.protocol.errors import RedlockError
 from tests.support.delivering import Ran, Received, _parking, deliver
 from tests.support.names import Patch
@@ -85,4 +85,4 @@ def test_kombu_and_redis_take_back_only_messages_that_name_their_queue(info: Any
         packed = bool(queues) and all(isinstance(one, str) for one in queues)
     except TypeError:
         packed = False
-    assert has_way_back({"delivery_info": info}) is packed
+    assert can_be_returned({"delivery_info": info}) is packed

@@ -26,7 +26,7 @@ from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.conflict import end
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
-from celery_redlock.messages.policy import Action, backoff, decide, meets_reservation
+from celery_redlock.messages.policy import Action, backoff, decide, decide_reserved
 from celery_redlock.messages.revokes import END
 from celery_redlock.protocol.values import Holder, Owner, token_digest
 from celery_redlock.worker.startup import check
@@ -138,7 +138,7 @@ def test_tasks_put_off_until_a_moment_are_spread_after_it() -> None:
 def test_reservation_of_another_call_decides_the_next_step(
     end: Any, late: bool, freed: bool, successor: bool, step: str
 ) -> None:
-    assert meets_reservation(end, late=late, freed=freed, successor=successor) == step
+    assert decide_reserved(end, late=late, freed=freed, successor=successor) == step
 
 
 @pytest.mark.parametrize("policy", ["skip", "raise", "wait", "reject", "retry"])

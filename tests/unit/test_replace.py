@@ -222,18 +222,18 @@ def test_call_that_cannot_take_the_place_it_has_freed_does_not_bring_the_replace
     out. If they are not, this call is sent, as they may never be."""
     notify = stage.declare(scope)
     first = stage.call(notify, "first").headers["id"]
-    free_of = reservation.free_of
+    free_by_id = reservation.free_by_id
     others: list[str] = []
 
     def outrun(*args: Any) -> Any:
-        freed = free_of(*args)
+        freed = free_by_id(*args)
         others.append(f"other{len(others)}")
         token = Owner("host", 1, others[-1], task=notify.name).token("a" * 32, redlock.clock())
         for node in redlock.fakes:
             node.held[RESERVED] = (token, redlock.clock() + left)
         return freed
 
-    monkeypatch.setattr(reservation, "free_of", outrun)
+    monkeypatch.setattr(reservation, "free_by_id", outrun)
     result = notify.apply_async((1, "last"), countdown=10)
     assert stage.holder() == others[-1]
     assert set(stage.revoked) == {first, *others[:-1]}

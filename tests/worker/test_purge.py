@@ -174,13 +174,13 @@ def test_interrupted_purge_leaves_its_message_in_the_queue(
 ) -> None:
     """Between freeing and acknowledging: the message is there, and not the reservation."""
     publish(reservations, "a", "b")
-    freed = purging._freed
+    freed = purging._release_reservation
 
     def interrupted(*arguments: Any) -> Any:
         freed(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(purging, "_freed", interrupted)
+    monkeypatch.setattr(purging, "_release_reservation", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(purging.purge(broker.app, broker.queue, 2))
     monkeypatch.undo()
@@ -302,13 +302,13 @@ def test_message_sent_during_a_purge_stays_with_its_reservation(
     wrap_command()
     publish(reservations, "a")
     later: list[str] = []
-    freed = purging._freed
+    freed = purging._release_reservation
 
     def while_others_publish(*args: Any) -> Any:
         later[:] = later or publish(reservations, "later")
         return freed(*args)
 
-    monkeypatch.setattr(purging, "_freed", while_others_publish)
+    monkeypatch.setattr(purging, "_release_reservation", while_others_publish)
     assert purge_by(app, broker.queue) == 1
     assert broker.queued() == 1 and reservations.of("later") == later[0]
     assert purge_by(app, broker.queue) == 1

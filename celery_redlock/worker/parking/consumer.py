@@ -35,7 +35,7 @@ from ...config.settings import enabled, read_settings
 from ...config.task_lock import lock_of, resources_of
 from ...locking.pauses import Pause, covering, limited
 from ...locking.redlock import Redlock
-from ...messages.broker import has_way_back, on_last_delivery, unacknowledged_for, urgency_of
+from ...messages.broker import can_be_returned, max_unacknowledged_s, may_be_dropped, priority_order
 from ...messages.headers import ATTEMPTS, attempts_of, receive, said
 from ...messages.policy import parkable, set_parking
 from ...messages.received import is_discarded, may_be_a_duplicate
@@ -98,7 +98,7 @@ class Parking(bootsteps.StartStopStep):
         self._app = app = consumer.app
         self._to_pool: Callable[[Any], Any] = consumer.on_task_request
         consumer.on_task_request = self
-        self._longest = min(MAX_PARKED_S, unacknowledged_for(app) / 4)
+        self._longest = min(MAX_PARKED_S, max_unacknowledged_s(app) / 4)
         self._full_since: float | None = None
         self._prefetch = Prefetch(consumer)
         self._wire: tuple[int, int] | None = None
@@ -196,9 +196,9 @@ class Parking(bootsteps.StartStopStep):
         again = attempts["held"] > 0
         if not resources or (not again and may_be_a_duplicate(request, options)):
             return False
-        if on_last_delivery(self._app, request.request_dict):
+        if may_be_dropped(self._app, request.request_dict):
             return False  # if we gave it back, it would be dropped; the pool sends it again
-        if not has_way_back(request.request_dict):
+        if not can_be_returned(request.request_dict):
             return False
         now = monotonic()
         since = attempts["since"]
@@ -214,7 +214,7 @@ class Parking(bootsteps.StartStopStep):
             until=until,
             latest=latest,
             deadline=deadline,
-            urgency=urgency_of(request.delivery_info, amqp=self._prefetch.amqp),
+            urgency=priority_order(request.delivery_info, amqp=self._prefetch.amqp),
             again=again,
             limit=limit,
             shared=options.shared,
@@ -244,7 +244,7 @@ class Parking(bootsteps.StartStopStep):
         except Exception:
             return False  # the body's process says what is wrong
         pause, message = covering(self._pauses, resources), request.request_dict
-        if pause is None or not has_way_back(message) or on_last_delivery(self._app, message):
+        if pause is None or not can_be_returned(message) or may_be_dropped(self._app, message):
             return False
         attempts, now = attempts_of(request.request_dict), monotonic()
         until = now + self._longest * JITTER.uniform(0.75, 1.0)
