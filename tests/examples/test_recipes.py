@@ -403,3 +403,78 @@ def test_once_a_day(server: LocalServer) -> None:
             assert 24 * 3600_000 < client.pttl(key) <= 25 * 3600_000
             assert 100 < client.memory_usage(key) < 300
     assert [user for user, _day in work.begun] == [7, 8, 7, 9]
+
+
+class Refused(Work):
+    """Work that fails for some amounts, once it is told to go on."""
+
+    def __call__(self, *args: Any) -> Any:
+        super().__call__(*args)
+        if args[1] < 0:
+            raise ValueError("no such amount")
+
+
+def test_errbacks(server: LocalServer) -> None:
+    payments, refunds = Refused(), Work()
+    with running("errbacks", server, pay=payments, pay_back=refunds) as shop:
+        bought = shop.buy(7, -1)
+        payments.at((7, -1))
+        payments.go()
+        refunds.at((7, "ValueError('no such amount')"))
+        redlock = Redlock.from_app(shop.app)
+        assert redlock.try_acquire("order:7") is None, "it runs under no lock"
+        refunds.go()
+        assert isinstance(value(bought), ValueError)
+        wait_until(lambda: redlock.holder("order:7") is None, 10.0, "its key is free")
+    assert len(refunds.begun) == 1
+
+
+def test_errback_of_a_chord_whose_members_share_its_key(server: LocalServer) -> None:
+    payments, refunds = Refused(endless=False), Work(endless=False)
+    with running("errbacks", server, pay=payments, pay_back=refunds) as shop:
+        shop.buy_all(7, [50, -1, 20])
+        wait_until(lambda: refunds.begun, 20.0, "it is refunded")
+        assert sorted(payments.begun) == [(7, -1), (7, 20), (7, 50)]
+        ((_order, why),) = refunds.begun
+        assert "no such amount" in why
+        bought = shop.buy(8, 10)
+        assert value(bought) is None
+    assert len(refunds.begun) == 1
+
+
+def test_errback_waits_for_its_turn_if_another_has_the_key(server: LocalServer) -> None:
+    payments, refunds = Refused(), Work(endless=False)
+    with running("errbacks", server, pay=payments, pay_back=refunds) as shop:
+        redlock = Redlock.from_app(shop.app)
+        sent = shop.app.signature("shop.refund", args=(7,))
+        failed = shop.charge.apply_async((8, -1), link_error=sent)  # of another key
+        payments.at((8, -1))
+        with redlock.lock("order:7"):
+            payments.go()
+            assert isinstance(value(failed), ValueError)
+            assert not refunds.begun
+        wait_until(lambda: refunds.begun, 20.0, "it has had its turn")
+    assert refunds.begun == [(7, "ValueError('no such amount')")]
+
+
+def test_flask(server: LocalServer) -> None:
+    work = Work()
+    with running("flask", server, {"wait=1.0": "wait=0.1"}, build=work) as shop:
+        client = shop.app.test_client()
+        asked = client.post("/reports/7")
+        assert asked.status_code == 202
+        work.at(("shop", 7))
+        again = client.post("/reports/7")
+        assert (again.status_code, again.json["task"]) == (409, asked.json["task"])
+        held = client.delete("/reports/7")
+        assert held.status_code == 409 and "host" not in held.text and held.headers["Retry-After"]
+        assert client.delete("/reports/8").status_code == 200
+        work.go()
+        assert value(shop.rebuild.AsyncResult(asked.json["task"])) == 7
+        assert client.get(f"/tasks/{asked.json['task']}").json == {"state": "SUCCESS"}
+        wait_until(lambda: client.delete("/reports/7").status_code == 200, 10.0, "it is free")
+        server.pause()
+        try:
+            assert client.delete("/reports/7").status_code == 503
+        finally:
+            server.resume()
