@@ -302,7 +302,9 @@ def test_recipe_coming_from_works_with_another_import_at_first(server: LocalServ
     names["app"].close()
 
 
-def test_queued_already(server: LocalServer) -> None:
+def test_recipe_queued_already_tells_a_duplicate_by_flag_409_and_result(
+    server: LocalServer,
+) -> None:
     work = Work()
     with running("queued-already", server, build=work) as shop:
         first, status = shop.flag(7)
@@ -327,7 +329,7 @@ def test_queued_already(server: LocalServer) -> None:
         wait_until(lambda: shop.refuse(7)[1] == 202, 10.0, "its key is free")
 
 
-def test_in_order(server: LocalServer) -> None:
+def test_recipe_in_order_handles_events_in_the_order_of_the_list(server: LocalServer) -> None:
     """While one event is handled others come; one fails at first."""
     failed: list[str] = []
 
@@ -354,7 +356,7 @@ def test_in_order(server: LocalServer) -> None:
     assert failed == ["sent"]
 
 
-def test_in_order_goes_on_after_an_error_with_the_next_call(server: LocalServer) -> None:
+def test_recipe_in_order_goes_on_after_an_error_with_the_next_call(server: LocalServer) -> None:
     work, broken = Work(endless=False), [True]
 
     class Breaks(Work):
@@ -374,7 +376,9 @@ def test_in_order_goes_on_after_an_error_with_the_next_call(server: LocalServer)
     assert work.begun == [(7, "ordered"), (7, "paid")]
 
 
-def test_once_a_day(server: LocalServer) -> None:
+def test_recipe_once_a_day_sends_one_task_a_day_and_again_after_a_failure(
+    server: LocalServer,
+) -> None:
     work = Work()
 
     class Fails(Work):
@@ -414,7 +418,7 @@ class Refused(Work):
             raise ValueError("no such amount")
 
 
-def test_errbacks(server: LocalServer) -> None:
+def test_recipe_errbacks_runs_the_callback_under_the_key_of_its_task(server: LocalServer) -> None:
     payments, refunds = Refused(), Work()
     with running("errbacks", server, pay=payments, pay_back=refunds) as shop:
         bought = shop.buy(7, -1)
@@ -429,7 +433,9 @@ def test_errbacks(server: LocalServer) -> None:
     assert len(refunds.begun) == 1
 
 
-def test_errback_of_a_chord_whose_members_share_its_key(server: LocalServer) -> None:
+def test_recipe_errbacks_refunds_a_chord_once_when_all_members_have_ended(
+    server: LocalServer,
+) -> None:
     payments, refunds = Refused(endless=False), Work(endless=False)
     with running("errbacks", server, pay=payments, pay_back=refunds) as shop:
         shop.buy_all(7, [50, -1, 20])
@@ -442,7 +448,7 @@ def test_errback_of_a_chord_whose_members_share_its_key(server: LocalServer) -> 
     assert len(refunds.begun) == 1
 
 
-def test_errback_waits_for_its_turn_if_another_has_the_key(server: LocalServer) -> None:
+def test_recipe_errbacks_waits_for_its_turn_if_another_has_the_key(server: LocalServer) -> None:
     payments, refunds = Refused(), Work(endless=False)
     with running("errbacks", server, pay=payments, pay_back=refunds) as shop:
         redlock = Redlock.from_app(shop.app)
@@ -457,7 +463,9 @@ def test_errback_waits_for_its_turn_if_another_has_the_key(server: LocalServer) 
     assert refunds.begun == [(7, "ValueError('no such amount')")]
 
 
-def test_flask(server: LocalServer) -> None:
+def test_recipe_flask_answers_409_to_a_duplicate_and_503_without_a_quorum(
+    server: LocalServer,
+) -> None:
     work = Work()
     with running("flask", server, {"wait=1.0": "wait=0.1"}, build=work) as shop:
         client = shop.app.test_client()
