@@ -12,7 +12,9 @@ Names of resources may be personal data (`order:1234`), so they are left out by 
 
 The metrics are those of `metrics.py`, with the same labels and units. An exporter to Prometheus
 gives them the same names, too: `celery_redlock.acquire` becomes `celery_redlock_acquire_total`, and
-`celery_redlock.acquire.seconds` becomes `celery_redlock_acquire_seconds`.
+`celery_redlock.hold`, whose unit is `s`, becomes `celery_redlock_hold_seconds`.
+
+`opentelemetry-instrument` instruments the package by its entry point, `RedlockInstrumentor`.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
-import logging
 import signal
 import socket
 from collections.abc import Sequence
@@ -12,14 +11,9 @@ from typing import Any
 
 import click
 
-from .context import PROBLEM, WORKERS_TIMEOUT_S, Site, listen_option, on_site, timeout_option
+from .context import WORKERS_TIMEOUT_S, Site, listen_option, on_site, timeout_option
 
 __all__ = ["command", "guarded"]
-
-logger = logging.getLogger("celery_redlock.exporter")
-
-CLIENT_TIMEOUT_S = 10.0
-"""Seconds for a client to send its request; Prometheus sends it at once."""
 
 
 @click.command("exporter")
@@ -44,7 +38,7 @@ CLIENT_TIMEOUT_S = 10.0
 @on_site
 def command(
     site: Site, *, listen: tuple[str, int], cache: float, timeout: float, hosts: Any, once: bool
-) -> int | None:
+) -> None:
     """Export gauges for Prometheus.
 
     Held locks, waiting tasks (with an app), nodes, keys without a ttl.
@@ -66,11 +60,17 @@ def command(
     )
     if site.as_json:
         site.say(figures(registry), "")
-        return None
+        return
     if once:
         click.echo(exposition(registry).rstrip())
-        return None
-    return _serve(registry, *listen, hosts)
+        return
+    from prometheus_client import make_wsgi_app
+
+    from ..web.serve import serve
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app = guarded(make_wsgi_app(registry), [listen[0], *hosts])
+    serve(app, *listen, lambda url: click.echo(f"metrics on {url}metrics", err=True))
 
 
 def guarded(app: Any, hosts: Sequence[str]) -> Any:
@@ -102,25 +102,3 @@ def _is_address(name: str) -> bool:
     with contextlib.suppress(ValueError):
         return bool(ipaddress.ip_address(name.strip("[]")))
     return False
-
-
-def _serve(registry: Any, host: str, port: int, hosts: Sequence[str]) -> int | None:
-    from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
-
-    server: Any
-    try:
-        # The server starts at once, so it serves an empty registry until the guard is in place.
-        server, thread = start_http_server(port, host, CollectorRegistry())
-    except OSError as error:
-        click.echo(f"cannot listen on {host}:{port}: {error.strerror or error}", err=True)
-        return PROBLEM
-    server.set_app(guarded(make_wsgi_app(registry), [host, *hosts]))
-    server.RequestHandlerClass.timeout = CLIENT_TIMEOUT_S
-    server.handle_error = lambda *_of: logger.debug("a connection failed", exc_info=True)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
-    shown = f"[{host}]" if ":" in host else host
-    with server, contextlib.suppress(KeyboardInterrupt):
-        click.echo(f"metrics on http://{shown}:{server.server_port}/metrics", err=True)
-        thread.join()
-    return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import click
@@ -72,4 +73,5 @@ def command(
         words = "" if token else "; for reading only, as there is no token"
         site.say({"url": url, "read_only": not token}, f"{url} (Ctrl-C ends it{words})")
 
-    serve(page, host, port, ready)
+    with closing(page):
+        serve(page, host, port, ready)

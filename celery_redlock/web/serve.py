@@ -1,4 +1,4 @@
-"""Stand-alone server for the page: waitress, on an address that is checked first."""
+"""Stand-alone server for the page and the exporter: waitress, on a checked address."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def names_for(host: str, names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys([*LOOPBACK, *address, *names]))
 
 
-def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
+def serve(app: Any, host: str, port: int, ready: Callable[[str], None]) -> None:
     """Serve until interrupted.
 
     Args:
-        page: The WSGI app.
+        app: The WSGI app.
         host: The address to bind to.
         port: The port; 0 for a free one.
-        ready: Called once with the page's address.
+        ready: Called once with the address of the server.
 
     Raises:
         ConfigurationError: waitress is not installed, or the address cannot be bound to.
@@ -90,7 +90,8 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
         from waitress.server import create_server  # type: ignore[import-untyped]
     except ModuleNotFoundError:
         raise ConfigurationError(
-            'serving the web dashboard needs waitress: pip install "celery-redlock[web]"'
+            'serving needs waitress: pip install "celery-redlock[web]", or [prometheus] for the'
+            " exporter alone"
         ) from None
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a burst needs no warning
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -101,7 +102,7 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
             f"cannot serve on {host} port {port}: {error.strerror or error}"
         ) from None
     server = create_server(
-        page,
+        app,
         sockets=[listener],
         threads=THREADS,
         ident="",
@@ -120,7 +121,6 @@ def serve(page: Any, host: str, port: int, ready: Callable[[str], None]) -> None
         pass
     finally:
         server.close()
-        page.close()
 
 
 def _make_room(server: Any) -> None:

@@ -302,12 +302,14 @@ def test_exporter_serves_until_it_is_ended(servers: Servers, tmp_path: Path) -> 
         assert address is not None
         with urllib.request.urlopen(address[0], timeout=LONG) as answer:
             assert "celery_redlock_quorum_up 1.0" in answer.read().decode()
+            assert answer.headers["Server"] is None, "waitress, as the page, and not wsgiref"
         rebound = urllib.request.Request(address[0], headers={"Host": "evil.example"})
         with pytest.raises(urllib.error.HTTPError, match="400"):
             urllib.request.urlopen(rebound, timeout=LONG)
         taken = address[0].split("/")[2]
         result = CliRunner().invoke(main, [*nodes_of(servers), "exporter", "--listen", taken])
-        assert result.exit_code == 1 and f"cannot listen on {taken}" in result.output
+        said_so = f"cannot serve on {taken.replace(':', ' port ')}: Address already in use"
+        assert result.exit_code == 2 and said_so in result.output
         process.send_signal(signal.SIGTERM)
         assert process.wait(LONG) == 0
     finally:
