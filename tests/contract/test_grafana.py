@@ -153,6 +153,19 @@ def test_dashboard_panels_have_title_unit_description_and_datasource() -> None:
     assert used <= variables.keys()
 
 
+def test_losses_and_stalled_bodies_are_shown_apart() -> None:
+    lost = [expression for _where, expression in EXPRESSIONS if "lost_total" in expression]
+    stalled = [expression for expression in lost if 'reason="stalled"' in expression]
+    assert len(stalled) == 1 and len(lost) > 2
+    for expression in lost:
+        assert 'reason!="stalled"' in expression or expression in stalled
+
+
+def test_the_panel_of_node_failures_names_each_kind() -> None:
+    (panel,) = [panel for panel in PANELS if "node_errors" in panel["targets"][0]["expr"]]
+    assert panel["description"] == f"{', '.join(NODE_FAILURES)}."
+
+
 def test_dashboard_panels_do_not_overlap() -> None:
     places: dict[tuple[int, int], str] = {}
     for panel in DASHBOARD["panels"]:
