@@ -67,7 +67,7 @@ def keys_of(
     parameters = signature.parameters
     several = False
     if key is None or is_own(key):
-        pieces = arguments_of(parameters if key is None else _known(key, parameters))
+        pieces = arguments_of(parameters if key is None else _checked_names(key, parameters))
         templates = [Template(pieces, escape(task_name if scope is None else scope, "/:@ "))]
     else:
         head = escape(head, RAW_LITERAL)
@@ -384,7 +384,7 @@ def is_own(key: Sequence[str]) -> bool:
     return bool(names)
 
 
-def _known(names: Sequence[str], parameters: Mapping[str, object]) -> list[str]:
+def _checked_names(names: Sequence[str], parameters: Mapping[str, object]) -> list[str]:
     """Return names of arguments, each once, sorted: two tasks may order theirs differently."""
     for name in names:
         if name not in parameters:

@@ -58,7 +58,7 @@ class FakeNode:
                 return other[0]
             return self._acquire(claim, now)
         if verb in (Verb.ENQUEUE, Verb.DEQUEUE, Verb.HAND_ON):
-            return self._line_up(verb, claim, now)
+            return self._queue(verb, claim, now)
         if verb is Verb.RELEASE and claim.mark is not None and not self.full:
             name, life = claim.mark
             self.held[name] = (DONE, now + life)
@@ -66,7 +66,7 @@ class FakeNode:
         freed = [self._delete(claim, name, self.token(name, now, claim.token)) for name in names]
         if verb is Verb.UNDO or (is_shared(claim.token) and self.token(names[0], now)):
             return all(freed)
-        called = [self._call(base_of(name), claim.token, now) for name in names]
+        called = [self._wake_next(base_of(name), claim.token, now) for name in names]
         return all(freed) + 2 if any(called) else all(freed)
 
     def forget(self) -> None:
@@ -107,7 +107,7 @@ class FakeNode:
         """Put a key of another type, without an expiry, under the name of `resource`."""
         self.held[resource] = (FOREIGN, float("inf"))
 
-    def _line_up(self, verb: Verb, place: QueueEntry, now: float) -> bool:
+    def _queue(self, verb: Verb, place: QueueEntry, now: float) -> bool:
         stood = []
         for name in place.resources:
             line = self.lines.setdefault(name, {})
@@ -119,10 +119,10 @@ class FakeNode:
                 first = min(line, key=lambda member: (line[member], member), default="")
                 behind = is_shared(held or "") and is_shared(first)
                 if behind or not (stood[-1] and held):
-                    self._call(name, "", now)
+                    self._wake_next(name, "", now)
         return verb is Verb.ENQUEUE or all(stood)
 
-    def _call(self, name: str, freed_by: str, now: float) -> bool:
+    def _wake_next(self, name: str, freed_by: str, now: float) -> bool:
         """Notify the first waiter whose process listens; after a reader also the next readers."""
         line = self.lines.get(name, {})
         self.barriers.pop(name, None)
@@ -154,7 +154,7 @@ class FakeNode:
         readers, mine = self.readers.get(name, {}), Owner.of(token)
         for one in readers:
             other = Owner.of(one)
-            if mine and other and mine.task_id and _work(mine) == _work(other):
+            if mine and other and mine.task_id and _message_key(mine) == _message_key(other):
                 return one, readers[one]
         line = self.lines.get(name, {})
         if readers and any(not is_shared(one) and self._listens(one) for one in line):
@@ -248,6 +248,6 @@ class FakeNode:
         return True
 
 
-def _work(owner: Owner) -> tuple[str, int, str]:
+def _message_key(owner: Owner) -> tuple[str, int, str]:
     """Return the key that identifies deliveries of the same message."""
     return owner.task_id, owner.retries, owner.task

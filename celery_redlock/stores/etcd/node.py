@@ -29,7 +29,7 @@ HANDSHAKE_TIMEOUTS = 3
 """Timeouts that a whole handshake with one member may take."""
 
 
-class _Talk(NamedTuple):
+class _Exchange(NamedTuple):
     """A round under way: the steps still to send, and the answers so far."""
 
     round: Round
@@ -56,7 +56,7 @@ class EtcdNode(StreamNode):
         self.leaves = len(self._address.members) > 1
         self._cluster = ""
         self._replies = Replies()
-        self._talks: deque[_Talk] = deque()
+        self._exchanges: deque[_Exchange] = deque()
         self._leases: dict[float, tuple[float, str]] = {}
         self._now = self._heard = 0.0
         self._granting: list[Request] = []
@@ -91,7 +91,7 @@ class EtcdNode(StreamNode):
 
     def _begin(self) -> None:
         self._replies = Replies()
-        self._talks.clear()
+        self._exchanges.clear()
         self._leases.clear()
 
     def _reason(self, error: Exception) -> str:
@@ -119,13 +119,13 @@ class EtcdNode(StreamNode):
     def _put(self, round_: Round, payload: Any) -> None:
         self._now = self._clock()
         steps = conversation(round_, self._keys, self._lease)
-        self._say(round_, steps, next(steps))
+        self._write_step(round_, steps, next(steps))
 
-    def _say(self, round_: Round, steps: Conversation, asked: Sequence[Request]) -> None:
+    def _write_step(self, round_: Round, steps: Conversation, asked: Sequence[Request]) -> None:
         grants, self._granting = self._granting, []
         if self.connection is None:
             return
-        self._talks.append(_Talk(round_, steps, len(grants), len(grants) + len(asked), []))
+        self._exchanges.append(_Exchange(round_, steps, len(grants), len(grants) + len(asked), []))
         head = self.connection.head
         self.unsent += b"".join([request(one, head) for one in (*grants, *asked)])
 
@@ -156,31 +156,31 @@ class EtcdNode(StreamNode):
             if self.connection is None:
                 return  # the connection was dropped while an answer was handled
             self._heard = now  # not at each byte: a member whose answer drips is left, too
-            if not self._talks:
+            if not self._exchanges:
                 raise NodeError("it sent what nobody asked for")
-            talk = self._talks[0]
-            talk.answers.append(answer(status, body))
-            if len(talk.answers) == talk.asked:
-                self._take(talk, now)
+            exchange = self._exchanges[0]
+            exchange.answers.append(answer(status, body))
+            if len(exchange.answers) == exchange.asked:
+                self._take(exchange, now)
 
-    def _take(self, talk: _Talk, now: float) -> None:
-        round_ = talk.round
-        why = "".join([refusal(said) for said in talk.answers][talk.grants :])
-        for said in talk.answers[: talk.grants]:
+    def _take(self, exchange: _Exchange, now: float) -> None:
+        round_ = exchange.round
+        why = "".join([refusal(said) for said in exchange.answers][exchange.grants :])
+        for said in exchange.answers[: exchange.grants]:
             if refusal(said) or "ID" not in said:
                 # The id may be another's lease: no request that was written after the grant counts.
                 raise NodeError(f"it grants no lease: {refusal(said)}")
-        self._talks.popleft()
+        self._exchanges.popleft()
         self.channel.unanswered.popleft()
         if why:
-            talk.steps.close()
+            exchange.steps.close()
             self._failed(round_, why)
             return
         try:
             self._now = self._clock()
-            asked = talk.steps.send(talk.answers[talk.grants :])
+            asked = exchange.steps.send(exchange.answers[exchange.grants :])
             self.channel.unanswered.append(round_)
-            self._say(round_, talk.steps, asked)
+            self._write_step(round_, exchange.steps, asked)
             self.flush()
             return
         except StopIteration as stop:

@@ -38,7 +38,7 @@ POLL_S = 0.01
 """Seconds between two checks for answers of Sentinels."""
 
 
-class Word(NamedTuple):
+class MasterReport(NamedTuple):
     """The answer of a Sentinel.
 
     Attributes:
@@ -62,7 +62,7 @@ class MasterWatch:
         self._address = address
         self._lock = threading.RLock()
         self._links: dict[int, tuple[Any, Replies]] = {}  # our subscription to each Sentinel
-        self._words: dict[int, Word] = {}
+        self._reports: dict[int, MasterReport] = {}
         self._opening: dict[int, threading.Thread] = {}
         self._master: tuple[str, int] | None = None
         self._looked = self._sought = 0.0
@@ -81,7 +81,7 @@ class MasterWatch:
         until = math.inf
         while (opening := self._alive()) and monotonic() < until:
             opening[0].join(POLL_S)
-            if self._words:
+            if self._reports:
                 until = min(until, monotonic() + REST_S)
         with self._lock:
             places = self._newest()
@@ -108,17 +108,19 @@ class MasterWatch:
         with self._lock:
             for index in list(self._links):
                 self._unlink(index)
-            self._words.clear()
+            self._reports.clear()
 
     def _newest(self) -> list[tuple[str, int]]:
         """Return the master's address by the newest configuration: usually one address, or none.
 
         An answer that names a host that is not allowed counts only if there is no other.
         """
-        words = list(self._words.values())
-        words = [word for word in words if is_among(word.host, self._address.masters)] or words
-        epoch = max((word.epoch for word in words), default=0)
-        return [(word.host, word.port) for word in words if word.epoch == epoch]
+        reports = list(self._reports.values())
+        reports = [
+            report for report in reports if is_among(report.host, self._address.masters)
+        ] or reports
+        epoch = max((report.epoch for report in reports), default=0)
+        return [(report.host, report.port) for report in reports if report.epoch == epoch]
 
     def _announced(self, index: int, now: float) -> bool:
         """Read a Sentinel's announcements; return True if one is about our service.
@@ -164,19 +166,19 @@ class MasterWatch:
     def _open(self, index: int) -> None:
         sentinel = self._address.sentinels[index]
         try:
-            connection, (word, subscribed) = sentinel.connect(self._greet, client_name=None)
+            connection, (report, subscribed) = sentinel.connect(self._greet, client_name=None)
         except NodeError:
             with self._lock:
-                self._words.pop(index, None)
+                self._reports.pop(index, None)
             return
         with self._lock:
-            self._words[index] = word
+            self._reports[index] = report
             if subscribed:
                 self._links[index] = connection, Replies()
         if not subscribed:
             connection.disconnect()
 
-    def _greet(self, connection: Any) -> tuple[Word, bool]:
+    def _greet(self, connection: Any) -> tuple[MasterReport, bool]:
         service = self._address.service.encode()
         # Sent at once, so that the Sentinel executes nothing else in between.
         state, place, subscribed = ask(
@@ -193,5 +195,5 @@ class MasterWatch:
         said = dict(zip(state[::2], state[1::2], strict=True))
         if int(said[b"num-other-sentinels"]) < self._address.sentinel.min_other_sentinels:
             raise NodeError("it knows too few other Sentinels")
-        word = Word(int(said[b"config-epoch"]), place[0].decode(), int(place[1]))
-        return word, not isinstance(subscribed, ResponseError)
+        report = MasterReport(int(said[b"config-epoch"]), place[0].decode(), int(place[1]))
+        return report, not isinstance(subscribed, ResponseError)

@@ -91,9 +91,9 @@ class RedisNode(StreamNode):
         super().ask(round_, payload, now, more)
 
     def _put(self, round_: Round, payload: bytes) -> None:
-        self.unsent += self._in_its_words(round_, payload) if self._plain else payload
+        self.unsent += self._adapted(round_, payload) if self._plain else payload
 
-    def _in_its_words(self, round_: Round, payload: bytes) -> bytes:
+    def _adapted(self, round_: Round, payload: bytes) -> bytes:
         verb = round_.verb
         if verb not in self._plain:
             return payload
