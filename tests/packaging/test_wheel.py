@@ -98,6 +98,20 @@ def test_wheel_is_complete_and_imports_without_a_warning(base: Path, tmp_path: P
     )
 
 
+DEVELOPERS = {"bench", "demo", "docs", "lint", "matrix", "test", "testing"}
+
+
+def test_extra_all_has_every_extra_of_a_running_site(about: Message) -> None:
+    wanted: dict[str, set[str]] = {}
+    for line in about.get_all("Requires-Dist", []):
+        what, _, marker = line.partition(";")
+        if found := re.search(r"extra == '(\w+)'", marker):
+            wanted.setdefault(found[1], set()).add(what)
+    sites = [wanted[extra] for extra in wanted.keys() - DEVELOPERS - {"all"}]
+    assert len(sites) >= 5
+    assert wanted["all"] == set.union(*sites)
+
+
 def test_celery_finds_the_commands_of_the_wheel(base: Path, tmp_path: Path) -> None:
     """Celery finds ours; the script `celery-redlock` runs in the tests of extras."""
     said = run(base, "-m", "celery", "--help", cwd=tmp_path)
