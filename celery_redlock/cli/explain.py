@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,8 +15,11 @@ from .context import NO_QUORUM, PROBLEM, Site, on_site, table, timeout_option
 from .formatting import entry_lines, lines, start_lines, wait_lines, without_quorum
 
 if TYPE_CHECKING:
+    from ..config.options import TaskOptions
     from ..config.task_lock import TaskLock
+    from ..locking.pauses import Pause
     from ..survey.models import Survey
+    from .verdict import Verdict
 
 __all__ = ["command"]
 
@@ -87,7 +90,7 @@ def _unknown_task(task: str, tasks: Any) -> str:
 def _explain(
     site: Site, task: Any, lock: TaskLock, args: Sequence[Any], kwargs: Any, *, timeout: float
 ) -> int | None:
-    from ..config.settings import enabled
+    from ..config.settings import enabled, page_address
     from ..doctor.workers import waiting
     from ..locking.pauses import covering, limited
     from ..protocol import outcome
@@ -127,6 +130,7 @@ def _explain(
     if (pause := covering([*pauses], resources)) is not None:
         run = verdict.Verdict("paused", f"waits until that is over: {pause}")
     keys = [site.redlock.prefix + name for name in resources]
+    pages = _pages(how, limits, pauses, refusal, run)
     data = {
         "task": task.name,
         "locked": True,
@@ -143,6 +147,9 @@ def _explain(
         "publish": published._asdict(),
         "run": run._asdict(),
         "error": str(refusal) if refusal else "",
+        "docs": [
+            page_address(site.app, *page) for page in _pages(how, limits, pauses, refusal, run)
+        ],
     }
     said = [
         f"task  {task.name}",
@@ -155,9 +162,32 @@ def _explain(
     said += _state(surveys) if refusal is None else without_quorum(refusal)
     said += start_lines(entries, pace.starts, pace.text) if pace is not None else []
     said += [*wait_lines(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
+    said += [f"see     {page_address(site.app, *page)}" for page in pages]
     read = verdict.read_by(how, options, verdict.parks(site.app.conf, how))
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), read))
     return NO_QUORUM if refusal else None
+
+
+def _pages(
+    how: TaskOptions,
+    limits: Mapping[str, int],
+    pauses: Collection[Pause],
+    refusal: QuorumUnavailable | None,
+    run: Verdict,
+) -> list[tuple[str, str]]:
+    """Return the pages of the documentation about what is explained, each with an anchor."""
+    found = {
+        ("runbook", "no-quorum"): refusal is not None,
+        ("pausing", ""): bool(pauses),
+        ("keys", ""): True,
+        ("keys", "a-limit"): max(limits.values()) > 1,
+        ("shared", ""): how.shared,
+        ("rates", ""): how.rate is not None,
+        ("uniqueness", ""): how.scope != "while_executing",
+        ("hot-keys", ""): run.outcome == "parked",
+        ("settings", "policies"): run.outcome not in ("run", "parked", "paused", "none"),
+    }
+    return [page for page, is_so in found.items() if is_so]
 
 
 def _keys(keys: Iterable[str], limits: Iterable[int]) -> Iterator[str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ..config.settings import page_address
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import RESERVED_SUFFIX, checked_glob
 from ..protocol.texts import counted, printable
@@ -121,7 +122,7 @@ def command(
             said += "; its reservation is freed with --reservation"
         return _end(site, None, Freed("gone"), said, PROBLEM)
     (entry,) = found
-    if not force and (why := _refusal(entry, seen)):
+    if not force and (why := _refusal(site, entry, seen)):
         return _end(site, entry, Freed("refused"), why, REFUSED)
     if not entry.digest:
         why = f"{entry.key} is no string, or too long: it cannot be compared; delete it by hand"
@@ -190,7 +191,7 @@ def _release_all(
             why = "there is no terminal to ask on: look with --dry-run, then give --yes"
             return ended("refused", why, REFUSED)
         warnings = {WARNINGS[entry.kind] for entry in wanted}
-        click.echo(lines("", *sorted(warnings)), err=True)
+        click.echo(lines("", *sorted(warnings), _runbook(site)), err=True)
         if not click.confirm(f"{count}. Free them?", err=True):
             return ended("refused", "left as they were", REFUSED)
     if not force and any(entry.kind == "lock" and not entry.held for entry in wanted):
@@ -219,15 +220,21 @@ def _release_all(
     return ended("partly" if left else "freed", text, code)
 
 
-def _refusal(entry: Entry, seen: Survey) -> str:
+def _runbook(site: Site) -> str:
+    return f"What to do first: {page_address(site.app, 'runbook', 'a-stuck-lock')}"
+
+
+def _refusal(site: Site, entry: Entry, seen: Survey) -> str:
     """Ask the user; return why nothing must be freed, or an empty string for yes."""
     if not can_ask():
-        return "there is no terminal to ask on: look with show, then give --force"
+        return (
+            f"there is no terminal to ask on: look with show, then give --force. {_runbook(site)}"
+        )
     warning = WARNINGS[entry.kind]
     stop = stop_command(entry.owner.task_id) if entry.owner is not None else ""
     if entry.kind == "lock":
         warning += (f" Stop it first: {stop}" if stop else "") + f"\n{TAKEN_BACK}"
-    said = [name_of(entry), *entry_lines(entry, seen), "", *warning.split("\n")]
+    said = [name_of(entry), *entry_lines(entry, seen), "", *warning.split("\n"), _runbook(site)]
     click.echo(lines(*said), err=True)
     return "" if click.confirm("Free it?", err=True) else "left as it was"
 

@@ -113,6 +113,14 @@ def text(value: Any) -> Any:
     return value
 
 
+def page_address(value: Any) -> Any:
+    if not isinstance(value, str) or "{page}" not in value:
+        raise ValueError(
+            "must be an address with {page} in it, such as 'https://docs.example.org/{page}.html'"
+        )
+    return value
+
+
 def flag(value: Any) -> Any:
     if not isinstance(value, bool):
         raise ValueError("must be True or False")

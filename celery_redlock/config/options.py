@@ -211,6 +211,15 @@ class Settings(_CommonOptions):
         " programs that monitor the workers, such as Flower.",
         "Turn it on if a monitor should show locks; see [Signals, events, traces](signals.md).",
     )
+    docs: str = _option(
+        "docs/{page}.md",
+        checks.page_address,
+        "Where the pages of this documentation are: an address in which `{page}` stands for the"
+        " name of a page, such as `runbook`. `release` and `explain` name pages by it, and so do"
+        " the [alerts](metrics.md#dashboard-and-alerts), from an exporter with an app.",
+        "Set it where you publish the pages for your operators:"
+        " `https://docs.example.org/redlock/{page}.html`.",
+    )
     beat: bool = _option(
         None,
         checks.or_none(checks.flag),

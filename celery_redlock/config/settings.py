@@ -102,6 +102,16 @@ def read_settings(app: Any) -> Settings:
     return Settings(**values)
 
 
+def page_address(app: Any, page: str, anchor: str = "") -> str:
+    """Return the address of a page of the documentation; of no app, a relative name.
+
+    Raises:
+        ConfigurationError: As `read_settings`.
+    """
+    shape = GLOBAL["docs"].default if app is None else read_settings(app).docs
+    return str(shape.replace("{page}", page)) + (f"#{anchor}" if anchor else "")
+
+
 def unread(conf: Any) -> list[str]:
     """Return a warning for each setting of a configuration that looks like a task's option.
 

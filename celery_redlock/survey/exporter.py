@@ -60,6 +60,7 @@ GAUGES = {
     "foreign_keys": "Keys below the prefix that are not of this library",
     "leaked_keys": "Keys below the prefix without a ttl",
     "pause_ends_in_seconds": "Until a pause ends: of each that is in force",
+    "runbook": "Always 1; its label is the address of the runbook, for alerts",
 }
 """The help text of each gauge."""
 OF_WAITERS = ("waiting", "longest_line", "oldest_wait_seconds")
@@ -69,6 +70,7 @@ LABELS = {
     **dict.fromkeys(OF_WAITERS, "task"),
     "locks_on_nodes": "nodes",
     "pause_ends_in_seconds": "pattern",
+    "runbook": "url",
 }
 """Label name of each multi-valued gauge."""
 
@@ -88,6 +90,7 @@ class Nodes:
             are parked in workers.
         votes_in: Function that returns the seconds until a quorum has a vote, None if it has one.
             Without it there is no gauge for that.
+        runbook: Address of the runbook. Without it there is no gauge for that.
     """
 
     def __init__(
@@ -98,10 +101,12 @@ class Nodes:
         timeout: float = 3.0,
         parked: Callable[[], Parked] | None = None,
         votes_in: Callable[[], float | None] | None = None,
+        runbook: str = "",
     ) -> None:
         self._redlock = redlock
         self._parked = parked
         self._votes_in = votes_in
+        self._runbook = runbook
         self._voteless: float | None = None
         self._cache = cache
         self._timeout = timeout
@@ -127,6 +132,8 @@ class Nodes:
             voteless = self._voteless
             age = time.monotonic() - self._at
         yield from _gauges({"survey_seconds": took, "survey_age_seconds": age})
+        if self._runbook:
+            yield from _gauges({"runbook": {self._runbook: 1.0}})
         failed = "Surveys that failed: no quorum, or a bug"
         yield CounterMetricFamily("celery_redlock_survey_errors", failed, value=errors)
         if voteless is not None:

@@ -16,6 +16,7 @@ from werkzeug.utils import redirect
 from werkzeug.wrappers import Request, Response
 
 from .. import __version__
+from ..config.settings import page_address
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import event
 from ..survey.waiting import Parked
@@ -197,8 +198,12 @@ class Page:
         def parked() -> Parked:
             return self.sources.parked() or Parked()
 
-        has_app = self.sources.app is not None
-        return make_registry(self.sources.redlock, parked=parked if has_app else None)
+        app = self.sources.app
+        return make_registry(
+            self.sources.redlock,
+            parked=parked if app is not None else None,
+            runbook=page_address(app, "runbook"),
+        )
 
     def _failed(self, ask: Ask, error: HTTPException) -> Response:
         if isinstance(error, RequestRedirect):

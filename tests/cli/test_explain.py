@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +24,8 @@ from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.names import Servers
 from tests.support.wait import wait_until
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -336,3 +339,41 @@ def test_explain_with_locks_disabled_asks_no_node(nodes: Servers) -> None:
     app = shop([], redlock_enabled=False, redlock_nodes=["redis://127.0.0.1:1/0"])
     data = told(app, "shop.charge", "[17]")
     assert data["run"]["outcome"] == "unlocked" and data["entries"] == []
+
+
+def test_explain_names_the_pages_of_what_it_explains(app: Celery, redlock: Redlock) -> None:
+    keys, hot, scope = "docs/keys.md", "docs/hot-keys.md", "docs/uniqueness.md"
+    policies, limits = "docs/settings.md#policies", "docs/keys.md#a-limit"
+    expected = {
+        **{"charge": [keys, hot], "on_skip": [keys, policies], "few": [keys, limits]},
+        **{"paced": [keys, "docs/rates.md"], "dup_skip": [keys, scope, hot]},
+    }
+    with redlock.lock("order:17"):
+        for task, pages in expected.items():
+            assert told(app, f"shop.{task}", "[17]")["docs"] == pages, task
+    for address in {page for pages in expected.values() for page in pages}:
+        name, _, anchor = address.partition("#")
+        headings = re.findall(r"^#+ (.+)$", (ROOT / name).read_text("utf-8"), re.M)
+        assert anchor in ("", *(one.lower().replace(" ", "-") for one in headings)), address
+
+
+def test_pages_are_named_by_the_address_that_the_app_configures(nodes: Servers) -> None:
+    made = shop(nodes, redlock_docs="https://docs.example.org/{page}.html")
+    assert "see     https://docs.example.org/keys.html\n" in call(made, "shop.few", "[1]").stdout
+    result = CliRunner().invoke(group, ["exporter", "--json"], obj=Site(app=made))
+    (runbook,) = [
+        one["labels"]
+        for one in json.loads(result.stdout)
+        if one["name"] == "celery_redlock_runbook"
+    ]
+    assert runbook == {"url": "https://docs.example.org/runbook.html"}
+    with Redlock.from_app(made).lock("order:1"):
+        result = CliRunner().invoke(group, ["release", "order:1"], obj=Site(app=made))
+    assert "https://docs.example.org/runbook.html#a-stuck-lock" in result.stderr
+
+
+def test_an_address_of_the_pages_without_their_name_is_refused(nodes: Servers) -> None:
+    made = shop(nodes, redlock_docs="https://docs.example.org/")
+    result = call(made, "shop.few", "[1]")
+    assert result.exit_code == 2
+    assert "redlock_docs must be an address with {page} in it" in result.output

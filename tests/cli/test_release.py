@@ -22,6 +22,7 @@ from tests.support.nodes import TOKEN
 from tests.support.wait import wait_until
 
 KEY = "redlock:order:1"
+RUNBOOK = "docs/runbook.md#a-stuck-lock"
 
 Cli = Callable[..., Any]
 Nodes = list[redis.Redis]
@@ -60,6 +61,7 @@ def test_release_without_a_terminal_and_without_force_is_refused(
     put(admins, KEY, TOKENS[0])
     result = cli("release", "order:1", input="y\n")
     assert result.exit_code == 4 and "give --force" in result.stderr
+    assert f"What to do first: {RUNBOOK}" in result.stderr
     assert json.loads(cli("release", "order:1", "--json").stdout)["outcome"] == "refused"
     assert there(admins) == [TOKENS[0]] * 5
 

@@ -78,7 +78,7 @@ def exposed() -> Iterator[Exposed]:
                     token = CHARGE.token("0" * 32, 1.0)
                     client.set(f"redlock:q{RESERVED_SUFFIX}", token, px=60_000)
                     client.zadd("redlock:r#line", {"somebody": 1.0})
-            options: Any = {"parked": Parked, "votes_in": lambda: 0.0}
+            options: Any = {"parked": Parked, "votes_in": lambda: 0.0, "runbook": "r"}
             texts = [exposition(make_registry(redlock, timeout=30.0, **options))]
             redlock.close()
         texts.append(generate_latest(installed.registry).decode())
@@ -182,7 +182,9 @@ def test_dashboard_panels_do_not_overlap() -> None:
 def test_every_metric_has_a_dashboard_panel(exposed: Exposed) -> None:
     shown = " ".join(expression for _where, expression in EXPRESSIONS)
     unseen = {name for name in exposed.families if name not in shown}
-    assert unseen == {"celery_redlock_nodes", "celery_redlock_survey_errors"}
+    assert unseen == {
+        *("celery_redlock_nodes", "celery_redlock_survey_errors", "celery_redlock_runbook")
+    }
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
@@ -190,6 +192,11 @@ def test_alert_has_severity_summary_and_runbook_section(alert: dict[str, Any]) -
     assert alert["labels"]["severity"] in ("warning", "critical")
     assert alert["annotations"]["summary"]
     page, _, anchor = alert["annotations"]["runbook_url"].partition("#")
+    start = (
+        '{{ with query "last_over_time(celery_redlock_runbook[1d])" }}{{ first . | label "url" }}'
+    )
+    assert page.startswith(start)
+    page = page.removeprefix(start + "{{ else }}").removesuffix("{{ end }}")
     headings = re.findall(r"^## (.+)$", (ROOT / page).read_text("utf-8"), re.M)
     assert anchor in [heading.lower().replace(" ", "-") for heading in headings]
 
