@@ -168,7 +168,7 @@ class GuardedProcess(ABC):
             self._guard.communicate(b"-\n-\n")
             self._guard = None
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         lines = [line for line in self.log.splitlines() if line.strip()]
         return f"Its last words: {' / '.join(lines[-3:])}" if lines else "It printed nothing."
 

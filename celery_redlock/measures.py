@@ -21,7 +21,7 @@ from .messages import signals
 from .protocol.lease import Lease
 from .protocol.values import Owner
 
-__all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "OF_A_TASK", "Measures", "no_fork"]
+__all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "TASK_COUNTERS", "Measures", "no_fork"]
 
 COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
     "acquire": ("Calls for a lock, by how they ended", ("task", "outcome")),
@@ -45,12 +45,12 @@ BUCKETS: dict[str, tuple[float, ...]] = {
 }  # fmt: skip
 """The default upper bounds of the buckets of each histogram; seconds."""
 
-OF_A_TASK = {
+TASK_COUNTERS = {
     "acquire": ("acquired", "held", "unavailable"),
     "extend": ("extended", "failed"),
     "lost": ("expired", "refused", "max_lifetime", "stalled"),
 }
-OF_A_NODE = {"node_errors": NODE_FAILURES}
+NODE_COUNTERS = {"node_errors": NODE_FAILURES}
 """Counters that begin at 0, with the values of their second label: a step from no value to 1 is not
 an increase for Prometheus."""
 
@@ -132,7 +132,7 @@ class Measures(Listener, ABC):
 
     def node_answered(self, node: str, seconds: float) -> None:
         """Measure the time that a node took."""
-        self._begin_at_zero(node, OF_A_NODE)
+        self._begin_at_zero(node, NODE_COUNTERS)
         self._observe("node_rtt", seconds, node)
 
     def node_failed(self, node: str, kind: str) -> None:
@@ -141,7 +141,7 @@ class Measures(Listener, ABC):
 
     def _acquired(self, sender: Any, lease: Lease, waited: float, **_more: Any) -> None:
         task = _name(sender, lease)
-        self._begin_at_zero(task, OF_A_TASK)
+        self._begin_at_zero(task, TASK_COUNTERS)
         self._count("acquire", task, "acquired")
         self._observe("acquire_duration", waited, task)
 

@@ -27,7 +27,7 @@ from typing import Any
 
 from celery.signals import worker_ready
 
-from .measures import BUCKETS, COUNTERS, HISTOGRAMS, OF_A_TASK, Measures, no_fork
+from .measures import BUCKETS, COUNTERS, HISTOGRAMS, TASK_COUNTERS, Measures, no_fork
 from .protocol.errors import ConfigurationError
 from .protocol.texts import event
 
@@ -118,7 +118,7 @@ class Metrics(Measures):
 
         for task in consumer.app.tasks.values():
             if lock_of(task) is not None:
-                self._begin_at_zero(task.name, OF_A_TASK)
+                self._begin_at_zero(task.name, TASK_COUNTERS)
         if port is None:
             return
         if isinstance(consumer.pool, TaskPool) and not os.environ.get(DIRECTORY):
@@ -157,7 +157,7 @@ class _Served:
         if path:
             from prometheus_client.multiprocess import MultiProcessCollector
 
-            bury(path)
+            remove_dead_gauges(path)
             return list(MultiProcessCollector(None, path).collect())
         return list(self._registry.collect())
 
@@ -166,7 +166,7 @@ class _Served:
         return []
 
 
-def bury(path: str) -> None:
+def remove_dead_gauges(path: str) -> None:
     """Remove the live gauges of dead processes: those of the program, because we have none."""
     from prometheus_client.multiprocess import mark_process_dead
 

@@ -135,16 +135,16 @@ class LocalServer(GuardedProcess):
     def stop(self) -> None:
         """End the server, paused or not, and remove its directory. It never fails. Idempotent."""
         super().stop()
-        self._give_way()
+        self._release_port()
 
     def kill(self) -> None:
         """End the server as `kill -9` does, paused or not. `start` brings it back, empty."""
         super().kill()
         if self._port_is_proven and self._place is None:
             with contextlib.suppress(OSError):
-                self._place = _bound(self._port)
+                self._place = _bind_port(self._port)
 
-    def _give_way(self) -> None:
+    def _release_port(self) -> None:
         """Free the port that was kept from other processes while the server was dead."""
         if self._place is not None:
             self._place.close()
@@ -162,7 +162,7 @@ class LocalServer(GuardedProcess):
             command.append(f"{self.directory}/server.conf")
         command += ["--port", str(self._port), "--bind", "127.0.0.1", "--dir", str(self.directory)]
         command += ["--save", "", "--appendonly", "no", *self._config]
-        self._give_way()
+        self._release_port()
         try:
             self._launch(command)
         except OSError as error:
@@ -176,14 +176,14 @@ class LocalServer(GuardedProcess):
         while READY not in self.log:
             if time.monotonic() > deadline:
                 raise RedlockError(
-                    f"{self!r} was not ready within {START_TIMEOUT_S} s. {self._last_words()}"
+                    f"{self!r} was not ready within {START_TIMEOUT_S} s. {self._log_tail()}"
                 )
             if self.running:
                 time.sleep(0.001)
                 continue
             tries -= 1
             if "Address already in use" not in self.log or tries == 0:
-                raise ConfigurationError(f"The server ended at once: {self._last_words()}")
+                raise ConfigurationError(f"The server ended at once: {self._log_tail()}")
             if self._port_is_proven:
                 time.sleep(0.05)
             else:
@@ -223,12 +223,12 @@ def free_port() -> int:
     """Return a port that is free now. Another process may take it first: the caller tries again."""
     for port in random.SystemRandom().sample(PORTS, k=200):
         # Without reuse, because a port that `kill` keeps is not free either.
-        with contextlib.suppress(OSError), _bound(port, reuse=0):
+        with contextlib.suppress(OSError), _bind_port(port, reuse=0):
             return port
     raise RedlockError(f"No free port between {PORTS.start} and {PORTS.stop}.")
 
 
-def _bound(port: int | None, reuse: int = 1) -> socket.socket:
+def _bind_port(port: int | None, reuse: int = 1) -> socket.socket:
     """Take a port without listening on it, so that connections are refused."""
     place = socket.socket()
     try:

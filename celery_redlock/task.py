@@ -65,7 +65,7 @@ _NEEDS_PREFIX = frozenset(TASK) - {"retry_backoff", "retry_backoff_max", "shared
 Celery has them, too: it sets `shared` on the tasks of a pool child that was spawned."""
 
 
-_OF_OTHERS = {
+_FOREIGN_OPTIONS = {
     "once": "celery_redlock.compat.once.QueueOnce",
     "unique_on": "celery_redlock.compat.singleton.Singleton",
     "raise_on_duplicate": "celery_redlock.compat.singleton.Singleton",
@@ -160,8 +160,8 @@ class SingletonTask(BaseTask):
             if misspelt and not (inspect.isroutine(value) or isinstance(value, property)):
                 right = "lock_" + name.removeprefix("redlock_")
                 raise ConfigurationError(f"{task}: on a SingletonTask it is {right}, not {name}")
-            if name in _OF_OTHERS and not any(hasattr(base, name) for base in cls.__bases__):
-                shim = _OF_OTHERS[name]
+            if name in _FOREIGN_OPTIONS and not any(hasattr(base, name) for base in cls.__bases__):
+                shim = _FOREIGN_OPTIONS[name]
                 if cls.__module__ != shim.rpartition(".")[0]:
                     raise ConfigurationError(
                         f"{task}: nothing reads {name}: it is an option of {shim}; give the task"
@@ -217,7 +217,7 @@ class SingletonTask(BaseTask):
 
 
 @dataclass(eq=False)
-class _Own:
+class _OwnCall:
     """A call of a task whose class has a `__call__` of its own.
 
     Attributes:
@@ -232,7 +232,7 @@ class _Own:
     next: Callable[..., Any] | None = None
 
 
-_own: ContextVar[_Own] = ContextVar("redlock_own_call")
+_own: ContextVar[_OwnCall] = ContextVar("redlock_own_call")
 _under_lock: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -247,7 +247,7 @@ def _put_under_lock(call: Any) -> Callable[..., Any]:
         bound = call.__get__(self, type(self))
         if type(self).__call__ is not locked_call:  # a subclass has called it by `super()`
             return bound(*args, **kwargs)
-        before = _own.set(_Own(self, bound))
+        before = _own.set(_OwnCall(self, bound))
         try:
             return SingletonTask.__call__(self, *args, **kwargs)
         finally:
@@ -359,7 +359,7 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
 
     Celery makes it when the app is finalized. Its function exists, and is checked now.
     """
-    made_from = _made_from(proxy)
+    made_from = _proxy_source(proxy)
     function: Any = made_from.get("fun")
     if function is not None:
         _check(lock, function)
@@ -381,7 +381,7 @@ def _lock_proxy(lock: TaskLock, proxy: Any) -> None:
             lock_in(app)
 
 
-def _made_from(proxy: Any) -> Mapping[str, Any]:
+def _proxy_source(proxy: Any) -> Mapping[str, Any]:
     """Return the parts from which Celery makes a proxy's task: its function `fun`, maybe `name`."""
     if type(proxy) is PromiseProxy:
         try:

@@ -60,7 +60,7 @@ class Claim:
         self.token = token
         self.ttl = ttl
         self.nodes = nodes
-        self.expiries = self._learnt = _nothing(nodes)
+        self.expiries = self._learnt = _no_expiries(nodes)
         self.written = 0
         self.deadline = NEVER
         self.granted_at: float | None = None
@@ -147,7 +147,7 @@ class Claim:
         for node, expiry in enumerate(expiries):
             if expiry > self._learnt[node]:
                 news = True
-                self._learnt = _with(self._learnt, node, expiry)
+                self._learnt = _with_expiry(self._learnt, node, expiry)
                 self._put(node, max(expiry, self.expiries[node]))
         self._count()
         return news
@@ -162,7 +162,7 @@ class Claim:
         return [expiry if expiry > learnt else NEVER for expiry, learnt in pairs]
 
     def _put(self, node: int, expiry: float) -> None:
-        self.expiries = _with(self.expiries, node, expiry)
+        self.expiries = _with_expiry(self.expiries, node, expiry)
 
     def _ask_supervisor(self) -> None:
         if self.kept is not None:
@@ -197,7 +197,7 @@ def acknowledged(claims: Iterable[Claim], node: int, sent: float, now: float) ->
     Leases that are extended together mostly have equal expiries, before and after. So the claims
     of such a run copy the result of its first one.
     """
-    known, until, ttl = _nothing(0), NEVER, 0.0
+    known, until, ttl = _no_expiries(0), NEVER, 0.0
     then, deadline = known, until
     for claim in claims:
         if (
@@ -216,11 +216,11 @@ def acknowledged(claims: Iterable[Claim], node: int, sent: float, now: float) ->
 
 
 @cache
-def _nothing(nodes: int) -> list[float]:
+def _no_expiries(nodes: int) -> list[float]:
     return [NEVER] * nodes
 
 
-def _with(expiries: list[float], node: int, expiry: float) -> list[float]:
+def _with_expiry(expiries: list[float], node: int, expiry: float) -> list[float]:
     # Nodes that were asked together share one float: five floats would take 120 bytes a lease.
     expiries = expiries.copy()
     expiries[node] = expiries[expiries.index(expiry)] if expiry in expiries else expiry

@@ -120,7 +120,7 @@ Limit = int | Limits
 """Maximum number of holders of each name of a claim at a time: one number for all names, or
 `Limits`."""
 
-_OURS = {
+_RESERVED = {
     re.escape(FENCE_SUFFIX): "fencing tokens",
     re.escape(RESERVED_SUFFIX): "reservations",
     re.escape(START_SUFFIX): "the starts that a rate counts",
@@ -176,7 +176,7 @@ def _checked(name: str) -> str:
             f"a resource is a name, not {name!r}: give a string that is not empty"
         )
     if "#" in name:
-        for suffix, what in _OURS.items():
+        for suffix, what in _RESERVED.items():
             if found := re.search(suffix + r"\Z", name):
                 raise ConfigurationError(
                     f"a resource may not be named {name!r}: names ending in {found[0]!r} are"

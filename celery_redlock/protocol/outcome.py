@@ -198,7 +198,7 @@ def all_held(
     name, (many, queries) = next(iter(full.items()))
     several = name != resource and rate is None
 
-    def promise(slot: int) -> tuple[bool, float]:
+    def readiness(slot: int) -> tuple[bool, float]:
         """Return a sort key: slots in doubt come first, because they may be free soon.
 
         A slot is in doubt while no token has a quorum. Then the slots follow by the seconds left.
@@ -208,7 +208,7 @@ def all_held(
 
     who = lost
     if who is None:
-        first = min([n for n in queries if tokens(ballot, n)], key=promise)
+        first = min([n for n in queries if tokens(ballot, n)], key=readiness)
         shown_as = name if rate is None else resource
         who = holder(shown_as, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
     said = f"is held by as many as may, {many} at a time; one is {who}"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from .lease import DRIFT_FLOOR, DRIFT_RATE
 
-__all__ = ["Rate", "outlasting", "parsed", "rate_of"]
+__all__ = ["Rate", "parsed", "rate_of", "ttl_to_hold"]
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 MIN_WINDOW_S, MAX_WINDOW_S = 1.0, 86_400.0
@@ -49,17 +49,17 @@ class Rate(NamedTuple):
     @property
     def ttl(self) -> float:
         """The seconds for which the nodes are asked to remember a start."""
-        return outlasting(self.window + self.slack)
+        return ttl_to_hold(self.window + self.slack)
 
     def longest(self, patience: float) -> float:
         """Return the ttl of a second request, which follows if the first one took too long.
 
         It is longer by twice the `patience` of a request, in seconds.
         """
-        return outlasting(self.window + self.slack + 2 * patience)
+        return ttl_to_hold(self.window + self.slack + 2 * patience)
 
 
-def outlasting(seconds: float) -> float:
+def ttl_to_hold(seconds: float) -> float:
     """Return the ttl of a lease that is held for `seconds` after the drift (`lease.drift`)."""
     return (seconds + DRIFT_FLOOR) / (1 - DRIFT_RATE)
 

@@ -252,7 +252,7 @@ class RestartGuard:
             self._once(
                 f"doubt {name} {facts.run_id} {facts.replication} {memory.began}",
                 f"node {name} {doubt}. There is nothing to do but to wait: the longest ttl in use"
-                f" is {self.longest:g} s.{_why(memory)} redlock_restart_guard = 'off' gives up"
+                f" is {self.longest:g} s.{_cause(memory)} redlock_restart_guard = 'off' gives up"
                 " this protection",
             )
 
@@ -368,7 +368,7 @@ def _span(seconds: float) -> float:
     return seconds + drift(seconds)
 
 
-def _why(memory: Memory) -> str:
+def _cause(memory: Memory) -> str:
     if memory.what == ANOTHER:
         return " It was up while the one before it answered, so it is not that one, started again."
     if memory.facts.history:

@@ -40,7 +40,7 @@ class Round:
     """
 
     __slots__ = (
-        *("_confirmed", "_full", "_missing", "amnesiac", "claims", "closed", "details", "no"),
+        *("_confirmed", "_complete", "_missing", "amnesiac", "claims", "closed", "details", "no"),
         *("quorum", "sent", "silent", "targets", "until", "verb", "votes", "yes"),
     )
 
@@ -65,7 +65,7 @@ class Round:
         self.closed = False
         self.amnesiac: list[Any] = []
         self._confirmed = [0] * len(claims)
-        self._full = False
+        self._complete = False
         self._missing: list[tuple[Claim, int, float]] = []
 
     def begin(self) -> None:
@@ -199,7 +199,7 @@ class Round:
                     renewed.append(claim)
                     self._confirmed[position] += 1
         acknowledged(renewed, node, self.sent, now)
-        self._full = min(self._confirmed) >= self.quorum
+        self._complete = min(self._confirmed) >= self.quorum
         self._vote(node, Vote.NO if REFUSED in outcomes else Vote.YES, outcomes)
 
     def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
@@ -240,7 +240,7 @@ class Round:
         # It is lost already, but the error must give the reason: another holder, or no quorum.
         return self.no + self.silent > self._spare and self.quorum_answered
 
-    def _known_or_not(self) -> bool:
+    def _is_certain(self) -> bool:
         return self.yes >= self.quorum or self.no + self.silent > self._spare
 
 
@@ -305,7 +305,7 @@ Verb.EXTEND = Verb(
     "extend",
     decode=replies.extended,
     count=Round._extended,
-    decided=lambda round_: round_._full,
+    decided=lambda round_: round_._complete,
     wrote=lambda outcomes: outcomes.strip(REFUSED) != "",
     sets=True,
     extends=True,
@@ -326,7 +326,7 @@ Verb.RENEW = Verb(
 Verb.RELEASE = Verb(
     "release",
     decode=replies.released,
-    decided=lambda round_: round_.quorum_answered and round_._known_or_not(),
+    decided=lambda round_: round_.quorum_answered and round_._is_certain(),
     frees=True,
     can_wait=True,
     calls=True,
@@ -337,7 +337,7 @@ Verb.UNDO = Verb("undo", frees=True, can_wait=True)
 Verb.FENCE = Verb(
     "fence",
     count=Round._fenced,
-    decided=Round._known_or_not,
+    decided=Round._is_certain,
     needs_memory=True,
 )
 # Report the holder, and the seconds left. For several names: the first holder, and the seconds

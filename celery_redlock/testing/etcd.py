@@ -85,7 +85,7 @@ class Member(GuardedProcess):
                 if asking.getresponse().status == 200:
                     return
             time.sleep(0.02)
-        raise RedlockError(f"etcd did not start. {self._last_words()}")
+        raise RedlockError(f"etcd did not start. {self._log_tail()}")
 
     def wipe(self) -> None:
         """Kill it, and remove its data."""

@@ -145,7 +145,7 @@ class LocalPostgres(GuardedProcess):
                 if ready and int(lines[0]) == self.pid:
                     return
             time.sleep(0.01)
-        said = self._last_words()
+        said = self._log_tail()
         self.stop()
         raise RedlockError(f"PostgreSQL did not start. {said}")
 

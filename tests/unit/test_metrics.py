@@ -262,5 +262,5 @@ def test_only_live_gauges_of_dead_processes_are_removed(tmp_path: Path) -> None:
     ]
     for name in names:
         (tmp_path / name).touch()
-    metrics.bury(str(tmp_path))
+    metrics.remove_dead_gauges(str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == set(names[1:])
