@@ -151,15 +151,15 @@ def heard_releases() -> bool:
 
 def emit(hook: str, *args: Any) -> None:
     """Call one hook of every listener."""
-    _call(_listeners, hook, args)
+    _call_hooks(_listeners, hook, args)
 
 
 def emit_node(hook: str, *args: Any) -> None:
     """Call one hook of the listeners to the events of nodes."""
-    _call(_of_nodes, hook, args)
+    _call_hooks(_of_nodes, hook, args)
 
 
-def _call(listeners: tuple[Listener, ...], hook: str, args: tuple[Any, ...]) -> None:
+def _call_hooks(listeners: tuple[Listener, ...], hook: str, args: tuple[Any, ...]) -> None:
     for listener in listeners:
         try:
             getattr(listener, hook)(*args)

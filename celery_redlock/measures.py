@@ -79,7 +79,7 @@ class Measures(Listener, ABC):
     """A listener that turns events into calls of a subclass's `add` and `record`."""
 
     def __init__(self) -> None:
-        self._known: set[str] = set()
+        self._begun: set[str] = set()
         count, observe = self._count, self._observe
         self._receivers: dict[Any, Any] = {
             signals.lock_acquired: self._acquired,
@@ -146,10 +146,10 @@ class Measures(Listener, ABC):
         self._observe("acquire_duration", waited, task)
 
     def _begin_at_zero(self, label: str, counters: Mapping[str, Iterable[str]]) -> None:
-        if label in self._known:
+        if label in self._begun:
             return
         with _forking:
-            self._known.add(label)
+            self._begun.add(label)
             for counter, values in counters.items():
                 for value in values:
                     self.add(counter, 0, label, value)

@@ -178,7 +178,7 @@ class TickClaims:
         self._redlock = redlock
         self._owner = Owner(socket.gethostname(), os.getpid())
         self._outage = Outage(RETRY_DELAY_S, send=on_unavailable == "send")
-        self._told: dict[str, str] = {}
+        self._logged: dict[str, str] = {}
         self._warned: set[str] = set()
         self._kept: dict[str, TickClaim] = {}
 
@@ -251,7 +251,7 @@ class TickClaims:
             if holder is not None and before is not None and before.delete_expired(holder):
                 decision = stays_due(entry, AFTER_OTHER_S)
             elif holder is not None and (decision := refused(entry, tick, holder, short)):
-                self._tell(decision, tick, holder)
+                self._report(decision, tick, holder)
         self._outage.ended(monotonic())
         # Several beats asked at once, and none got a quorum. The random pause lets one ask first.
         most = min(RETRY_DELAY_S, timeout)
@@ -265,12 +265,12 @@ class TickClaims:
             return SendDecision(entry, send=True)
         return stays_due(entry, RETRY_DELAY_S)
 
-    def _tell(self, decision: SendDecision, tick: Tick, holder: Holder) -> None:
+    def _report(self, decision: SendDecision, tick: Tick, holder: Holder) -> None:
         """Log once which beat sends a tick, and send the signal if it is sent."""
         entry, sent = decision.entry, decision.sent
         ours = holder.owner is not None and replace(holder.owner, stamp="") == self._owner
-        if self._told.get(entry.name) != holder.digest:
-            self._told[entry.name] = holder.digest
+        if self._logged.get(entry.name) != holder.digest:
+            self._logged[entry.name] = holder.digest
             logger.log(
                 logging.DEBUG if ours else logging.INFO,
                 "%s %s sent by %s",

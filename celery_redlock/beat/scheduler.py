@@ -154,10 +154,10 @@ class SchedulerAdapter:
                 self._put_off.add(entry.name)
             if refused.last is not None:
                 # If the entry is stored in a database (django-celery-beat), change its row, too.
-                for keeper in filter(None, (entry, getattr(entry, "model", None))):
-                    keeper.last_run_at = refused.last
+                for record in filter(None, (entry, getattr(entry, "model", None))):
+                    record.last_run_at = refused.last
                     if refused.count is not None:
-                        keeper.total_run_count = refused.count
+                        record.total_run_count = refused.count
         return self._own("_when")(entry, next_time_to_run, *args, **kwargs)
 
     def should_sync(self) -> bool:
@@ -284,7 +284,7 @@ def guard(sender: Any = None, **_signal: Any) -> None:
 
 
 def _disabling_hint(app: Any) -> str:
-    """Return a hint how to start a beat without claims, if no setting asks for them; else ""."""
+    """Return a hint on starting a beat without claims, if no setting asks for them; else ""."""
     if app.conf.get("redlock_beat") is not None or app.conf.get("redlock_nodes") is not None:
         return ""
     return " (if this is the only beat, redlock_beat = False starts it without claims)"

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.options import TASK, TaskOptions
-from ..config.settings import LOCK_OPTIONS, RATELESS_OPTIONS, RETRY_OPTIONS, enabled, given_names
+from ..config.settings import LOCK_OPTIONS, NOT_WITH_RATE, RETRY_OPTIONS, enabled, given_names
 from ..keys.resolver import Templates
 from ..messages.headers import MAX_ID_CHARS
 from ..messages.policy import Action, decide, parkable
@@ -247,7 +247,7 @@ def read_by(
     if how.scope == "until_executing":
         unread |= {*LOCK_OPTIONS, *RETRY_OPTIONS}
     if how.rate is not None:
-        unread |= {*RATELESS_OPTIONS, "ttl"}
+        unread |= {*NOT_WITH_RATE, "ttl"}
     if not retries:
         unread |= {*RETRY_OPTIONS} - ({"on_deadline"} if waits else set())
     if how.retry_deadline is None and not waits:

@@ -18,7 +18,7 @@ from .options import GLOBAL, TASK, Option, Settings, TaskOptions, check_option
 RETRY_OPTIONS = ("retry_backoff", "retry_backoff_max", "retry_deadline", "on_deadline")
 """Options that are only read by a task that may be sent again."""
 _LEASE_OPTIONS = ("max_lifetime", "progress_timeout", "on_lost")
-RATELESS_OPTIONS = ("limit", "hold_for", *_LEASE_OPTIONS)
+NOT_WITH_RATE = ("limit", "hold_for", *_LEASE_OPTIONS)
 """Options that no task with a rate reads, because its bodies hold no lock."""
 LOCK_OPTIONS = ("wait", "on_conflict", "hold_for", "fencing", *_LEASE_OPTIONS)
 """Options that are only read by a task whose body runs under its lock."""
@@ -341,7 +341,7 @@ def _check_rate(
             f"{p}rate lets bodies overlap, and a fencing token would refuse the writes of all but"
             f" the last: with {p}rate give {p}fencing=False"
         )
-    for name in () if why else RATELESS_OPTIONS:
+    for name in () if why else NOT_WITH_RATE:
         if given.get(name, TASK[name].default) != TASK[name].default:
             why = (
                 f"{p}rate says when bodies start, and they hold no lock while they run, so nothing"

@@ -138,7 +138,7 @@ class TaskLock:
         name, keys, args, kwargs = self._bind_call(task, function, args, kwargs)
         names = keys.in_order(args, kwargs, headers)
         if callable(limit):
-            limit = _asked(name, limit, keys.arguments(args, kwargs), names)
+            limit = _call_limit(name, limit, keys.arguments(args, kwargs), names)
         return paired(names, limit)[1]
 
     def _check_limit(self, name: str, keys: Keys, limit: Any) -> None:
@@ -275,7 +275,7 @@ class TaskLock:
         return self.options(app).replace(**checked)
 
 
-def _asked(
+def _call_limit(
     name: str, limit: Callable[..., Any], arguments: Mapping[str, Any], names: Sequence[str]
 ) -> tuple[int, ...]:
     """Return the limit of each of some names, from the user's function.

@@ -45,11 +45,11 @@ async def redlock_publish(
     try:
         return await asyncio.shield(publishing)
     except asyncio.CancelledError:
-        publishing.add_done_callback(partial(_tell, task.name))
+        publishing.add_done_callback(partial(_log_failure, task.name))
         raise
 
 
-def _tell(name: str, published: asyncio.Future[AsyncResult[Any]]) -> None:
+def _log_failure(name: str, published: asyncio.Future[AsyncResult[Any]]) -> None:
     if not published.cancelled() and (error := published.exception()) is not None:
         logger.error(
             "%s was not published, and the coroutine that asked for it had been cancelled: %s",

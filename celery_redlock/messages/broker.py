@@ -21,7 +21,7 @@ from typing import Any
 
 from celery.utils.time import maybe_iso8601, maybe_make_aware
 
-from .headers import said
+from .headers import header_of
 
 __all__ = [
     "can_be_returned",
@@ -171,7 +171,7 @@ def may_be_dropped(app: Any, request: Any) -> bool:
     The result is True one return early, because the message must be sent again before this worker
     ends.
     """
-    count = said(request, "x-delivery-count")
+    count = header_of(request, "x-delivery-count")
     if type(count) is not int or count < 1:
         return False
     queue = queue_of(app, request)
@@ -207,7 +207,7 @@ def _address(request: Any) -> tuple[Any, Any]:
 
     On Redis they are part of the message itself, so anybody may have written them.
     """
-    info = said(request, "delivery_info")
+    info = header_of(request, "delivery_info")
     info = info if isinstance(info, Mapping) else {}
     return info.get("exchange"), info.get("routing_key")
 

@@ -31,7 +31,7 @@ from ..runtime.clock import monotonic
 from . import reservation
 from .conflict import Message
 from .delivery import PREDECESSOR_PATIENCE_S, Delivery, DoneBefore, unlocked
-from .headers import ATTEMPTS, RESERVATION, is_redelivered, mapping_of, said, short_id
+from .headers import ATTEMPTS, RESERVATION, header_of, is_redelivered, mapping_of, short_id
 from .policy import decide_reserved
 from .replaced import note_begun
 from .reservation import HOUR, WHILE_RUNNING, Reservation, claim_for
@@ -63,10 +63,10 @@ class ReservedDelivery:
         self._message = message
         self._task, self._request = message.task, message.request
         self._redlock, self._options = message.redlock, message.options
-        self._header = said(message.request, RESERVATION)
+        self._header = header_of(message.request, RESERVATION)
         # It was parked or refused before, so other deliveries probably wait behind it here.
         self._contended = bool(mapping_of(message.request, ATTEMPTS))
-        self.note = self._said() or Reservation(
+        self.note = self._reservation_in_header() or Reservation(
             message.resources,
             self._options.scope,
             self._options.on_duplicate,
@@ -82,7 +82,7 @@ class ReservedDelivery:
         """The id of the task."""
         return self._request.id
 
-    def _said(self, confirmed: bool = False) -> Reservation | None:
+    def _reservation_in_header(self, confirmed: bool = False) -> Reservation | None:
         """Return the reservation in the header, if it is for the resources of this call."""
         if self._header is None:
             return None
@@ -122,7 +122,7 @@ class ReservedDelivery:
 
         The scope of the header counts only if they hold it (see `Reservation.of`).
         """
-        asked = self._said(confirmed=True)
+        asked = self._reservation_in_header(confirmed=True)
         if asked is not None and asked.token and asked.scope != self.note.scope:
             claim = claim_for(self._redlock, asked.resources, asked.ttl, token=asked.token)
             if reservation.look(self._redlock, claim).token == asked.token:
@@ -144,7 +144,7 @@ class ReservedDelivery:
         if ours:
             self._watch(claim)
             return None
-        self._drop(claim)
+        self._stop_extending(claim)
         other = self._successor(claim) if ours is False else None
         # If the other task has ended, its reservation is free, or will be soon.
         return self._take() if other is not None and self._ended(other) else other
@@ -201,7 +201,7 @@ class ReservedDelivery:
                 raise refusal
             if refusal is None:
                 break
-            self._drop(claim)
+            self._stop_extending(claim)
             self._claim = None
             seen = reservation.look(self._redlock, claim)
             owner = seen.owner
@@ -224,7 +224,7 @@ class ReservedDelivery:
                 freed = True
             else:
                 return owner
-        self._tell(claim.token)
+        self._set_header(claim.token)
         if self.note.scope in WHILE_RUNNING:
             self._watch(claim)
         return None
@@ -246,10 +246,10 @@ class ReservedDelivery:
         """
         if not is_redelivered(self._request.delivery_info):
             return None
-        self._tell(token)
+        self._set_header(token)
         return self._confirm()
 
-    def _tell(self, token: str, begun: bool = False) -> None:
+    def _set_header(self, token: str, begun: bool = False) -> None:
         """Put the reservation into the headers that a retry of this message will have."""
         self.note = replace(self.note, token=token, begun=begun)
         headers = self._request.headers
@@ -268,7 +268,7 @@ class ReservedDelivery:
             again = is_redelivered(self._request.delivery_info) and survives(self._task)
             if other is not None and not again and not self._ended(other):
                 return self._duplicate(other)
-        self._tell("", begun=True)
+        self._set_header("", begun=True)
         return body()
 
     def _duplicate(self, owner: Owner | None) -> Any:
@@ -322,7 +322,7 @@ class ReservedDelivery:
             extra=event("reservation_lost", self._message.resource),
         )
 
-    def _drop(self, claim: Claim) -> None:
+    def _stop_extending(self, claim: Claim) -> None:
         """Stop extending a claim; its keys stay on the nodes."""
         self._redlock.client.watchdog.drop(claim)
         self._redlock.client.registry.unregister(claim)
@@ -337,7 +337,7 @@ class ReservedDelivery:
         """
         self.passed_on = True
         if self._claim is not None and self.note.token:
-            self._drop(self._claim)
+            self._stop_extending(self._claim)
             self._claim.ended = True
 
     def unlock(self, held: HeldLease, again: bool) -> None:
@@ -391,4 +391,6 @@ def reserved_delivery_of(request: Any) -> ReservedDelivery | None:
 
 def note_of(request: Any) -> Reservation | None:
     """Return the reservation in the message of a request, in order to release it; else None."""
-    return Reservation.of(said(request, RESERVATION), request.id) if request is not None else None
+    return (
+        Reservation.of(header_of(request, RESERVATION), request.id) if request is not None else None
+    )

@@ -26,7 +26,7 @@ from ..protocol.values import Owner
 from . import headers
 from .broker import max_unacknowledged_s, without_delays
 from .conflict import Message, ask, end, replace_holder, send_again
-from .headers import ATTEMPTS, MAX_RETRIES, said, short_id
+from .headers import ATTEMPTS, MAX_RETRIES, header_of, short_id
 from .policy import decide, is_split
 from .results import report_skipped, state_of, stored_end
 
@@ -295,7 +295,7 @@ class Delivery:
         """
         if owner.task_id == short_id(self._request.id):
             # `self.replace()` gives the task's own id to the task that takes its place.
-            replaced = bool(said(self._request, "replaced_task_nesting"))
+            replaced = bool(header_of(self._request, "replaced_task_nesting"))
             return replaced or owner.retries < headers.count(self._request.retries, MAX_RETRIES)
         return owner.task_id == short_id(self._request.parent_id)
 

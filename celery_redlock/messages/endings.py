@@ -21,7 +21,7 @@ from ..locking.redlock import Redlock
 from ..protocol.errors import NotAcquired
 from .consume import note_of, reserved_delivery_of
 from .delivery import lease_of
-from .headers import RESERVATION, is_redelivered, mark_copy, receive, said
+from .headers import RESERVATION, header_of, is_redelivered, mark_copy, receive
 from .received import hold
 from .reservation import Reservation, free_soon
 from .results import comes_back
@@ -103,7 +103,7 @@ def refused(sender: Any = None, message: Any = None, **_signal: Any) -> None:
     """
     headers = getattr(message, "headers", None)
     if isinstance(headers, Mapping):
-        note = Reservation.of(said(headers, RESERVATION), headers.get("id"))
+        note = Reservation.of(header_of(headers, RESERVATION), headers.get("id"))
         if note is not None:
             _free(sender.app, note)
 
@@ -125,7 +125,7 @@ def received(request: Any = None, **_signal: Any) -> None:
     if lock is None:
         return
     receive(request.request_dict, request.content_type)
-    header, options = said(request.request_dict, RESERVATION), lock.options(request.task.app)
+    header, options = header_of(request.request_dict, RESERVATION), lock.options(request.task.app)
     note = Reservation.of(header, request.id, options, confirmed=True)
     again = is_redelivered(request.delivery_info)
     if note is not None and note.token and note.scope != "until_expired":

@@ -88,7 +88,7 @@ class ErrorCallback:
             logger.info(line, name, printable(sent.id), why, extra=event("errback_waits"))
 
 
-_called: ContextVar[ErrorCallback | None] = ContextVar("redlock_errback", default=None)
+_current: ContextVar[ErrorCallback | None] = ContextVar("redlock_errback", default=None)
 
 
 def taken(lock: TaskLock) -> ErrorCallback | None:
@@ -97,10 +97,10 @@ def taken(lock: TaskLock) -> ErrorCallback | None:
     Celery's stack of tasks is not enough: if a task class has a `__call__` that only calls `run`,
     the failed task stays on top.
     """
-    callback = _called.get()
+    callback = _current.get()
     if callback is None or lock_of(callback.task) is not lock:
         return None
-    _called.set(None)  # calls by its body are not error callbacks
+    _current.set(None)  # calls by its body are not error callbacks
     return callback
 
 
@@ -114,11 +114,11 @@ def wrap(signature_class: Any = Signature) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _is_failure(args) or lock_of(self.type) is None or _is_eager(self.type.app, args[0]):
             return original(self, *args, **kwargs)
-        before = _called.set(ErrorCallback(self, *args))
+        before = _current.set(ErrorCallback(self, *args))
         try:
             return original(self, *args, **kwargs)
         finally:
-            _called.reset(before)
+            _current.reset(before)
 
     call.__redlock__ = True  # type: ignore[attr-defined]
     signature_class.__call__ = call

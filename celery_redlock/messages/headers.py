@@ -20,12 +20,12 @@ __all__ = [
     "attempts_of",
     "count",
     "count_refusal",
+    "header_of",
     "is_redelivered",
     "mapping_of",
     "mark_copy",
     "original_options",
     "receive",
-    "said",
     "serializer_of",
     "short_id",
     "waited",
@@ -62,7 +62,7 @@ MAX_ID_CHARS = 200
 """Maximum number of characters of a task's id in a token; Celery's own ids have 36."""
 
 
-def said(request: Any, name: str) -> Any:
+def header_of(request: Any, name: str) -> Any:
     """Return a header of a message, from its headers or from the request that Celery makes of them.
 
     The request's `__dict__` is read, because a header may have the name of a method. The headers of
@@ -77,7 +77,7 @@ def said(request: Any, name: str) -> Any:
 
 def mapping_of(request: Any, name: str) -> Mapping[str, Any]:
     """Return a header that is a mapping; an empty mapping if there is none."""
-    given = said(request, name)
+    given = header_of(request, name)
     return given if isinstance(given, dict) else {}
 
 
@@ -169,7 +169,7 @@ def original_options(request: Any) -> dict[str, Any]:
     properties = mapping_of(request, "properties")
     for kind, names in _COPIED.items():
         for name in names:
-            given = said(request, name) if name in _HEADERS else properties.get(name)
+            given = header_of(request, name) if name in _HEADERS else properties.get(name)
             if type(given) is kind:
                 options[name] = given
     if options.get("compression") not in compression.encoders():  # anybody may have written it
@@ -189,9 +189,9 @@ def count(given: Any, most: int) -> int:
 
 
 def short_id(task_id: Any) -> str:
-    """Return a task's id in the form that it has in tokens, with a limited length.
+    """Return a task's id in the form that it has in tokens.
 
-    A connection takes a limited amount of bytes at once.
+    Its length is limited, because a connection takes a limited number of bytes at once.
     """
     try:
         text = "" if task_id is None else str(task_id)

@@ -26,7 +26,7 @@ from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.restart_guard import Doubt
 from ..protocol.texts import event, printable
 from ..protocol.values import Query, Vote
-from .headers import RESERVATION, is_redelivered, said, short_id
+from .headers import RESERVATION, header_of, is_redelivered, short_id
 from .replaced import note_begun
 from .reservation import Reservation, claim_of, free, free_by_id
 from .results import stored_end
@@ -204,7 +204,7 @@ def _release_reservation(app: Any, message: Any) -> Purged:
     headers = message.headers if isinstance(message.headers, Mapping) else {}
     name, task_id = headers.get("task") or "", short_id(headers.get("id") or "")
     task = name if isinstance(name, str) else short_id(name)
-    note = Reservation.of(said(dict(headers), RESERVATION), headers.get("id"))
+    note = Reservation.of(header_of(dict(headers), RESERVATION), headers.get("id"))
     if note is None or not note.token:
         return Purged(task, task_id, "", False)
     redlock, again = Redlock.from_app(app), is_redelivered(message.delivery_info)

@@ -25,7 +25,7 @@ from ..locking.redlock import Redlock
 from ..protocol.texts import event, printable
 from ..protocol.values import token_digest
 from ..runtime.clock import monotonic
-from .headers import RESERVATION, said
+from .headers import RESERVATION, header_of
 from .reservation import UNSENT_TTL_S, Reservation, claim_of, free, prolong
 
 __all__ = ["discard", "hold", "is_discarded", "is_revoked", "may_be_a_duplicate"]
@@ -82,7 +82,7 @@ def _discard(request: Any) -> None:
     )
     request.revoked = partial(_is_over, request)
     request._announce_revoked("revoked", False, None, False)
-    _forget(request)
+    _remove(request)
 
 
 def _is_over(request: Any) -> bool:
@@ -134,7 +134,7 @@ def _look(held: Sequence[tuple[Any, _HeldMessage]]) -> None:
     due: dict[Any, list[tuple[Any, _HeldMessage]]] = {}
     for request, one in held:
         if request.acknowledged or request.time_start is not None:
-            _forget(request)  # its body has begun, or it is over
+            _remove(request)  # its body has begun, or it is over
         elif is_revoked(request):
             what = printable(f"{request.name}[{request.id}]"), printable(one.note.resource)
             redlock = Redlock.from_app(request.app)
@@ -148,7 +148,7 @@ def _look(held: Sequence[tuple[Any, _HeldMessage]]) -> None:
             else:
                 why = "its reservation of %s is freed when enough nodes answer"
                 logger.warning(f"%s is revoked: {why}", *what, extra=event("task_revoked"))
-            _forget(request)
+            _remove(request)
         elif now >= one.due:
             due.setdefault(request.app, []).append((request, one))
     for app, several in due.items():
@@ -161,10 +161,10 @@ def _look(held: Sequence[tuple[Any, _HeldMessage]]) -> None:
             pause = one.note.ttl / 3 if claim in sure else one.soon
             one.due = monotonic() + max(pause, MIN_PAUSE_S)
             if claim in gone:  # another has it, or nobody; then the body takes it as it begins
-                _forget(request)
+                _remove(request)
 
 
-def _forget(request: Any) -> None:
+def _remove(request: Any) -> None:
     with _lock:
         _held.pop(request, None)
 
@@ -185,7 +185,7 @@ def is_revoked(request: Any) -> bool:
 
 def may_be_a_duplicate(request: Any, options: TaskOptions) -> bool:
     """Return True if its key may be reserved for another message; the body's process will check."""
-    note = Reservation.of(said(request.request_dict, RESERVATION), request.id, options)
+    note = Reservation.of(header_of(request.request_dict, RESERVATION), request.id, options)
     if note is not None:
         return note.scope != "while_executing" and not (note.token or note.begun)
     return options.scope != "while_executing"

@@ -78,7 +78,7 @@ class Places:
             return
         try:
             # Workers forget a revoke when they end, and it does not reach workers that start later.
-            _leave(self._redlock, freed, REPLACED, max(freed.ttl, HOUR))
+            _set_mark(self._redlock, freed, REPLACED, max(freed.ttl, HOUR))
             end(self._task.app, owner.task_id, token_digest(freed.token))
             logger.info("%s replaces task %s", *called, extra=event("queued_task_replaced"))
         except Exception as error:
@@ -108,10 +108,10 @@ class Places:
 
 def note_begun(redlock: Redlock, claim: Claim) -> None:
     """Set a mark on the nodes: a message has begun without the reservation that it had."""
-    _leave(redlock, claim, BEGUN, BEGUN_LIFE_S)
+    _set_mark(redlock, claim, BEGUN, BEGUN_LIFE_S)
 
 
-def _leave(redlock: Redlock, claim: Claim, what: str, life: float) -> None:
+def _set_mark(redlock: Redlock, claim: Claim, what: str, life: float) -> None:
     """Set the mark `what` for the message of a claim, for `life` seconds."""
     bearer = Claim(claim.resources, claim.token, claim.ttl, claim.nodes)
     bearer.mark = mark_of(claim, what), life

@@ -49,8 +49,8 @@ def store_retry(task: Any, request: Any, refusal: NotAcquired) -> None:
     from celery.app import trace  # imported here, because producers do not need it
 
     # Before Celery 5.7 a message has no `ignore_result` of its own.
-    told = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
-    if told(task, request) and not task.store_errors_even_if_ignored:
+    ignores = getattr(trace, "get_actual_ignore_result", lambda task, _request: task.ignore_result)
+    if ignores(task, request) and not task.store_errors_even_if_ignored:
         return
     backend = task.backend
     if "mark_as_retry" not in vars(backend):

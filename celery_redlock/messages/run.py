@@ -29,7 +29,7 @@ from .conflict import Message
 from .consume import ReservedDelivery
 from .delivery import first_call
 from .errbacks import taken
-from .headers import MAX_RETRIES, count, said, short_id
+from .headers import MAX_RETRIES, count, header_of, short_id
 from .policy import parks
 
 __all__ = ["run"]
@@ -56,7 +56,7 @@ def run(
     app = app_of(lock, task)
     delivered = first_call(request)
     eager = request is not None and request.is_eager and not request.called_directly
-    headers = functools.partial(said, request) if delivered or eager else None
+    headers = functools.partial(header_of, request) if delivered or eager else None
     resources = lock.resources(task, function, body.args, body.keywords, headers)
     if not enabled(app.conf):
         with Unlocked(resources):

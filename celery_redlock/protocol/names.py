@@ -133,18 +133,18 @@ _RESERVED = {
 
 
 def base_of(name: str) -> str:
-    """Return the resource that a slot's name is of; return any other name unchanged."""
+    """Return the resource that a slot belongs to; return any other name unchanged."""
     base, _, number = name.rpartition(SLOT_SUFFIX)
     return base if number.isascii() and number.isdecimal() else name
 
 
 def plain(name: str) -> str:
-    """Return the resource that the name of a slot or start is of; any other name unchanged."""
+    """Return the resource that a slot or a start belongs to; return any other name unchanged."""
     return base_of(name).removesuffix(START_SUFFIX)
 
 
 def checked_names(resource: Resources, *, fencing: bool = False) -> tuple[str, ...]:
-    """Check the names of a claim and return them without repetitions, in their fixed order.
+    """Check the names of a claim and return them without repetitions, in a fixed order.
 
     Raises:
         ConfigurationError: One of them cannot be a name, or is reserved; there are too many; or a
@@ -207,7 +207,7 @@ def _check_together(names: Sequence[str]) -> None:
 
 
 def checked_glob(pattern: str) -> str:
-    """Check a glob that a person wrote to act on all names that match it; return it.
+    """Check and return a user's glob, which will be applied to all names that match it.
 
     Raises:
         ConfigurationError: It is empty, too long, or does not mean what it seems to mean.
@@ -360,7 +360,7 @@ def takeable(names: Sequence[str], limit: Limit, free: Iterable[bool]) -> list[l
 
 
 def paired(names: Sequence[str], limits: Sequence[int]) -> tuple[tuple[str, ...], Limit]:
-    """Return the names of a claim, each once and in its fixed order, and their limits.
+    """Return the names of a claim, each once and in a fixed order, and their limits.
 
     A name that is given twice gets the smaller of its limits.
 

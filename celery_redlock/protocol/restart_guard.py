@@ -129,8 +129,8 @@ class RestartGuard:
         self.on = on
         self.longest = self.span = 0.0
         self.expect(longest)
-        self._say = say
-        self._said: set[str] = set()
+        self._warn = say
+        self._warned: set[str] = set()
         self._met: dict[int, Memory] = {}
 
     def expect(self, ttl: float) -> None:
@@ -141,7 +141,7 @@ class RestartGuard:
     def saying(self, say: Callable[[str], None]) -> RestartGuard:
         """Return a guard that shares these memories, but has another function `say`."""
         other = RestartGuard(self.on, self.longest, say)
-        other._said, other._met = self._said, self._met
+        other._warned, other._met = self._warned, self._met
         return other
 
     def meet(
@@ -257,9 +257,9 @@ class RestartGuard:
             )
 
     def _once(self, key: str, text: str) -> None:
-        if key not in self._said:
-            self._said.add(key)
-            self._say(text)
+        if key not in self._warned:
+            self._warned.add(key)
+            self._warn(text)
 
 
 class Trust:

@@ -218,9 +218,9 @@ def _parking(consumer: Any) -> Parking | None:
 def _wanted(request: Any) -> Sequence[str]:
     """What a delivery in a slot is to hold; empty for nothing."""
     from ..config.task_lock import lock_of, resources_of
-    from ..messages.headers import said
+    from ..messages.headers import header_of
 
-    headers = functools.partial(said, request.request_dict)
+    headers = functools.partial(header_of, request.request_dict)
     try:
         lock = lock_of(request.task)
         options = lock.options(request.app) if lock is not None else None

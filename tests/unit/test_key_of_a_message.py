@@ -12,7 +12,7 @@ from celery import Task
 
 from celery_redlock import ConfigurationError, SingletonTask, current_lease, locked
 from celery_redlock.config.task_lock import lock_of, resources_of
-from celery_redlock.messages.headers import said
+from celery_redlock.messages.headers import header_of
 from celery_redlock.worker.remote_control import _wanted
 from tests.support.delivering import Box, Received, _parking, deliver
 from tests.support.fake_lock import FakeRedlock
@@ -289,7 +289,7 @@ def test_key_with_a_header_is_read_from_the_call_and_from_its_message(
     for message, tenant in zip(messages, ("acme", "other"), strict=True):
         args, kwargs, _ = message.payload
         given = {**message.headers, "args": args, "kwargs": kwargs}
-        headers = functools.partial(said, given)
+        headers = functools.partial(header_of, given)
         assert resources_of(task, args, kwargs, headers) == (f"{tenant}:7",)
         assert deliver_with(task, args, kwargs, message.headers)[0] == (7, f"{tenant}:7")
 

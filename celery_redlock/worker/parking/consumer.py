@@ -36,7 +36,7 @@ from ...config.task_lock import lock_of, resources_of
 from ...locking.pauses import Pause, covering, limited
 from ...locking.redlock import Redlock
 from ...messages.broker import can_be_returned, max_unacknowledged_s, may_be_dropped, priority_order
-from ...messages.headers import ATTEMPTS, attempts_of, receive, said
+from ...messages.headers import ATTEMPTS, attempts_of, header_of, receive
 from ...messages.policy import parkable, set_parking
 from ...messages.received import is_discarded, may_be_a_duplicate
 from ...protocol.names import START_SUFFIX
@@ -183,7 +183,7 @@ class Parking(bootsteps.StartStopStep):
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
         try:
-            headers = partial(said, request.request_dict)
+            headers = partial(header_of, request.request_dict)
             call = request.task, request.task.run, request.args, request.kwargs, headers
             resources, limit = lock.resources(*call), lock.limit(options, *call)
         except Exception:
@@ -239,7 +239,7 @@ class Parking(bootsteps.StartStopStep):
         if lock_of(request.task) is None:
             return False
         try:
-            headers = partial(said, request.request_dict)
+            headers = partial(header_of, request.request_dict)
             resources = resources_of(request.task, request.args, request.kwargs, headers)
         except Exception:
             return False  # the body's process says what is wrong
