@@ -1,1 +1,1 @@
-"""What a worker does once: at its start, and beside its tasks."""
+"""Parts of a worker besides its tasks: start-up, parking, pauses, remote control, events."""

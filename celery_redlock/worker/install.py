@@ -1,8 +1,8 @@
 """Connect the handlers of Celery's signals wherever a task with a lock is declared.
 
-A program that declares and publishes such tasks, and runs none, needs little of this package. Its
-other modules are loaded when the first handler or body is called: in a worker at `worker_init`,
-before its pool is forked.
+A program that only declares and publishes such tasks needs little of this package. The other
+modules are loaded when the first handler or body is called: in a worker at `worker_init`, before
+its pool is forked.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ HANDLERS: dict[str, tuple[str, ...]] = {
     "disconnect": ("worker_process_shutdown",),
     "leave": ("worker_shutdown",),
 }
-"""Each handler in `startup.py`, and the signals that call it; one signal calls them in order."""
+"""Each handler in `startup.py`, with the signals that call it; one signal calls them in order."""
 
 
 @functools.cache
 def load() -> Any:
-    """Return `startup.py`, which has all that takes locks and gives them back.
+    """Return `startup.py`, with all that acquires and releases locks.
 
-    The first call imports it. It imports everything, so that nothing is left to import while a lock
-    is held, when a time limit could strike.
+    The first call imports it, and with it everything else, so that no import is left to do while a
+    lock is held, when a time limit could strike.
     """
     from . import startup
 
@@ -60,7 +60,7 @@ def _late(name: str) -> Callable[..., None]:
 
 
 def install() -> None:
-    """Connect the handlers, once; importing `locked` or `SingletonTask` does."""
+    """Connect the handlers, once; importing `locked` or `SingletonTask` does so."""
     wrap()
     watch_declarations()
     note_error_callbacks()

@@ -1,9 +1,9 @@
-"""Watches for pauses in a worker's main process, so that no task has to: see `locking/pauses.py`.
+"""Watch for pauses in a worker's main process, so that no task has to: see `locking/pauses.py`.
 
-One thread, which asks the nodes every second for all pauses in one request, and more often while
-there are any. What it has seen it notes where the pool's children read it, and tells to what parks
-deliveries. No subscription: it would cost every worker a connection and a thread for each node, and
-the look would still be needed, because calls get lost.
+One thread asks the nodes every second for all pauses in one request, and more often while there
+are any. It records the result where the pool's children read it, and passes it to the parking of
+deliveries. There is no subscription: it would cost every worker a connection and a thread for each
+node, and the request would still be needed, because notifications get lost.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ __all__ = ["PauseWatch"]
 logger = logging.getLogger("celery_redlock.worker")
 
 LOOK_S = (0.8, 1.2)
-"""Seconds, at random, between two looks: within two, every worker knows of a pause."""
+"""Seconds, at random, between two looks: a pause reaches every worker within two seconds."""
 PAUSED_LOOK_S = (0.2, 0.3)
-"""The same while there are pauses: what waits goes on within a second after the end of one."""
+"""The same while there are pauses: waiting tasks go on within a second after the end of one."""
 
 JITTER = random.SystemRandom()
 
 
 class PauseWatch:
-    """One per worker.
+    """The thread that watches for pauses; there is one per worker.
 
     Args:
-        redlock: Whose nodes.
-        tell: Called after a look that has found a pause, or has found that there is none any more.
+        redlock: The lock whose nodes are asked.
+        tell: Called after a look that has found a pause, or that the last pause has ended.
     """
 
     def __init__(self, redlock: Redlock, tell: Callable[[tuple[Pause, ...]], None]) -> None:
@@ -44,11 +44,11 @@ class PauseWatch:
         self._over = threading.Event()
 
     def stop(self, **_signal: object) -> None:
-        """End it, with its worker: that may not be the end of the process, in a test."""
+        """Stop it together with its worker, which may not be the end of the process, in a test."""
         self._over.set()
 
     def start(self) -> None:
-        """Begin, in a thread."""
+        """Start the thread."""
         threading.Thread(target=self._run, name="celery_redlock pauses", daemon=True).start()
 
     def _run(self) -> None:
@@ -64,7 +64,7 @@ class PauseWatch:
             pause = JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S))
 
     def _tell_of_limits(self, before: tuple[Pause, ...], now: tuple[Pause, ...]) -> None:
-        """Log what has begun and what is over; of a pause, what waits for it tells."""
+        """Log limits that have begun or ended; pauses are logged by the tasks that wait."""
         known = {one.token for one in before}
         for limit in now:
             if limit.limit and limit.token not in known:
@@ -84,7 +84,7 @@ class PauseWatch:
 
     def _look(self) -> None:
         before, (found, sure) = self._known, in_force(self._redlock)
-        if not sure:  # what nobody has ended lasts for as long as it was to last
+        if not sure:  # without a quorum, a known pause counts until its planned end
             there = {pause.token for pause in found}
             found += tuple(p for p in before if p.token not in there and p.ends_in > 0)
         self._known = found

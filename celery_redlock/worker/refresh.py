@@ -1,10 +1,10 @@
 """Send messages of locked tasks that wait in a worker again, before their broker drops them.
 
-A quorum queue counts how often a message comes back to it, and drops it after some times (20, in
-RabbitMQ 4). With a direct exchange a worker holds a message until its ETA, and gives it back when
-it ends: a task that waits for its lock is returned by one worker after the other while they are
-deployed, though its body never ran. What still waits for its ETA cannot have begun; so the count,
-which is there to end a body that kills its workers, may begin again.
+A quorum queue counts how often a message comes back to it, and drops it after a number of times
+(20 in RabbitMQ 4). With a direct exchange a worker holds a message until its ETA, and gives it back
+when it ends. So a task that waits for its lock is returned by one worker after the other during
+deployments, though its body never ran. A message that still waits for its ETA cannot have begun.
+So the count, whose purpose is to stop a body that kills its workers, may begin again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MIN_WAIT_S = 1.0
 
 
 def begin(app: Any) -> None:
-    """Have the messages of the locked tasks of `app` looked at when a worker receives them."""
+    """Check the messages of the locked tasks of `app` when a worker receives them."""
     if not has_quorum_queues(app):
         return
     for task in app.tasks.values():
@@ -38,7 +38,7 @@ def begin(app: Any) -> None:
 
 
 class _Strategy:
-    """Makes a task's handler of messages (`Task.Strategy`), around the previous one."""
+    """Factory of a task's message handler (`Task.Strategy`), around the previous one."""
 
     def __init__(self, previous: Any) -> None:
         self._previous = previous
@@ -77,7 +77,7 @@ def _resend(app: Any, message: Any) -> bool:
     if queue is None or not may_be_dropped(app, request):
         return False
     with app.connection_for_write() as connection:
-        # The old one goes when the broker has the new one, and not before.
+        # The old message is acknowledged only after the broker has confirmed the new one.
         connection.transport_options = {**connection.transport_options, "confirm_publish": True}
         connection.Producer(auto_declare=False).publish(
             message.body,

@@ -1,12 +1,12 @@
-"""`celery inspect redlock`: what a worker holds and waits for, from its own memory.
+"""`celery inspect redlock`: the locks that a worker holds and waits for, from its own memory.
 
 No node is asked, so it answers at once, also while the nodes are away. In a prefork worker the
-children hold: its main process reads their records in the shared table (`shared_table.py`).
-Elsewhere the bodies run in the process that answers. A delivery that waits is parked
-(`consumer.py`), or in a slot without a lock.
+children hold the locks: its main process reads their records in the shared table
+(`shared_table.py`). In other pools the bodies run in the process that answers. A delivery that
+waits is parked (`consumer.py`), or in a slot without a lock.
 
-Every `celery` command imports this module (`cli/__init__.py`): what only a worker needs is imported
-inside functions.
+Every `celery` command imports this module (`cli/__init__.py`), so modules that only a worker needs
+are imported inside functions.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ __all__ = ["NAME", "digest_of", "register", "settings_of", "tasks_of"]
 logger = logging.getLogger("celery_redlock.worker")
 
 NAME = "redlock"
-"""Of the command."""
+"""Name of the command."""
 
 
 def register() -> None:
-    """Make the command known where this process runs a worker or asks workers.
+    """Register the command if this process runs a worker or asks workers.
 
     Both have imported Celery's own commands; a process that only publishes has not, and need not.
-    And have Celery hide the nodes' passwords: `celery inspect conf`, `celery report` and so Flower
-    hide settings by words in their names, such as "password", and `redlock_nodes` has none. Nor has
-    celery-once's, whose URL may be a node's, nor a broker's URL under the name that a namespace
-    gives it, as CELERY_BROKER_URL: under its own name Celery shows it without the password.
+    Also make Celery hide the nodes' passwords: `celery inspect conf`, `celery report` and so Flower
+    hide settings by words in their names, such as "password", and `redlock_nodes` has none. Neither
+    has celery-once's setting, whose URL may be a node's, nor a broker's URL under the name that a
+    namespace gives it, such as CELERY_BROKER_URL: under its own name Celery hides the password.
     """
     utils: Any = sys.modules.get("celery.app.utils")
     hidden = getattr(utils, "HIDDEN_SETTINGS", None)
@@ -109,7 +109,7 @@ def end(state: Any, task_id: str = "", digest: str = "", terminate: bool = False
                 if short_id(request.id) == task_id
                 and (pid == os.getpid() or request.worker_pid in (None, pid))
             ]
-            if len(found) > 1:  # anybody can give a task the id of another
+            if len(found) > 1:  # two tasks may have been given the same id
                 found = [one for one in found if {*_wanted(one)} == {*holding.resources}]
             for request in found:
                 name = printable(f"{request.name}[{request.id}]")
@@ -121,7 +121,7 @@ def end(state: Any, task_id: str = "", digest: str = "", terminate: bool = False
 
 
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
-    """The locks that bodies of this worker hold; reservations are none."""
+    """Return the locks that bodies of this worker hold; without reservations."""
     from ..protocol.claim import Claim
     from ..protocol.names import RESERVED_SUFFIX, base_of
     from ..protocol.texts import shown
@@ -130,13 +130,13 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
 
     now, wall = monotonic(), time.time()
     found: dict[str, tuple[Sequence[str], float, int | None]] = {}
-    # A copy: other threads take locks and give them back meanwhile.
+    # A copy, because other threads acquire and release locks meanwhile.
     for claim in list(redlock.client.claims.values()):
         if claim.granted_at is not None and not claim.ended and claim.lost is None:
             found[claim.token] = (claim.resources, claim.deadline, claim.fencing_token)
     if (table := redlock.client.registry.table) is not None:
         records = (note for block, _pid in table.blocks() for note in table.records(block))
-        for note in (note for note in records if note.held):  # whichever process wrote it
+        for note in (note for note in records if note.held):  # of whichever process
             claim = Claim(note.resources, note.token, note.ttl, len(redlock.nodes))
             claim.learn(note.expiries)
             claim.learn(note.kept)
@@ -166,14 +166,14 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
     waiting: dict[str, tuple[Any, Sequence[str], float, str]] = {}
     now = time.time()
     holding = {hold["task_id"] for hold in holds}
-    # In the order of their way: what goes on meanwhile is found at its next place.
+    # In the order in which deliveries move on, so that none is missed.
     parking = _parking(consumer)
     if parking is not None:
         for parked in parking.admission.parked():
             waiting[parked.request.id] = (parked.request, parked.resources, parked.since, "parked")
         for request, resources in parking.admission.running():
             attempts = attempts_of(request.request_dict)
-            # Sent on to the pool, which has no slot for it yet.
+            # Given to the pool, which has no slot for it yet.
             if attempts.get("parked") and request.time_start is None:
                 waiting.setdefault(request.id, (request, resources, attempts["since"], "parked"))
     for request in list(state.active_requests):
@@ -203,7 +203,7 @@ def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[s
 
 
 def _queued(consumer: Any) -> list[str]:
-    """The resources in whose queues on the nodes this worker stands, once for all it has parked."""
+    """Return the resources in whose queues on the nodes this worker stands, for its parked ones."""
     parking = _parking(consumer)
     return parking.dispatcher.queued() if parking is not None else []
 
@@ -216,7 +216,7 @@ def _parking(consumer: Any) -> Parking | None:
 
 
 def _wanted(request: Any) -> Sequence[str]:
-    """What a delivery in a slot is to hold; empty for nothing."""
+    """Return the resources that a delivery in a slot has to lock; empty for none."""
     from ..config.task_lock import lock_of, resources_of
     from ..messages.headers import header_of
 
@@ -224,22 +224,22 @@ def _wanted(request: Any) -> Sequence[str]:
     try:
         lock = lock_of(request.task)
         options = lock.options(request.app) if lock is not None else None
-        # What needs no lock while it runs is at work, for all that can be seen.
+        # A task that needs no lock while it runs counts as being at work.
         if lock is None or options is None or options.rate or options.scope == "until_executing":
             return ()
         return resources_of(request.task, request.args, request.kwargs, headers)
     except Exception:
-        return ()  # arguments that do not fit: the body's process says so
+        return ()  # the arguments do not fit: the body's process reports that
 
 
-# -- What is set ---------------------------------------------------------------------------------
+# -- Settings ------------------------------------------------------------------------------------
 
 
 def settings_of(app: Any) -> dict[str, Any]:
-    """An app's settings, without secrets: nodes by address and database.
+    """Return an app's settings, without secrets: nodes by address and database.
 
     Raises:
-        ConfigurationError: One of them cannot work.
+        ConfigurationError: A setting is invalid.
     """
     from ..config.settings import read_settings
     from ..stores.kinds import parse_nodes, whole_name
@@ -250,13 +250,13 @@ def settings_of(app: Any) -> dict[str, Any]:
 
 
 def digest_of(settings: Mapping[str, Any]) -> str:
-    """A short name of some settings; the order of the nodes makes no difference."""
+    """Return a short digest of some settings; the order of the nodes makes no difference."""
     ordered = {**settings, "nodes": sorted(settings["nodes"])}
     return _digest(json.dumps(ordered, sort_keys=True))
 
 
 def tasks_of(app: Any) -> dict[str, str]:
-    """A short name of how each locked task is declared: workers that have it must agree."""
+    """Return a digest of each locked task's declaration: all its workers must agree on it."""
     from ..config.task_lock import lock_of
 
     found = {}
@@ -269,7 +269,7 @@ def tasks_of(app: Any) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """As it is in every process: no addresses in memory."""
+    """Return a value in a form that is the same in every process: without memory addresses."""
     if isinstance(value, Iterable) and not isinstance(value, str):
         return list(value)
     return getattr(value, "__qualname__", value) if callable(value) else value

@@ -1,7 +1,7 @@
 """Start a worker: check its settings and nodes, watch its pool children, and connect them.
 
-In a worker's main process, a supervisor reads what the pool children hold, extends it where they
-are stopped or busy, and frees it when they die: see `supervisor.py`.
+In a worker's main process, a supervisor reads the records of the pool children, extends their
+leases while they are stopped or busy, and releases them when they die: see `supervisor.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..protocol.texts import event
 from ..protocol.values import quorum_of
 from . import remote_control
 
-# What `install.py` and `task.py` call, so that pool children find it loaded.
+# Names for `install.py` and `task.py`, so that pool children find them loaded.
 __all__ = [
     "announce",
     "begin_beat",
@@ -55,14 +55,14 @@ __all__ = [
 logger = logging.getLogger("celery_redlock.worker")
 
 _warnings: list[str] = []
-"""Warnings of the check of tasks, settings and nodes, until there is a log to write them to."""
+"""Warnings of the check of tasks, settings and nodes, until the log is set up."""
 
 
 def check(sender: Any = None, **_signal: Any) -> None:
-    """Refuse to start, in the main process before any task is received, with what cannot work.
+    """Refuse to start with an invalid configuration: in the main process, before any task arrives.
 
-    Nodes that are away are no error. Celery logs what a signal handler raises and goes on, unless
-    it is a SystemExit.
+    Nodes that are away are not an error. Celery logs the exceptions of a signal handler and goes
+    on, unless it is a SystemExit.
     """
     app = sender.app
     remote_control.register()
@@ -76,15 +76,15 @@ def check(sender: Any = None, **_signal: Any) -> None:
         if not _takes_locks(app):
             return
         redlock = Redlock.from_app(app)
-        # Before the pool is forked: the children know what we know of the nodes.
+        # Before the pool is forked, so that the children inherit the facts about the nodes.
         _warnings.extend([*redlock.check(ttl=max(ttls)), *_likely_milliseconds(tasks)])
         _warnings.extend(filter(None, [leftover_warning(app)]))
         redlock.client.registry.begin()
         redlock.client.registry.offer()
         if redlock.client.registry.table is not None:
-            redlock.client.registry.table.paused = True  # until `PauseWatch` knows better
+            redlock.client.registry.table.paused = True  # until `PauseWatch` has looked
         from . import refresh, task_events
-        from .parking import consumer  # of no use to producers
+        from .parking import consumer  # imported late: producers do not need it
 
         consumer.begin(app)
         refresh.begin(app)
@@ -106,7 +106,7 @@ def _checked_ttl(task: Any, settings: Settings | None) -> float:
 
 
 def _likely_milliseconds(tasks: Iterable[Any]) -> Iterator[str]:
-    """Warn of ttls of more than an hour, once each: a dead worker's lock stays for so long."""
+    """Warn of ttls of more than an hour, once each: a dead worker's lock would stay that long."""
     locks = ((task, lock_of(task)) for task in tasks)
     ttls = {lock.options(task.app).ttl: task.name for task, lock in locks if lock is not None}
     for ttl, name in sorted(ttls.items()):
@@ -124,12 +124,12 @@ def watch_pauses(sender: Any = None, **_signal: Any) -> None:
     parking = sender.on_task_request
     tell = parking.pauses_are if isinstance(parking, Parking) else lambda _pauses: None
     watch = PauseWatch(Redlock.from_app(sender.app), tell)
-    signals.worker_shutdown.connect(watch.stop)  # for as long as its thread lives
+    signals.worker_shutdown.connect(watch.stop)  # its thread keeps `watch` alive
     watch.start()
 
 
 def supervise(sender: Any = None, **_signal: Any) -> None:
-    """Extend and free, in the main process of a prefork worker, what its children hold."""
+    """Extend and release, in the main process of a prefork worker, the leases of its children."""
     from celery.concurrency.prefork import TaskPool
 
     from ..keepalive.supervisor import LeaseSupervisor
@@ -212,15 +212,15 @@ def connect(**_signal: Any) -> None:
     if _takes_locks(app):
         redlock = Redlock.from_app(app)
         redlock.client.registry.accept()
-        # Not so in a solo worker, whose main process calls this as well.
+        # False in a solo worker, whose main process calls this as well.
         redlock.client.registry.in_pool_child = current_process().daemon
         redlock.connect(timeout=0)
 
 
 def disconnect(**_signal: Any) -> None:
-    """Prolong what a pool child that ends has published, and hear of its last release.
+    """Make outstanding extensions, and read the answer to the last release, in a child that ends.
 
-    Else the supervisor would believe that it died with a lock, free that again, and say so.
+    Otherwise the supervisor would take it for dead with a lock, release that again, and log it.
     """
     app = _state.get_current_app()
     if _takes_locks(app):
@@ -231,7 +231,7 @@ def disconnect(**_signal: Any) -> None:
 
 
 def leave(sender: Any = None, **_signal: Any) -> None:
-    """Warn, in the main process of a worker that ends, of what too few nodes know to be free."""
+    """Warn, in the main process of a worker that ends, of releases that too few nodes confirmed."""
     if not _takes_locks(sender.app):
         return
     for claim in _left_behind(Redlock.from_app(sender.app)):

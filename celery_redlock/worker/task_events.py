@@ -1,11 +1,12 @@
-"""Tell monitors which tasks wait for a lock, have it at last, or have lost it (Flower, for one).
+"""Notify monitors, such as Flower, of tasks that wait for a lock, have got it, or have lost it.
 
-`task-lock-waiting` and `task-lock-lost`, if `redlock_events` is set; and `task-lock-acquired` when
-one that was said to wait has its lock. Celery's view of events (and Flower's) takes them for
-states, which outrank STARTED: without the last, a task would be shown as waiting to its end.
+The events are `task-lock-waiting` and `task-lock-lost`, if `redlock_events` is set; and
+`task-lock-acquired` when a task that was reported as waiting has its lock. Celery's view of events
+(and Flower's) takes them for states, which outrank STARTED: without the last one, a task would be
+shown as waiting until its end.
 
-A separate thread sends them: an event may have to wait for the broker, and no lock may. What cannot
-be sent is dropped, and so is what would be a second event of one task within a second.
+A separate thread sends them, because an event may have to wait for the broker, and a lock must not.
+Events that cannot be sent are dropped, and so is a second event of one task within a second.
 """
 
 from __future__ import annotations
@@ -30,20 +31,20 @@ __all__ = ["WAITING", "begin", "told"]
 
 logger = logging.getLogger("celery_redlock.monitor")
 
-_celery_state: Any = _state  # its stubs lack most of it
+_celery_state: Any = _state  # the type stubs lack most of it
 
 WAITING, ACQUIRED, LOST = "task-lock-waiting", "task-lock-acquired", "task-lock-lost"
 
 EVENT_INTERVAL_S = 1.0
-"""Seconds between two events of one waiting task, at least: it may try many times a second."""
+"""Minimum seconds between two events of one waiting task: it may try many times a second."""
 MAX_KEPT = 1000
-"""Events that are kept for a broker that is away, and tasks whose last event is remembered."""
+"""Events that are kept while the broker is away, and tasks whose last event is remembered."""
 LOG_INTERVAL_S = 60.0
-"""Seconds between two lines in the log, at least, while events cannot be sent."""
+"""Minimum seconds between two lines in the log while events cannot be sent."""
 
 
 def begin(app: Any, hostname: str) -> None:
-    """Have a worker's events sent, in this process and those forked from it.
+    """Start sending a worker's events, in this process and those forked from it.
 
     Monitors know the worker by `hostname`.
     """
@@ -51,7 +52,7 @@ def begin(app: Any, hostname: str) -> None:
 
 
 def told(owner: Owner | None) -> dict[str, Any] | None:
-    """Return a lock's holder, as an event carries it: without its token."""
+    """Return a lock's holder in the form for an event: without its token."""
     if owner is None:
         return None
     texts = {"task_id": owner.task_id, "task": owner.task, "host": owner.host}
@@ -59,7 +60,7 @@ def told(owner: Owner | None) -> dict[str, Any] | None:
 
 
 class _Monitor(Listener):
-    """Tells of what bodies do, in their process; `consumer.py` tells of what is parked."""
+    """Listener that reports events of bodies, in their process; `consumer.py` reports parking."""
 
     def __init__(self, post: _Post) -> None:
         self._post = post
@@ -107,7 +108,7 @@ class _Monitor(Listener):
 
 
 def _of(task_id: str, task: str | None, resource: str) -> dict[str, Any]:
-    """Return what each event says: of which task, by id and name, and for what."""
+    """Return the fields that each event has: the task, by id and name, and the resource."""
     name = {"name": printable(task)} if task else {}
     return {"uuid": task_id, **name, "resource": printable(resource)}
 
@@ -121,7 +122,7 @@ def _delivery() -> Any:
 
 
 class _Post:
-    """Sends events, in a thread of this process that the first of them starts."""
+    """Sender of events, in a thread of this process that the first event starts."""
 
     def __init__(self, app: Any, hostname: str) -> None:
         self._app = app
@@ -130,13 +131,13 @@ class _Post:
         os.register_at_fork(after_in_child=self._forked)
 
     def _forked(self) -> None:
-        self._lock = threading.RLock()  # a signal handler may interrupt us, and take a lock
+        self._lock = threading.RLock()  # a signal handler may interrupt us, and take a lock itself
         self._thread: threading.Thread | None = None
         self._letters: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self._next_log = 0.0
 
     def send(self, name: str, /, **fields: Any) -> None:
-        """Have an event sent, soon. Never waits, never raises."""
+        """Queue an event to be sent soon. Never waits, never raises."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
@@ -154,7 +155,7 @@ class _Post:
             try:
                 with self._app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
                     dispatcher.send(name, retry=False, **fields)
-            except Exception as error:  # whose text may quote the broker's URL
+            except Exception as error:  # its text may quote the broker's URL
                 if time.monotonic() >= self._next_log:
                     self._next_log = time.monotonic() + LOG_INTERVAL_S
                     kind = type(error).__name__

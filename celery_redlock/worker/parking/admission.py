@@ -1,13 +1,13 @@
 """Decide which delivery of a locked task goes to the pool now, and which wait parked.
 
 This is state of a worker's main process, without Celery, network, thread or clock. `consumer.py`
-tells it what arrives and what ends, `dispatcher.py` which resources are free.
+reports arrivals and ends of deliveries, `dispatcher.py` the resources that are free.
 
-A delivery is parked if a body in this worker uses its resources, or others wait for them here.
-Deliveries that are parked for the same resources go one at a time, when the nodes have called this
-worker or have said that these are free: the most urgent first, then the one that has waited
-longest. Where a resource has a limit, so many are at work together. All this only keeps deliveries
-from meeting held locks: one that goes still has to get its lock.
+A delivery is parked if a body in this worker uses its resources, or if others wait for them here.
+Deliveries that are parked for the same resources go one at a time, when the nodes have notified
+this worker or have answered that these are free: the most urgent first, then the one that has
+waited longest. If a resource has a limit, that many are at work together. All this only keeps
+deliveries from meeting held locks: a delivery that goes still has to get its lock.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from ...protocol.names import Limit, Limits, least, of_each
 __all__ = ["AdmissionQueue", "Parked", "Resources"]
 
 Resources = tuple[str, ...]
-"""The names that a delivery locks, all or none. In here, two deliveries wait for the same only if
-all names are the same."""
+"""The names that a delivery locks, all or none. Here, two deliveries wait for the same only if
+all their names are the same."""
 
 PRESUMED_DEAD_S = 0.5
-"""Seconds after which a body whose resource the nodes call free no longer holds up the next: its
-process has died or its lease is over, and the pool has yet to tell."""
+"""Seconds after which a body whose resource is free on the nodes no longer delays the next one: its
+process has died or its lease is over, and the pool has not reported that yet."""
 PARTS = 4
-"""In so many parts the worker looks through its parked deliveries, one part a sweep: 20 000 at once
-would take longer than the event loop may be blocked."""
+"""Parts in which the worker checks its parked deliveries, one part a sweep: 20 000 at once would
+take longer than the event loop may be blocked."""
 LEAST_PART = 1000
-"""Deliveries in such a part, at least."""
+"""Minimum deliveries in such a part."""
 
 _rank = attrgetter("rank")
 
@@ -47,17 +47,17 @@ class Parked:
     """A delivery that waits here.
 
     Attributes:
-        request: Celery's, unacknowledged.
-        resources: What it waits for.
-        limit: How many may hold each of that at a time.
-        shared: Whether it is a reader.
-        since: Since when its task waits; seconds since 1970.
-        until: When it goes even though its resource is held; seconds.
-        latest: Until when it may be put off; seconds.
-        rank: Its place among those of its resource: urgency, since, order of arrival.
+        request: The Celery `Request`, unacknowledged.
+        resources: The resources that it waits for.
+        limit: How many holders each of them may have at a time.
+        shared: True if it is a reader.
+        since: Time since which its task waits; seconds since 1970.
+        until: Time at which it goes even if its resource is held; seconds.
+        latest: Time until which it may be put off; seconds.
+        rank: Its place among those for its resource: urgency, since, order of arrival.
         size: Memory that its message takes; bytes.
-        deadline: For how many seconds one holder may keep it waiting; None: for ever.
-        dated: When the broker was last informed that it is here; seconds.
+        deadline: Seconds for which one holder may keep it waiting; None: without a limit.
+        dated: Time at which the broker was last informed that it is here; seconds.
     """
 
     request: Any
@@ -75,26 +75,27 @@ class Parked:
 
 @dataclass
 class _Known:
-    """What is known of the deliveries for the same resources."""
+    """The deliveries for the same resources."""
 
     running: dict[int, tuple[Any, float, bool]] = field(default_factory=dict)
-    """By the `id` of its request, each delivery that is with the pool: the request, since when, and
-    whether it is a reader."""
+    """Each delivery that is with the pool, by the `id` of its request: the request, the time since
+    then, and True for a reader."""
     parked: list[Parked] = field(default_factory=list)
     limits: Counter[Limit] = field(default_factory=Counter)
-    """Of those that are parked: how many declare which."""
+    """Number of the parked deliveries that declare each limit."""
     called: bool = False
-    """Whether the nodes have called this worker, and no delivery has gone since."""
+    """True if the nodes have notified this worker, and no delivery has gone since."""
 
 
 class AdmissionQueue:
     """The parked deliveries of a worker, and those with its pool. Any thread may use it.
 
     Args:
-        limit_now: Returns what their declared limit is now: an operator may have changed it.
+        limit_now: Function that returns the limit in force for resources with a declared limit,
+            which an operator may have changed.
 
     Attributes:
-        most: How many deliveries are parked at most.
+        most: Maximum number of parked deliveries.
         size: Memory that the messages of all parked deliveries take; bytes.
     """
 
@@ -106,9 +107,9 @@ class AdmissionQueue:
         self._limit_now = limit_now
         self._known: dict[Resources, _Known] = {}
         self._parked: OrderedDict[Parked, None] = OrderedDict()
-        """All, in the order in which the next parts have them."""
+        """All parked deliveries, in the order in which the next parts take them."""
         self._new: dict[Parked, None] = {}
-        """Of these, those that no part has had."""
+        """Those of them that no part has taken yet."""
         self._paused: dict[Parked, None] = {}
         self._running: dict[int, tuple[Any, Resources]] = {}
         self._numbers = itertools.count()
@@ -133,20 +134,20 @@ class AdmissionQueue:
         shared: bool = False,
         size: int = 0,
     ) -> bool:
-        """Return whether a delivery goes to the pool at once; else park it.
+        """Return True if a delivery goes to the pool at once; otherwise park it.
 
         Args:
-            request: Celery's.
-            resources: What it locks.
+            request: The Celery `Request`.
+            resources: The resources that it locks.
             now: Seconds.
-            since: Since when its task waits, in seconds since 1970.
-            until: When it goes even though its resource is held; seconds.
-            latest: Until when it may be put off; seconds.
-            deadline: For how many seconds one holder may keep it waiting; None: for ever.
+            since: Time since which its task waits, in seconds since 1970.
+            until: Time at which it goes even if its resource is held; seconds.
+            latest: Time until which it may be put off; seconds.
+            deadline: Seconds for which one holder may keep it waiting; None: without a limit.
             urgency: Smaller goes first.
-            again: Whether it has met a held lock before.
-            limit: How many may hold each of what it locks at a time.
-            shared: Whether it is a reader.
+            again: True if it has met a held lock before.
+            limit: How many holders each of its resources may have at a time.
+            shared: True if it is a reader.
             size: Memory that its message takes; bytes.
         """
         with self._lock:
@@ -171,13 +172,13 @@ class AdmissionQueue:
     def hold(
         self, request: Any, resources: Resources, *, since: float, until: float, size: int = 0
     ) -> bool:
-        """Keep a delivery until it is resumed; return whether there was room.
+        """Keep a delivery until its key is resumed; return True if there was room.
 
         Args:
-            request: Celery's.
-            resources: What it locks.
-            since: Since when its task waits, in seconds since 1970.
-            until: When it goes in any case.
+            request: The Celery `Request`.
+            resources: The resources that it locks.
+            since: Time since which its task waits, in seconds since 1970.
+            until: Time at which it goes in any case; seconds.
             size: Memory that its message takes; bytes.
         """
         with self._lock:
@@ -190,7 +191,7 @@ class AdmissionQueue:
             return True
 
     def pause(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
-        """Keep those that are parked for what is paused now; return them."""
+        """Keep the deliveries that are parked for paused resources; return them."""
         with self._lock:
             now_paused = [one for one in self._known.items() if one[1].parked and is_paused(one[0])]
             held = [parked for _of, known in now_paused for parked in known.parked]
@@ -202,7 +203,7 @@ class AdmissionQueue:
             return held
 
     def resume(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
-        """Remove those kept for what is paused no more; return them in their order."""
+        """Remove the kept deliveries whose resources are no longer paused; return them in order."""
         with self._lock:
             names = {parked.resources for parked in self._paused}
             free = {resources for resources in names if not is_paused(resources)}
@@ -211,10 +212,10 @@ class AdmissionQueue:
                 self._leave(parked)
             return sorted(gone, key=_rank)
 
-    # -- Who goes
+    # -- Choosing the delivery that goes
 
     def ended(self, request: Any, resources: Resources) -> bool:
-        """Note that a delivery is no longer with the pool; return whether others are parked."""
+        """Remove a delivery that is no longer with the pool; return True if others are parked."""
         with self._lock:
             known = self._known.get(resources)
             if known is None or known.running.pop(id(request), None) is None:
@@ -223,11 +224,11 @@ class AdmissionQueue:
             return not self._forget_idle(resources, known)
 
     def called(self, resources: Resources, is_so: bool = True) -> None:
-        """Note that the nodes have called this worker, so that the next one may go.
+        """Record that the nodes have notified this worker, so that the next delivery may go.
 
         Args:
-            resources: What it was called for.
-            is_so: False when the call was handed on to another worker.
+            resources: The resources of the notification.
+            is_so: False after the notification was passed on to another worker.
         """
         with self._lock:
             known = self._known.get(resources)
@@ -238,10 +239,10 @@ class AdmissionQueue:
         """Return the delivery that goes now, if there is one.
 
         Args:
-            resources: What it locks.
+            resources: The resources that it locks.
             now: Seconds.
-            free: Whether the nodes have just said that it is free; else they must have called this
-                worker.
+            free: True if the nodes have just answered that they are free; otherwise the nodes must
+                have notified this worker.
         """
         with self._lock:
             known = self._known.get(resources)
@@ -251,11 +252,11 @@ class AdmissionQueue:
             if not _has_room(parked, _at_work(known, now), self._limit(resources, known)):
                 return None
             go_on = len(known.parked) > 1 and parked.shared and known.parked[1].shared
-            known.called = known.called and go_on  # one call is for all readers that come next
+            known.called = known.called and go_on  # one notification is for all of the next readers
             return self._go(parked, now)
 
     def part(self) -> list[Parked]:
-        """Return some of the parked: all that are new, and each in one of `PARTS` calls or so."""
+        """Return some of the parked: all new ones, and any other in about 1 of `PARTS` calls."""
         with self._lock:
             count = max(LEAST_PART, math.ceil(len(self._parked) / PARTS))
             part = list(itertools.islice(self._parked, count))
@@ -267,14 +268,14 @@ class AdmissionQueue:
             return part
 
     def go(self, parked: Parked, now: float) -> bool:
-        """Note that one goes though its resource may be held; return whether it was still here."""
+        """Let a delivery go though its resource may be held; return True if it was still here."""
         with self._lock:
             if is_here := parked in self._parked:
                 self._go(parked, now)
             return is_here
 
     def take_back(self, keep: int) -> list[Parked]:
-        """Remove all but `keep` of the parked, those that would go last first; return them."""
+        """Remove all but `keep` of the parked, beginning with the last to go; return them."""
         with self._lock:
             if len(self._parked) <= keep:
                 return []
@@ -284,49 +285,49 @@ class AdmissionQueue:
             return surplus
 
     def withdraw(self, parked: Parked) -> bool:
-        """Remove a parked one; return whether it was still here."""
+        """Remove a parked delivery; return True if it was still here."""
         with self._lock:
             if is_here := parked in self._parked:
                 self._leave(parked)
             return is_here
 
     def counts(self, resources: Resources) -> tuple[int, int]:
-        """Return how many deliveries are parked for them, and how many are with the pool."""
+        """Return how many deliveries are parked for resources, and how many are with the pool."""
         with self._lock:
             known = self._known.get(resources)
             return (len(known.parked), len(known.running)) if known is not None else (0, 0)
 
     def limit(self, resources: Resources) -> Limit:
-        """Return how many may hold each at a time, by the tasks of those that are parked."""
+        """Return how many holders each may have at a time, by the tasks of the parked ones."""
         with self._lock:
             known = self._known.get(resources)
             return 1 if known is None or not known.parked else self._limit(resources, known)
 
     def is_shared(self, resources: Resources) -> bool:
-        """Return whether the one that goes next is a reader."""
+        """Return True if the delivery that goes next is a reader."""
         with self._lock:
             known = self._known.get(resources)
             return known is not None and bool(known.parked) and known.parked[0].shared
 
     def parked(self) -> list[Parked]:
-        """Return all that are parked."""
+        """Return all parked deliveries."""
         with self._lock:
             parked = [one for known in self._known.values() for one in known.parked]
             return parked + list(self._paused)
 
     def running(self) -> list[tuple[Any, Resources]]:
-        """Return all that are with the pool, each with its resources."""
+        """Return all deliveries that are with the pool, each with its resources."""
         with self._lock:
             return list(self._running.values())
 
     def first_at_work(self, resources: Resources) -> Any:
-        """Return the request for them that is with the pool, the oldest of several, or None."""
+        """Return the oldest request for these resources that is with the pool, or None."""
         with self._lock:
             known = self._known.get(resources)
             return next((one for one, *_ in known.running.values()), None) if known else None
 
     def _limit(self, resources: Resources, known: _Known) -> Limit:
-        """Return the largest of their limits: functions may return several, for tasks or over time.
+        """Return the largest of their limits: functions may return several, by task or over time.
 
         A delivery that goes too early is refused by its lock.
         """

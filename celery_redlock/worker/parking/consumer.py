@@ -1,18 +1,18 @@
-"""Parks deliveries of locked tasks in a worker's main process, until they may ask for their lock.
+"""Park deliveries of locked tasks in a worker's main process, until they may ask for their lock.
 
-A bootstep of the worker's consumer. It stands between the consumer and the pool, asks the
-`AdmissionQueue` about every delivery of a locked task, and tells it what becomes of those that
-went. A parked delivery stays unacknowledged, like one with an ETA: the broker has it if we die.
+This is a bootstep of the worker's consumer. It stands between the consumer and the pool, passes
+each delivery of a locked task to the `AdmissionQueue`, and reports the ends of those that went. A
+parked delivery stays unacknowledged, like one with an ETA: if we die, the broker still has it.
 
-1. While a pool slot is free, the prefetch window is wider by the number of those parked, so that
-   tasks of other keys pass by (`prefetch.py`).
-2. While no slot is free, nothing could pass by, and other workers may have one: the window is the
-   ordinary one, and what is parked beyond it goes back to the broker.
-3. Where the window cannot be wider, and is full while a slot is free, the last is sent again. So
-   are a few each second if what is parked takes more memory than it may.
-4. When the worker stops, all of it goes back at once, and does not wait for bodies that still run.
+1. While a pool slot is free, the prefetch window is widened by the number of parked deliveries, so
+   that tasks of other keys pass by (`prefetch.py`).
+2. While no slot is free, nothing could pass by, and other workers may have a free slot: the window
+   is the ordinary one, and parked deliveries beyond it go back to the broker.
+3. If the window cannot be widened, and is full while a slot is free, the last delivery is sent
+   again. So are a few each second if the parked deliveries take more memory than they may.
+4. When the worker stops, all of them go back at once, without waiting for running bodies.
 
-No error in here stops a delivery: it goes to the pool, as it would without parking.
+No error here stops a delivery: it goes to the pool, as it would without parking.
 """
 
 from __future__ import annotations
@@ -55,25 +55,25 @@ logger = logging.getLogger("celery_redlock.parking")
 FAILED = event("parking_failed")
 
 MAX_PARKED_S = 600.0
-"""Seconds that a delivery is parked at most, and a quarter of what the broker allows: then it goes,
-meets the lock and is sent again, or the broker would give it to another worker."""
+"""Maximum seconds for which a delivery is parked; and at most a quarter of what the broker allows.
+Then it goes, meets the lock and is sent again, or the broker would give it to another worker."""
 MIN_PARKED_S = 0.1
-"""Seconds that a delivery is parked at least before it goes to be refused."""
+"""Minimum seconds for which a delivery is parked before it goes to be refused."""
 FULL_S = 0.5
-"""Seconds without a free slot after which others get what this worker holds back."""
+"""Seconds without a free slot after which other workers get the parked deliveries."""
 OVERDUE_A_SLOT = 4
-"""So many of the parked go in a sweep for each free slot if they are overdue: they are refused in a
-few milliseconds each, and keep other tasks waiting for as long."""
+"""Overdue deliveries that go in a sweep for each free slot: each is refused in a few milliseconds,
+and keeps other tasks waiting for that long."""
 JITTER = random.SystemRandom()
 
 
 def begin(app: Any) -> None:
-    """Have the workers of `app` park deliveries. For the main process, before it forks its pool."""
+    """Make the workers of `app` park deliveries. For the main process, before it forks its pool."""
     conf = app.conf
     parking = conf.get("redlock_parking", True) and enabled(conf)
     if conf.get("worker_disable_prefetch", False):
-        parking = False  # what is parked would count as what is at work
-    # Tasks that never wait for a lock count as well: their keys can be paused.
+        parking = False  # parked deliveries would count as running ones
+    # Tasks that never wait for a lock count as well, because their keys can be paused.
     parking = bool(parking) and any(lock_of(task) is not None for task in app.tasks.values())
     set_parking(parking)
     if parking:
@@ -83,11 +83,11 @@ def begin(app: Any) -> None:
 
 
 class Parking(bootsteps.StartStopStep):
-    """Stands where the consumer gives requests to the pool: `consumer.on_task_request`.
+    """The step in place of `consumer.on_task_request`, which gives requests to the pool.
 
     Attributes:
-        admission: Knows who is parked.
-        dispatcher: Learns from the nodes who may go.
+        admission: The parked deliveries.
+        dispatcher: The thread that finds out from the nodes which deliveries may go.
     """
 
     requires = ("celery.worker.consumer.tasks:Tasks",)
@@ -120,8 +120,8 @@ class Parking(bootsteps.StartStopStep):
     # -- Celery's main thread: connecting and stopping -------------------------------------------
 
     def start(self, consumer: Any) -> None:
-        """Begin: the consumer has connected to its broker, and has yet to ask for messages."""
-        self.admission.take_back(0)  # of another connection: the broker delivers them again
+        """Begin: the consumer has connected to its broker, and not asked for messages yet."""
+        self.admission.take_back(0)  # from an old connection: the broker delivers them again
         self._prefetch.connected()
         self.admission.most = self._prefetch.most
         if consumer.hub is not None:
@@ -132,10 +132,10 @@ class Parking(bootsteps.StartStopStep):
             consumer.hub.add_reader(self._wire[0], self._read)
 
     def stop(self, consumer: Any) -> None:
-        """Give all back: the consumer stops, or has lost its connection."""
+        """Give all deliveries back: the consumer stops, or has lost its connection."""
         if consumer.blueprint.state != RUN:
             self.dispatcher.close()
-            # Another worker may not have heard of it, and would run it.
+            # Another worker may not have received the revocation, and would run the task.
             discard_revoked(self.admission, self.admission.parked())
         self._prefetch.stop([parked.request for parked in self.admission.take_back(0)])
 
@@ -146,10 +146,10 @@ class Parking(bootsteps.StartStopStep):
         return self._full_since is not None and monotonic() - self._full_since >= FULL_S
 
     def _slots(self) -> int:
-        """Return how many tasks the pool could begin with now; less than 0 if some wait there."""
+        """Return how many tasks the pool could begin with now; negative if some wait there."""
         pool = self._consumer.pool
         given = len(state.reserved_requests) - len(self.admission)
-        # A green pool of Celery before 5.7 counts its greenlets there, not its slots.
+        # In a green pool, Celery before 5.7 counts greenlets there, not slots.
         return int(pool.limit if pool.is_green else pool.num_processes) - given
 
     def __call__(self, request: Any) -> None:
@@ -164,7 +164,7 @@ class Parking(bootsteps.StartStopStep):
             waits = False
         if not waits:
             self._to_pool(request)
-        if not self._memory.is_over:  # else as many are sent as have slots, and four times a second
+        if not self._memory.is_over:  # otherwise `_sweep` does so, four times a second
             _guarded(self._leave_room)
 
     def _leave_room(self) -> None:
@@ -172,13 +172,13 @@ class Parking(bootsteps.StartStopStep):
         is_over, slots, count = self._memory.is_over, self._slots(), len(self.admission)
         if count and slots > 0 and self._prefetch.is_full(is_over):
             for parked in self.admission.take_back(count - (min(slots, count) if is_over else 1)):
-                if is_over:  # its pauses grow, or it would soon be in the way again
+                if is_over:  # its pauses grow, so that it is not in the way again soon
                     message = parked.request.request_dict
                     message[ATTEMPTS] = {**attempts_of(message), "parked": False}
                 self._unpark(parked)
 
     def _park(self, request: Any) -> bool:
-        """Park a delivery if it has to wait for its lock; return whether it has."""
+        """Park a delivery if it has to wait for its lock; return True if it is parked."""
         lock = lock_of(request.task)
         if lock is None or not parkable(options := lock.options(self._app)):
             return False
@@ -187,7 +187,7 @@ class Parking(bootsteps.StartStopStep):
             call = request.task, request.task.run, request.args, request.kwargs, headers
             resources, limit = lock.resources(*call), lock.limit(options, *call)
         except Exception:
-            return False  # the body's process says what is wrong
+            return False  # the body's process reports what is wrong
         if (pace := options.pace) is not None:
             if len(resources) > 1:
                 return False
@@ -232,9 +232,9 @@ class Parking(bootsteps.StartStopStep):
         return True
 
     def _hold_back(self, request: Any) -> bool:
-        """Keep a delivery if its key is paused; return whether it is kept.
+        """Keep a delivery if its key is paused; return True if it is kept.
 
-        Else the process that runs the body sends it again.
+        If it is not kept, the process that runs the body sends it again.
         """
         if lock_of(request.task) is None:
             return False
@@ -242,7 +242,7 @@ class Parking(bootsteps.StartStopStep):
             headers = partial(header_of, request.request_dict)
             resources = resources_of(request.task, request.args, request.kwargs, headers)
         except Exception:
-            return False  # the body's process says what is wrong
+            return False  # the body's process reports what is wrong
         pause, message = covering(self._pauses, resources), request.request_dict
         if pause is None or not can_be_returned(message) or may_be_dropped(self._app, message):
             return False
@@ -260,7 +260,7 @@ class Parking(bootsteps.StartStopStep):
             logger.exception("%s[%s] is held back", request.name, request.id, extra=FAILED)
         return True
 
-    # -- In whichever thread Celery tells of it --------------------------------------------------
+    # -- In whichever thread Celery reports it ---------------------------------------------------
 
     def _ended(self, request: Any, resources: Resources) -> None:
         if self.admission.ended(request, resources):
@@ -274,17 +274,17 @@ class Parking(bootsteps.StartStopStep):
                 self._ended(running, resources)
 
     def pauses_are(self, pauses: tuple[Pause, ...]) -> None:
-        """Note the pauses; called again and again while there are any, and once more after."""
+        """Take the current pauses; called repeatedly while there are any, and once more after."""
         self._post(self._hold_and_resume, pauses)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
-        """Have a function called in the main thread, soon."""
+        """Call a function in the main thread, soon."""
         self._posted.append((function, args))
         if self._wire is not None:
-            with contextlib.suppress(OSError):  # it is full, so it will be read
+            with contextlib.suppress(OSError):  # the pipe is full, so it will be read
                 os.write(self._wire[1], b"\0")
         elif getattr(self._consumer.pool, "is_green", False):
-            # To give a full pool a task is to wait for a slot: no greenlet of the pool may do that.
+            # Giving a task to a full pool waits for a slot: no greenlet of the pool may do so.
             self._consumer.timer.call_after(0.0, self._do_posted)
         else:
             self._consumer.call_soon(self._do_posted)
@@ -313,10 +313,10 @@ class Parking(bootsteps.StartStopStep):
         parked = self.admission.take(resources, monotonic(), free=free)
         if parked is not None:
             self.dispatcher.gone(resources)
-            if not self._unpark(parked):  # it is another worker's: the turn is the next one's
+            if not self._unpark(parked):  # another worker has it: the next delivery takes its turn
                 self._post(self._proceed, resources, True, queue_up)
             elif parked.shared and self.admission.is_shared(resources):
-                self._post(self._proceed, resources, free, False)  # with those right behind it
+                self._post(self._proceed, resources, free, False)  # and the readers behind it
 
     def _unpark(self, parked: Parked) -> bool:
         self._prefetch.widen(self._extra)
@@ -327,7 +327,7 @@ class Parking(bootsteps.StartStopStep):
         return is_ours
 
     def _is_ours(self, request: Any) -> bool:
-        """Return whether a parked request is still to run here; let it go if another has it."""
+        """Return True if a parked request must still run here; drop it if another worker has it."""
         if request not in state.reserved_requests:
             return False
         if self._prefetch.keep(request):
@@ -338,7 +338,7 @@ class Parking(bootsteps.StartStopStep):
         return False
 
     def _hold_and_resume(self, pauses: tuple[Pause, ...]) -> None:
-        """Hold back what is parked for keys that are paused now, and let go on what was held."""
+        """Hold back deliveries whose keys are paused now; let those go whose pause has ended."""
 
         def is_paused(resources: Resources) -> Pause | None:
             return covering(pauses, resources)
@@ -356,18 +356,18 @@ class Parking(bootsteps.StartStopStep):
             for parked in resumed:
                 request = parked.request
                 if self._is_ours(request):
-                    # As if it came only now: while it was paused, no holder was in its way.
+                    # As if it had only just arrived: during the pause no holder was in its way.
                     receive(request.request_dict, request.content_type)
                     self(request)
         self._sweep()
 
     @property
     def _extra(self) -> int:
-        """By how much the prefetch window is to be wider: not while the pool is full."""
+        """Number by which the prefetch window must be widened: 0 while the pool is full."""
         return 0 if self._full else self._memory.fitting
 
     def _sweep(self) -> None:
-        """Deal with what was revoked, has expired or is overdue; note whether the pool is full."""
+        """Handle revoked, expired and overdue deliveries; record whether the pool is full."""
         now = monotonic()
         slots = self._slots()
         self._full_since = None if slots > 0 else self._full_since or now

@@ -1,19 +1,19 @@
-"""Tell a worker's main process which of the resources it waits for may be asked for now.
+"""Find out for a worker's main process which of its awaited resources may be asked for now.
 
-This is one thread, started when the first delivery is parked. All that parking needs from the
-network happens here, so that the main process never waits. For each resource that somebody is
-parked for, the worker stands in the wait queue on the nodes (`wait_queue.py`), like any other
-waiter: a release calls the first of the queue only. When the worker is called, the main process
-lets one delivery go, and the worker queues again behind the other waiters. A worker without a free
-pool slot hands the call on at once, and stays out of the queue until it has one: it never keeps a
+This is one thread, started when the first delivery is parked. All network requests of parking
+happen here, so that the main process never waits. For each resource with a parked delivery, the
+worker stands in the wait queue on the nodes (`wait_queue.py`), like any other waiter: a release
+notifies only the first waiter in the queue. When the worker is notified, the main process lets one
+delivery go, and the worker queues again behind the other waiters. A worker without a free pool slot
+passes the notification on at once, and stays out of the queue until it has one: it never keeps a
 free resource from others.
 
-Calls get lost, holders die, nodes are away: so the nodes are also asked which of the resources are
-free, all of them in one request, more often than once a second (more rarely if they are thousands).
+Notifications get lost, holders die, nodes are away. So the nodes are also asked which of the
+resources are free, all in one request, more often than once a second (less often for thousands).
 
-For deliveries that lock several resources the worker stands in the queues of those that the last
-look found held. When it is called for one of them, it looks whether all are free. If they are not,
-it hands the call on, so that another can take the one that is free.
+For deliveries that lock several resources the worker stands in the queues of those that were held
+at the last look. When it is notified for one of them, it checks if all are free. If not, it passes
+the notification on, so that another waiter can take the free one.
 """
 
 from __future__ import annotations
@@ -46,46 +46,46 @@ logger = logging.getLogger("celery_redlock.parking")
 FAILED = event("parking_failed")
 
 LOOK_S = (0.4, 0.8)
-"""Seconds, at random, between two looks at a resource that nobody has called us for. Below one: a
-free resource that is waited for is taken within a second, whatever became of its call."""
+"""Seconds, at random, between two looks at a resource without a notification. Below one, so that a
+free resource is taken within a second even if its notification got lost."""
 LOOKED_AT = 1000
 """Resources for which that holds; of more, each waits longer: these cost a third of a core."""
 AFTER_END_S = 0.1
-"""Seconds after the end of a body of ours until we look: its release has called someone."""
+"""Seconds from the end of a body of ours to the next look: its release has notified a waiter."""
 SLOT_S = 0.05
-"""Seconds between two looks at the pool while a resource is free and no pool slot is."""
+"""Seconds between two checks of the pool while a resource is free and no pool slot is."""
 QUEUE_UP_S = 1.0
-"""Seconds for which a resource is free and no pool slot is, until a delivery is given to the pool
+"""Seconds for which a resource is free without a free pool slot, until a delivery goes to the pool
 all the same. It takes its turn there among the other tasks; otherwise it might never get one."""
 CALLED_S = 0.1
-"""Seconds for which we keep a call, because a body of ours is about to free its pool slot."""
+"""Seconds for which we keep a notification because a body of ours is about to free its slot."""
 RENEW_S = 20.0
-"""Seconds between two requests that keep our place; the nodes forget it after 60."""
+"""Seconds between two requests that keep our place; the nodes drop it after 60."""
 TOGETHER_S = 0.1
-"""Seconds over which the workers spread that wait for the same start: one of them will get it."""
+"""Seconds over which workers that wait for the same start spread: only one of them gets it."""
 SWEEP_S = 0.25
-"""Seconds between two sweeps through what is parked."""
+"""Seconds between two sweeps through the parked deliveries."""
 NO_QUORUM_S = 1.0
-"""Seconds without a quorum after which deliveries go, one at a time, and do what their
-`on_unavailable` says."""
+"""Seconds without a quorum after which deliveries go, one at a time, and follow their
+`on_unavailable`."""
 
 JITTER = random.SystemRandom()
 
 
 class ParkingDispatcher:
-    """Waits on the nodes for all that a worker has parked; there is one in each worker.
+    """The waiter on the nodes for all parked deliveries; there is one in each worker.
 
     Args:
-        redlock: The locks that are waited for.
-        admission: Knows who is parked.
-        slots: Tells how many tasks the pool could begin with now.
-        proceed: Called with the resources that may be asked for; whether the nodes have just said
-            that they are free (else they have called us); and whether the delivery is to join the
-            pool's own queue though no pool slot is free.
-        sweep: Called every `SWEEP_S` while anybody is parked.
+        redlock: The lock whose resources are waited for.
+        admission: The parked deliveries.
+        slots: Function that returns how many tasks the pool could begin with now.
+        proceed: Called with resources that may be asked for; True if the nodes have just answered
+            that they are free (False after a notification); and True if the delivery must join
+            the pool's own queue although no pool slot is free.
+        sweep: Called every `SWEEP_S` while any delivery is parked.
 
     Attributes:
-        watched: What the dispatcher has found for each of the resources that it looks after.
+        watched: The state of each of the resources that it watches.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ParkingDispatcher:
         self._closing = False
 
     def watch(self, resources: Resources) -> None:
-        """Look after some resources, from now on. Does not wait."""
+        """Watch some resources from now on. Does not wait."""
         self._ask(resources, lambda *_: None)
 
     def ended(self, resources: Resources) -> None:
@@ -118,11 +118,11 @@ class ParkingDispatcher:
         self._ask(resources, self._look_soon)
 
     def found_no_slot(self, resources: Resources) -> None:
-        """Let its delivery go when a pool slot is free: it might have gone now."""
+        """Let a delivery for them go as soon as a pool slot is free: it might have gone now."""
         self._ask(resources, lambda *_: self._slotless.setdefault(resources))
 
     def slot_freed(self) -> None:
-        """Let the next one go that has found no slot: a body of ours has ended."""
+        """Let the next delivery go that has found no slot: a body of ours has ended."""
         if self._slotless:
             self._bell.set()
 
@@ -136,7 +136,7 @@ class ParkingDispatcher:
         return [plain(name) for entry in queued for name in entry.resources]
 
     def close(self) -> None:
-        """Leave all queues soon: this worker asks for nothing any more."""
+        """Leave all queues soon: this worker stops asking for locks."""
         self._closing = True
         self._bell.set()
 
@@ -182,7 +182,7 @@ class ParkingDispatcher:
             try:
                 if self._attend(watched, now, horizon):
                     looks.append(watched)
-            except Exception:  # the others go on
+            except Exception:  # the other resources must go on
                 name = printable(shown(watched.resources))
                 logger.exception("%s is looked after again in 1 s", name, extra=FAILED)
                 watched.due = now + 1.0
@@ -192,11 +192,11 @@ class ParkingDispatcher:
             return 3600.0
         due = min(watched.due for watched in self.watched.values())
         if self._slotless:
-            due = min(due, now + SLOT_S)  # the ends of other tasks are not told of
+            due = min(due, now + SLOT_S)  # the ends of other tasks are not reported here
         return max(0.0, min(due, self._swept + SWEEP_S) - monotonic())
 
     def _offer_slots(self, now: float) -> None:
-        """Have as many go as there are free slots, of those that have found none before."""
+        """Let as many deliveries go as slots are free, of those that have found none before."""
         for resources in list(islice(self._slotless, max(0, self._slots()))):
             del self._slotless[resources]
             if (watched := self.watched.get(resources)) is None:
@@ -233,10 +233,10 @@ class ParkingDispatcher:
     def _queue_for_next(self, watched: Watched, now: float) -> None:
         self._queue(watched, now)
         if self._admission.limit(watched.resources) != 1:
-            self._look_soon(watched, now)  # one call may have been for two places that were freed
+            self._look_soon(watched, now)  # one notification may be for two freed places
 
     def _pause(self) -> float:
-        """Return the seconds until the next look at a resource if nobody calls us for it."""
+        """Return the seconds until the next look at a resource without a notification."""
         return JITTER.uniform(*LOOK_S) * max(1.0, len(self.watched) / LOOKED_AT)
 
     def _stand(self, watched: Watched, now: float) -> None:
@@ -269,12 +269,12 @@ class ParkingDispatcher:
     # -- What may go -----------------------------------------------------------------------------
 
     def _attend(self, watched: Watched, now: float, horizon: float) -> bool:
-        """Do what is due for one of them; return whether the nodes are to be asked about it.
+        """Do what is due for some resources; return True if the nodes must be asked about them.
 
         Args:
-            watched: What somebody is parked for.
+            watched: The resources.
             now: Seconds.
-            horizon: What is due until then may be asked along with what is due now; seconds.
+            horizon: Looks that are due until then may be made together with those due now; seconds.
         """
         parked, running = self._admission.counts(watched.resources)
         if not parked:
@@ -287,7 +287,7 @@ class ParkingDispatcher:
             return False
         has_slot = self._slots() > 0
         if watched.called and (watched.is_one or not has_slot):
-            # We cannot use the call: another worker may have a free pool slot.
+            # We cannot use the notification: another worker may have a free pool slot.
             self._admission.called(watched.resources, False)
             self._hand_on(watched)
         if not has_slot:
@@ -304,24 +304,24 @@ class ParkingDispatcher:
         return True
 
     def _answer(self, watched: Watched, calls: int, now: float, is_running: bool) -> bool:
-        """Let a delivery go if the nodes have called us for it; return whether to do no more now.
+        """Let a delivery go if the nodes have notified us; return True if nothing more is due now.
 
         Args:
-            watched: What it is parked for.
-            calls: How many nodes have called us.
+            watched: The resources.
+            calls: How many nodes have notified us.
             now: Seconds.
-            is_running: Whether a body of ours has it: it may be about to free its pool slot.
+            is_running: True if a body of ours has them: it may be about to free its pool slot.
         """
         place = watched.place
-        if calls < place.quorum and watched.due > now:  # the others' calls may be on their way
+        if calls < place.quorum and watched.due > now:  # more notifications may be on their way
             watched.due = min(watched.due, now + JITTER.uniform(*FEW_CALLED_S))
             return True
         if watched.is_one and not (calls >= place.quorum and place.sure):
-            self._stand(watched, now)  # it is not certain that we were called: ask the nodes
+            self._stand(watched, now)  # the notification is not certain: ask the nodes
             watched.due = now
             return False
         place.forget()
-        watched.queued = None  # a node takes whom it calls out of the queue
+        watched.queued = None  # a node removes a notified waiter from the queue
         watched.called = True
         goes = watched.is_one and (is_running or self._slots() > 0)
         watched.due = now + CALLED_S if goes else now
@@ -331,12 +331,12 @@ class ParkingDispatcher:
         return goes
 
     def _hand_on(self, watched: Watched) -> None:
-        """Have the nodes call the next waiter in our place."""
+        """Make the nodes notify the next waiter in our place."""
         watched.called = False
         self._tell_queue(watched, Verb.HAND_ON)
 
     def _look(self, looks: Sequence[tuple[Watched, Limit]]) -> None:
-        """Ask who holds what, and let those deliveries go whose resources are free."""
+        """Ask the nodes for the holders, and let those deliveries go whose resources are free."""
         redlock = self._redlock
         every = [slots_of(watched.resources, limit) for watched, limit in looks]
         readers = [self._admission.is_shared(watched.resources) for watched, _limit in looks]
@@ -357,7 +357,7 @@ class ParkingDispatcher:
             if watched.is_start and left and min(left) > 0:
                 watched.next_at = now + min(left)
                 if outcome.settled(ballot, range(at, at + count)):
-                    # Nobody gives a start back, so nothing changes until then.
+                    # A start is never released, so nothing changes until then.
                     soon = watched.next_at + JITTER.uniform(0.002, TOGETHER_S)
                     watched.due = min(soon, now + RENEW_S)
             watched.note_holders(ballot, range(at, at + count), now)
@@ -371,9 +371,9 @@ class ParkingDispatcher:
         """Return how many deliveries may go; if none, queue for those resources that are full.
 
         Args:
-            watched: What they are parked for.
-            limit: How many may hold each of that.
-            left: For how long each slot is still held, in seconds; empty if no quorum has answered.
+            watched: The resources.
+            limit: How many holders each of them may have.
+            left: Seconds for which each slot is still held; empty if no quorum has answered.
             now: Seconds.
         """
         if not left:
@@ -384,13 +384,13 @@ class ParkingDispatcher:
         free = takeable(names, limit, [seconds <= 0 for seconds in left])
         if count := min(map(len, free)):
             return count
-        if not watched.is_start:  # its holder may have died without a word
+        if not watched.is_start:  # its holder may have died without a release
             seconds = max(map(min, grouped(left, slots_of(names, limit))))
             watched.due = min(watched.due, now + seconds + 0.002)
         full = tuple(name for name, slots in zip(names, free, strict=True) if not slots)
         if not watched.is_one and (watched.called or full != watched.entry.resources):
             room = tuple(name for name in watched.entry.resources if name not in full)
-            # HAND_ON looks at one slot alone, but calls in any case if we stand in no queue.
+            # HAND_ON checks one slot alone, but notifies in any case if we stand in no queue.
             if room and limit != 1:
                 self._tell_queue(watched, Verb.DEQUEUE, room)
             self._hand_on(watched)

@@ -1,4 +1,4 @@
-"""How much memory the parked deliveries of a worker may take: by their messages, not by a count."""
+"""Limit the memory of a worker's parked deliveries: by their messages, not by a count."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ logger = logging.getLogger("celery_redlock.parking")
 REQUEST_BYTES = 12_000
 """Memory that a parked delivery takes besides its body; measured with Redis, as is the next."""
 BODY_COPIES = 3.5
-"""How often its body is in memory: as it came, as text in base64, as bytes, and deserialised."""
+"""Copies of its body in memory: as it arrived, as base64 text, as bytes, and deserialised."""
 
 
 class ParkingMemory:
-    """The bound of what a worker parks.
+    """The memory limit for a worker's parked deliveries.
 
     Args:
-        admission: Knows what is parked.
-        most: Memory that it may take; bytes.
+        admission: The parked deliveries.
+        most: Memory that they may take; bytes.
     """
 
     def __init__(self, admission: AdmissionQueue, most: int) -> None:
@@ -33,17 +33,17 @@ class ParkingMemory:
 
     @property
     def is_over(self) -> bool:
-        """Whether more is parked than may be."""
+        """True if the parked deliveries take more memory than they may."""
         return self._admission.size > self._most
 
     @property
     def fitting(self) -> int:
-        """How many of the parked deliveries fit, if all take as much as they do on average."""
+        """Number of the parked deliveries that fit, by their average size."""
         count, size = len(self._admission), self._admission.size
         return count * self._most // size if size > self._most else count
 
     def warn(self) -> None:
-        """Log that more is parked than may be: once, until nothing is parked."""
+        """Log that they take more than they may: once, until none is parked."""
         if self.is_over and not self._warned:
             logger.warning(
                 "%d parked tasks take more memory than redlock_parking_memory allows (%d bytes);"
@@ -57,7 +57,7 @@ class ParkingMemory:
 
 
 def size_of(request: Any) -> int:
-    """Return how much memory a delivery takes, about; bytes."""
+    """Return about how much memory a delivery takes; bytes."""
     body = request.message.body
     length = len(body) if isinstance(body, (bytes, memoryview, str)) else 0
     return REQUEST_BYTES + int(BODY_COPIES * length)

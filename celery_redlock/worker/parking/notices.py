@@ -1,6 +1,6 @@
-"""Tell which deliveries wait in this worker, and for what: in its log, and as events of tasks.
+"""Report the deliveries that wait in this worker, and their resources: to log and task events.
 
-And learn when one is over, or was revoked.
+Also detect that a delivery has ended, or was revoked.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger("celery_redlock.parking")
 
 
 class Notices:
-    """Tells of the deliveries that wait in a worker; there is one in each worker.
+    """Reports of the deliveries that wait in a worker; there is one object in each worker.
 
     Args:
-        admission: Knows what is at work here.
-        events: Whether events are sent as well.
+        admission: The deliveries that are at work here.
+        events: True if events are sent as well.
     """
 
     def __init__(self, admission: AdmissionQueue, *, events: bool) -> None:
@@ -40,9 +40,9 @@ class Notices:
         self._said: set[str] = set()  # tokens of pauses
 
     def parked(self, request: Any, resources: Resources, since: float) -> None:
-        """Say that it is parked; and which delivery holds its lock, if that is at work here."""
+        """Report a parked delivery, and the delivery that holds its lock, if at work here."""
         what, is_start = _said(resources)
-        # A start is not kept back by bodies that are at work.
+        # A body at work does not keep a start back.
         here = None if is_start else self._admission.first_at_work(resources)
         if self._events:
             holder = None
@@ -60,7 +60,7 @@ class Notices:
         self._log(request, "parked", resources, who)
 
     def held_back(self, request: Any, resources: Resources, pause: Pause) -> None:
-        """Say that it waits because of a pause; for the first, also whose pause it is, and why."""
+        """Report a delivery that waits for a pause; once per pause also its author and reason."""
         if pause.token not in self._said:
             self._said.add(pause.token)
             logger.warning("%s; tasks of its keys wait", pause, extra=event("key_paused"))
@@ -75,13 +75,13 @@ class Notices:
 
 
 def _said(resources: Resources) -> tuple[str, bool]:
-    """Return what is waited for, for people; and whether it is a start and not a lock."""
+    """Return the names of resources for people; and True if they are a start, not a lock."""
     names = list(map(plain, resources))
     return printable(shown(names)), names != list(resources)
 
 
 def discard_revoked(admission: AdmissionQueue, some: Iterable[Parked]) -> None:
-    """Have Celery discard those of the parked that were revoked, or have expired."""
+    """Make Celery discard those of the parked that were revoked, or have expired."""
     now, revoked, stamps = time.time(), state.revoked, state.revoked_stamps
     for parked in some:
         request = parked.request
@@ -94,9 +94,9 @@ def discard_revoked(admission: AdmissionQueue, some: Iterable[Parked]) -> None:
 
 
 def when_over(request: Any, over: Callable[[], object]) -> None:
-    """Call `over` when a delivery has ended, by whatever way the pool tells of that.
+    """Call `over` when a delivery has ended, in whichever way the pool reports it.
 
-    The methods by which it does are wrapped on this instance.
+    The methods with which the pool reports are wrapped on this instance.
     """
 
     def then(method: Callable[..., Any], is_end: Callable[..., bool]) -> Callable[..., Any]:
@@ -111,5 +111,5 @@ def when_over(request: Any, over: Callable[[], object]) -> None:
 
     request.on_success = then(request.on_success, lambda *_, **__: True)
     request.on_failure = then(request.on_failure, lambda *_, **__: True)
-    # At the hard limit it has yet to be killed, and the pool may not tell of its end.
+    # At the hard limit its process still has to be killed, and the pool may not report its end.
     request.on_timeout = then(request.on_timeout, lambda soft, timeout: not soft)

@@ -1,10 +1,10 @@
-"""Widen the prefetch window by what is parked, and give messages back.
+"""Widen the prefetch window by the parked deliveries, and give messages back.
 
 Parked deliveries are unacknowledged. They would fill the prefetch window, and tasks of other keys
-could not pass by: so the window is made wider by their number. Where that cannot be done, they may
-fill half of it at most. If this worker dies, nobody should wait for them for an hour: a Redis
-broker is told to give them to another worker a minute after we stop saying that we are here. (An
-AMQP broker does that at once, by itself.)
+could not pass by. So the window is widened by their number. If that is impossible, they may
+fill half of it at most. If this worker dies, nobody should wait an hour for them: a Redis broker
+must give them to another worker a minute after we stop renewing them. (An AMQP broker does so at
+once, by itself.)
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ __all__ = ["Prefetch"]
 logger = logging.getLogger("celery_redlock.parking")
 
 RETURN_S = 60.0
-"""Seconds after which a Redis broker gives what is parked to another worker, if we are silent. It
-looks every 100 s or so."""
+"""Seconds after which a Redis broker gives parked messages to another worker, if we stop renewing
+them. It checks every 100 s or so."""
 RENEW_S = 15.0
-"""Seconds between two times that we say that we are here."""
+"""Seconds between two renewals of a message."""
 RENEWED_AT_ONCE = 1000
-"""Messages of which a sweep says so; more would block the event loop for longer than 5 ms."""
+"""Messages to renew in one sweep; more would block the event loop for longer than 5 ms."""
 BACK_AT_ONCE = 100
 """Messages that go back in one sweep: each takes a Redis broker 0.5 ms, in the event loop."""
 LAST_READ_S = 0.2
-"""Seconds for which a worker that stops reads what its broker was sending."""
+"""Seconds for which a worker that stops reads what its broker was still sending."""
 LAST_POP_S = 1.5
 """The same with Redis: kombu's last BRPOP takes messages from the queue for another second."""
 LOOP_S = 0.5
-"""Seconds for which a loop that blocks (a green pool's, or where the transport has no event loop)
-waits for messages. Celery's waits for two: until then it does not see which delivery may go on, nor
-that the window is wider, and with Redis it may have asked for nothing."""
+"""Seconds for which a blocking loop (of a green pool, or with a transport without an event loop)
+waits for messages. Celery waits for two seconds: during that time the loop neither lets a delivery
+go nor widens the window, and with Redis it may have asked for no message at all."""
 QOS = (60, 10)
-"""The number of basic.qos in AMQP 0-9-1."""
+"""Class and method number of basic.qos in AMQP 0-9-1."""
 
 
 class Prefetch:
-    """The prefetch window of one worker; all calls are the main thread's.
+    """The prefetch window of one worker. Only the main thread may call it.
 
     Attributes:
-        widens: Whether the window of Celery's consumer can be changed.
+        widens: True if the window of Celery's consumer can be changed.
     """
 
     def __init__(self, consumer: Any) -> None:
@@ -80,29 +80,29 @@ class Prefetch:
 
     @property
     def _is_per_consumer(self) -> bool:
-        """Whether Celery sets the window for new consumers only: a running one keeps its own."""
+        """True if Celery sets the window for new consumers only: a running one keeps its own."""
         app, connection = self._consumer.app, self._consumer.connection
-        detects = app.conf.get("worker_detect_quorum_queues", False)  # Celery 5.4 has no such
+        detects = app.conf.get("worker_detect_quorum_queues", False)  # not in Celery 5.4
         if detects and has_quorum_queues(app):
             return True
-        # Any queue of RabbitMQ 4, for kombu 5.7.
+        # For any queue of RabbitMQ 4, with kombu 5.7.
         return bool(self.amqp and connection.qos_semantics_matches_spec)
 
     @property
     def _is_fixed(self) -> bool:
-        """Whether there is a window, and it cannot be wider; zero is no limit."""
+        """True if there is a window that cannot be widened; zero is no limit."""
         return not self.widens and self._own > 0
 
     @property
     def amqp(self) -> bool:
-        """Whether the broker speaks AMQP."""
+        """True if the broker speaks AMQP."""
         return bool(self._consumer.connection.transport.driver_type == "amqp")
 
     def _with_extra(self, tell_broker: Callable[..., Any]) -> Callable[..., Any]:
-        """Return what tells the broker the window: Celery's own count, and ours.
+        """Return the function that sends the broker the window: Celery's own count, plus ours.
 
-        Celery counts up and down, and from the start after a reconnect. Our part is added only
-        when the broker is told, so that neither count can spoil the other.
+        Celery counts up and down, and starts anew after a reconnect. Our part is added only when
+        the window is sent, so that neither count can spoil the other.
         """
 
         def callback(prefetch_count: int) -> Any:
@@ -110,16 +110,16 @@ class Prefetch:
                 extra = self._extra
                 # Zero is no limit.
                 result = tell_broker(prefetch_count=prefetch_count and prefetch_count + extra)
-                if extra == self._extra:  # it may be a thread of the pool, and more be parked now
+                if extra == self._extra:  # in a pool's thread, more may be parked meanwhile
                     return result
 
         return callback
 
     def widen(self, parked: int) -> None:
-        """Make the window wider than Celery's own by those that are parked.
+        """Make the window wider than Celery's own by the number of parked deliveries.
 
-        Celery's loop tells the broker. Many are rounded up, by an eighth at most, or each one that
-        is parked or goes would be a change.
+        Celery's loop sends it to the broker. Large numbers are rounded up, by at most an eighth;
+        otherwise each delivery that is parked or goes would be a change.
         """
         step = 1 << max(0, parked.bit_length() - 4)
         extra = -(-parked // step) * step
@@ -129,25 +129,25 @@ class Prefetch:
 
     @property
     def most(self) -> float:
-        """How many deliveries may be parked, by the window."""
+        """The number of deliveries that may be parked, by the window."""
         return max(1, self._own // 2) if self._is_fixed else math.inf
 
     @property
     def surplus(self) -> int:
-        """How many go back: by which the unacknowledged messages exceed Celery's own window.
+        """Number to give back: the unacknowledged messages in excess of Celery's own window.
 
-        What is with the pool counts: RabbitMQ has it in the window until it is acknowledged.
+        Messages with the pool count: for RabbitMQ they are in the window until acknowledged.
         """
         return min(max(0, _unacknowledged() - int(self._consumer.qos.value)), BACK_AT_ONCE)
 
     def is_full(self, over: bool) -> bool:
-        """Return whether nothing more can come, as the window is full and must not be wider.
+        """Return True if nothing more can come, because the window is full and must not be wider.
 
-        What waits for a rate limit of Celery's is in it as well. So is what waits for its ETA; but
-        Celery widens a window for that if it can.
+        Messages that wait for a rate limit of Celery's are in it as well. So are those that wait
+        for their ETA, but Celery widens a window for them if it can.
 
         Args:
-            over: Whether more is parked than fits into memory.
+            over: True if more is parked than fits into memory.
         """
         if not (self._is_fixed or over):
             return False
@@ -179,7 +179,7 @@ class Prefetch:
         if consumer.connection is None or consumer.task_consumer is None:
             return
         with contextlib.suppress(socket.timeout, *consumer.connection_errors):
-            consumer.task_consumer.cancel()  # or they would come back to us
+            consumer.task_consumer.cancel()  # otherwise they would come back to us
             self.give_back(requests)
             if self._redis_qos is None:
                 consumer.connection.drain_events(timeout=LAST_READ_S)
@@ -189,7 +189,7 @@ class Prefetch:
     def _read_last_pop(self) -> None:
         """Wait for the answer to our last BRPOP: a message would stay in the socket until the end.
 
-        kombu gives it back, as nobody here consumes any more.
+        kombu gives such a message back, because nothing here consumes any more.
         """
         channel, until = self._consumer.task_consumer.channel, monotonic() + LAST_POP_S
         while channel._in_poll and (left := until - monotonic()) > 0:
@@ -200,10 +200,10 @@ class Prefetch:
     # -- A Redis broker ---------------------------------------------------------------------------
 
     def renew(self, parked: Iterable[Parked], now: float) -> None:
-        """Say that we still have these messages: for a minute, not for the visibility timeout.
+        """Renew our hold on these messages: for a minute, not for the visibility timeout.
 
-        It is said at once of new ones, and every `RENEW_S` seconds or so of all. Where that fails,
-        it is tried again, and the log says so once.
+        New messages are renewed at once, and all of them every `RENEW_S` seconds or so. If that
+        fails, it is tried again, and logged once.
         """
         due = list(islice((one for one in parked if now - one.dated >= RENEW_S), RENEWED_AT_ONCE))
         if not due:
@@ -232,11 +232,11 @@ class Prefetch:
         self._failing = False
 
     def keep(self, request: Any) -> bool:
-        """Keep a message for the whole visibility timeout; return whether it is still ours."""
+        """Keep a message for the whole visibility timeout; return True if it is still ours."""
         qos = self._redis_qos
         try:
             return qos is None or self._date(qos, [request], time.time()) > 0
-        except Exception as error:  # in doubt it runs here as well
+        except Exception as error:  # if in doubt, it runs here as well
             logger.warning(
                 "%s: the broker does not say who has it now: %r",
                 request.id,
@@ -246,9 +246,9 @@ class Prefetch:
             return True
 
     def let_go(self, request: Any) -> None:
-        """Make room in the window for another message: this one is another worker's by now.
+        """Make room in the window for another message: another worker has this one by now.
 
-        Neither acknowledge it nor give it back: the other one has it under the same tag.
+        It is neither acknowledged nor given back, because the other has it under the same tag.
         """
         qos = self._redis_qos
         if qos is not None:
@@ -256,22 +256,22 @@ class Prefetch:
 
     @property
     def _redis_qos(self) -> Any:
-        """The object by which kombu emulates acknowledgement on Redis; None with other brokers."""
+        """The object with which kombu emulates acknowledgement on Redis; None for other brokers."""
         qos = getattr(self._consumer.task_consumer.channel, "qos", None)
         return qos if hasattr(qos, "unacked_index_key") else None
 
     def _date(self, qos: Any, requests: Iterable[Any], at: float) -> int:
-        """Have messages count as delivered at a time; return how many of them are still ours."""
+        """Set the delivery time of messages; return how many of them are still ours."""
         dates = {request.message.delivery_tag: at for request in requests}
         if not dates:
             return 0
         with qos.channel.conn_or_acquire() as client:
-            # Only those that are there (xx): others are acknowledged, or another worker's.
+            # Only existing ones (xx): others are acknowledged, or another worker's.
             return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))
 
 
 def _unacknowledged() -> int:
-    # What is acknowledged is at work: that is less to look through than all that is reserved.
+    # Acknowledged messages are at work: those are fewer to go through than all reserved ones.
     at_work = tuple(state.active_requests)
     return len(state.reserved_requests) - sum(bool(one.acknowledged) for one in at_work)
 
@@ -288,15 +288,16 @@ def _wait_less_long(connection: Any) -> None:
 
 
 def _wait_for_no_answer(channel: Any) -> None:
-    """Have an AMQP channel tell its broker of the window, and not wait for the answer.
+    """Make an AMQP channel send its broker the window without waiting for the answer.
 
-    py-amqp waits by reading the connection, and two that read it take each other's answers, and
-    halves of frames: either waits on, and the worker with it. The main thread reads it all the
-    time; but Celery tells the broker in threads of the pool as well, while it restores the window
-    after a reconnect, and in a pool of greenlets we do, in the timer's. The answer says nothing: a
-    refusal ends the channel, which the main thread learns. An answer nobody waits for is dropped.
+    py-amqp waits by reading the connection, and two threads that read it take each other's answers,
+    and halves of frames: each waits on, and the worker with it. The main thread reads it all the
+    time. But Celery also sends it in threads of the pool, while it restores the window
+    after a reconnect; and in a pool of greenlets we do so in the timer's. The answer has no
+    content: a refusal ends the channel, which the main thread notices. An answer without a reader
+    is dropped.
     """
-    if not hasattr(channel, "send_method"):  # not py-amqp's
+    if not hasattr(channel, "send_method"):  # not a channel of py-amqp
         return
 
     def basic_qos(size: int, count: int, a_global: bool, argsig: str = "lBb") -> Any:

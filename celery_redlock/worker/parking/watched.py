@@ -1,4 +1,4 @@
-"""What a worker's dispatcher knows of the resources that some deliveries are parked for."""
+"""State of a worker's dispatcher for resources that deliveries are parked for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Call", "Watched", "batches", "free_in"]
 
 
 class Call(SafeEvent):
-    """Wakes the dispatcher's thread as well, by its bell."""
+    """An event that also wakes the dispatcher's thread, by its bell."""
 
     def __init__(self, bell: SafeEvent) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Call(SafeEvent):
 
 
 class Watched:
-    """The resource, or several, that some deliveries are parked for, and our place in its queue."""
+    """One or several resources that deliveries are parked for, and our place in their queue."""
 
     def __init__(
         self, resources: Resources, place: Waiter, entry: QueueEntry, exits: ExitStack
@@ -40,16 +40,16 @@ class Watched:
         self.entry = entry
         self.exits = exits
         self.queued: float | None = None
-        """Since when we stand in its queue; None if we do not."""
+        """Time since which we stand in its queue; None if we do not."""
         self.due = 0.0
         self.called = False
-        """Whether we were called, and nothing has come of it yet."""
+        """True if we were notified, and have not used or passed on the notification yet."""
         self.no_slot: float | None = None
-        """Since when it is free and no pool slot is; None if that is not so."""
+        """Time since which it is free without a free pool slot; None if that is not so."""
         self.no_quorum: float | None = None
-        """Since when no quorum answers; None if one does."""
+        """Time since which no quorum answers; None if one does."""
         self.next_at: float | None = None
-        """When the next start may be, where a rate counts them, as far as is known."""
+        """Time of the next possible start, where a rate counts them, if known."""
         self.holders: frozenset[str] = frozenset()
         """The tokens that the last look found; none if it found a free slot, or no quorum."""
         self.held_since = 0.0
@@ -58,7 +58,7 @@ class Watched:
         """The time of the last look that a quorum answered; seconds."""
 
     def note_holders(self, ballot: Round, queries: range, now: float) -> None:
-        """Note which tokens a look has found, if a quorum has answered it."""
+        """Record the tokens that a look has found, if a quorum has answered it."""
         if ballot.yes >= ballot.quorum:
             self.looked = now
             found = frozenset(name for query in queries for name in outcome.tokens(ballot, query))
@@ -67,19 +67,19 @@ class Watched:
 
     @property
     def is_one(self) -> bool:
-        """Whether it is a single resource: a call then shows that it is free, without a look."""
+        """True for a single resource: a notification then shows that it is free, without a look."""
         return len(self.resources) == 1
 
     @property
     def is_start(self) -> bool:
-        """Whether it is a start that a rate counts."""
+        """True if it is a start that a rate counts."""
         return self.resources[0].endswith(START_SUFFIX)
 
 
 def batches(
     looks: Sequence[Watched], admission: AdmissionQueue
 ) -> Iterator[list[tuple[Watched, Limit]]]:
-    """Divide what is looked at into requests, each of about `BATCH` names, with their limits."""
+    """Divide looks into requests, each of about `BATCH` names, with their limits."""
     batch: list[tuple[Watched, Limit]] = []
     size = 0
     for watched in looks:
@@ -94,5 +94,5 @@ def batches(
 
 
 def free_in(ballot: Round, first: int, count: int) -> list[float]:
-    """Return the seconds until some of the names in a PEEK are free, if nobody extends."""
+    """Return the seconds until some of the names in a PEEK are free, unless they are extended."""
     return [outcome.free_in(ballot, number) for number in range(first, first + count)]
