@@ -34,12 +34,12 @@ class PauseWatch:
 
     Args:
         redlock: The lock whose nodes are asked.
-        tell: Called after a look that has found a pause, or that the last pause has ended.
+        report: Called after a look that has found a pause, or that the last pause has ended.
     """
 
-    def __init__(self, redlock: Redlock, tell: Callable[[tuple[Pause, ...]], None]) -> None:
+    def __init__(self, redlock: Redlock, report: Callable[[tuple[Pause, ...]], None]) -> None:
         self._redlock = redlock
-        self._tell = tell
+        self._report = report
         self._known: tuple[Pause, ...] = ()
         self._over = threading.Event()
 
@@ -63,7 +63,7 @@ class PauseWatch:
                 )
             pause = JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S))
 
-    def _tell_of_limits(self, before: tuple[Pause, ...], now: tuple[Pause, ...]) -> None:
+    def _log_limits(self, before: tuple[Pause, ...], now: tuple[Pause, ...]) -> None:
         """Log limits that have begun or ended; pauses are logged by the tasks that wait."""
         known = {one.token for one in before}
         for limit in now:
@@ -88,8 +88,8 @@ class PauseWatch:
             there = {pause.token for pause in found}
             found += tuple(p for p in before if p.token not in there and p.ends_in > 0)
         self._known = found
-        self._tell_of_limits(before, found)
+        self._log_limits(before, found)
         if (table := self._redlock.client.registry.table) is not None:
             table.paused = bool(found)
         if found or before:
-            self._tell(found)
+            self._report(found)

@@ -225,7 +225,7 @@ def disconnect(**_signal: Any) -> None:
     app = _state.get_current_app()
     if _takes_locks(app):
         redlock = Redlock.from_app(app)
-        for claim in _left_behind(redlock):
+        for claim in _unconfirmed(redlock):
             # Its nodes are away. When they are back this process has ended, but not its parent.
             redlock.client.registry.register(claim)
 
@@ -234,7 +234,7 @@ def leave(sender: Any = None, **_signal: Any) -> None:
     """Warn, in the main process of a worker that ends, of releases that too few nodes confirmed."""
     if not _takes_locks(sender.app):
         return
-    for claim in _left_behind(Redlock.from_app(sender.app)):
+    for claim in _unconfirmed(Redlock.from_app(sender.app)):
         logger.warning(
             "this worker ends before enough nodes have heard that %s is free: it stays taken for"
             " up to %.0f s, or until `celery redlock release` when they are back",
@@ -244,7 +244,7 @@ def leave(sender: Any = None, **_signal: Any) -> None:
         )
 
 
-def _left_behind(redlock: Redlock) -> list[Claim]:
+def _unconfirmed(redlock: Redlock) -> list[Claim]:
     redlock.client.prolonging.now(redlock.node_timeout)
     redlock.client.driver.read(redlock.node_timeout)
     return redlock.client.driver.unfreed()

@@ -27,7 +27,7 @@ from ..protocol.errors import LeaseLost
 from ..protocol.texts import event, printable
 from ..protocol.values import Holder, Owner
 
-__all__ = ["WAITING", "begin", "told"]
+__all__ = ["WAITING", "begin", "holder_fields"]
 
 logger = logging.getLogger("celery_redlock.monitor")
 
@@ -48,10 +48,10 @@ def begin(app: Any, hostname: str) -> None:
 
     Monitors know the worker by `hostname`.
     """
-    subscribe(_Monitor(_Post(app, hostname)))
+    subscribe(_Monitor(_Sender(app, hostname)))
 
 
-def told(owner: Owner | None) -> dict[str, Any] | None:
+def holder_fields(owner: Owner | None) -> dict[str, Any] | None:
     """Return a lock's holder in the form for an event: without its token."""
     if owner is None:
         return None
@@ -62,25 +62,27 @@ def told(owner: Owner | None) -> dict[str, Any] | None:
 class _Monitor(Listener):
     """Listener that reports events of bodies, in their process; `consumer.py` reports parking."""
 
-    def __init__(self, post: _Post) -> None:
-        self._post = post
-        self._told: OrderedDict[str, tuple[float, float]] = OrderedDict()
+    def __init__(self, sender: _Sender) -> None:
+        self._sender = sender
+        self._last_events: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def held(self, resource: str, holder: object) -> None:
         request = _delivery()
         if request is None:
             return
         now = time.time()
-        first, last = self._told.pop(request.id, (min(now, attempts_of(request)["since"]), 0.0))
+        first, last = self._last_events.pop(
+            request.id, (min(now, attempts_of(request)["since"]), 0.0)
+        )
         due = not 0.0 <= now - last < EVENT_INTERVAL_S
-        self._told[request.id] = first, now if due else last
-        if len(self._told) > MAX_KEPT:
-            self._told.popitem(last=False)
+        self._last_events[request.id] = first, now if due else last
+        if len(self._last_events) > MAX_KEPT:
+            self._last_events.popitem(last=False)
         if due:
-            self._post.send(
+            self._sender.send(
                 WAITING,
                 **_of(request.id, request.task, resource),
-                holder=told(holder.owner if isinstance(holder, Holder) else None),
+                holder=holder_fields(holder.owner if isinstance(holder, Holder) else None),
                 waited=now - first,
             )
 
@@ -89,19 +91,19 @@ class _Monitor(Listener):
         if request is None or ask.lease is None:
             return
         now = time.time()
-        first, _last = self._told.pop(request.id, (None, 0.0))
+        first, _last = self._last_events.pop(request.id, (None, 0.0))
         if first is None and request.get(ATTEMPTS) and ask.owner.task_id == short_id(request.id):
             first = attempts_of(request)["since"]  # it was parked, or has been sent again
         if first is not None:
             said = _of(request.id, request.task, ask.resource)
-            self._post.send(ACQUIRED, **said, waited=now - first)
+            self._sender.send(ACQUIRED, **said, waited=now - first)
 
     def lost(self, loss: LeaseLost) -> None:
         if loss.owner is not None and loss.owner.task_id:
-            self._post.send(
+            self._sender.send(
                 LOST,
                 **_of(loss.owner.task_id, loss.owner.task, str(loss.resource)),
-                holder=told(loss.owner),
+                holder=holder_fields(loss.owner),
                 reason=loss.reason,
                 held_for=loss.held_for,
             )
@@ -121,7 +123,7 @@ def _delivery() -> Any:
     return request if known else None
 
 
-class _Post:
+class _Sender:
     """Sender of events, in a thread of this process that the first event starts."""
 
     def __init__(self, app: Any, hostname: str) -> None:
@@ -133,7 +135,7 @@ class _Post:
     def _forked(self) -> None:
         self._lock = threading.RLock()  # a signal handler may interrupt us, and take a lock itself
         self._thread: threading.Thread | None = None
-        self._letters: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[str, dict[str, Any]]] = queue.SimpleQueue()
         self._next_log = 0.0
 
     def send(self, name: str, /, **fields: Any) -> None:
@@ -144,14 +146,14 @@ class _Post:
                     target=self._run, name="celery_redlock monitor", daemon=True
                 )
                 self._thread.start()
-        if self._letters.qsize() < MAX_KEPT:
-            self._letters.put((name, {"timestamp": time.time(), **fields}))
+        if self._events.qsize() < MAX_KEPT:
+            self._events.put((name, {"timestamp": time.time(), **fields}))
         else:
             logger.debug("%s of %s is dropped", name, fields["uuid"])
 
     def _run(self) -> None:
         while True:
-            name, fields = self._letters.get()
+            name, fields = self._events.get()
             try:
                 with self._app.events.default_dispatcher(hostname=self._hostname) as dispatcher:
                     dispatcher.send(name, retry=False, **fields)

@@ -25,7 +25,7 @@ from celery_redlock.runtime.complaints import Once
 from celery_redlock.worker.parking.admission import AdmissionQueue
 from celery_redlock.worker.parking.consumer import Parking
 from celery_redlock.worker.parking.memory import ParkingMemory
-from celery_redlock.worker.parking.notices import Notices
+from celery_redlock.worker.parking.notices import WaitReports
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log as Log
 from tests.support.names import Patch
@@ -259,7 +259,7 @@ def _parking(app: Celery) -> Any:
     parking._full_since = None
     parking.admission = AdmissionQueue()
     parking._memory = ParkingMemory(parking.admission, 2**26)
-    parking._notices = Notices(parking.admission, events=True)
+    parking._reports = WaitReports(parking.admission, events=True)
     running = SimpleNamespace(worker_pid=1, id="running", name="charge")
     parking.admission.arrive(running, ("order:1",), 0.0, since=0.0, until=0.0)
     parking.dispatcher = SimpleNamespace(watch=nothing)

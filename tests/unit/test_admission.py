@@ -36,7 +36,7 @@ class Deliveries:
         return name_of(self.queue.take((resource,), now, free=free))
 
     def call(self, now: float = 0.0) -> str:
-        self.queue.called(("r",))
+        self.queue.notified(("r",))
         return self.take(now)
 
 
@@ -88,8 +88,8 @@ def test_notification_is_kept_until_the_running_body_has_ended(row: Deliveries) 
 
 
 def test_notification_that_was_handed_on_admits_no_delivery(row: Deliveries) -> None:
-    row.queue.called(("r",))
-    row.queue.called(("r",), False)
+    row.queue.notified(("r",))
+    row.queue.notified(("r",), False)
     assert row.ended("first")
     assert row.take() == ""
 
@@ -244,14 +244,14 @@ def test_admission_queue_keeps_nothing_of_a_resource_at_rest(row: Deliveries) ->
         assert row.ended(name)
         row.call()
     assert not row.ended("c")
-    assert row.queue._known == {}
-    row.queue.called(("r",))
+    assert row.queue._groups == {}
+    row.queue.notified(("r",))
     assert row.take() == ""
-    assert row.queue._known == {}
+    assert row.queue._groups == {}
 
 
 def test_notification_does_not_outlive_the_parked_deliveries_it_was_for(row: Deliveries) -> None:
-    row.queue.called(("r",))
+    row.queue.notified(("r",))
     row.queue.take_back(0)
     row.arrive("new")
     row.ended("first")

@@ -112,7 +112,7 @@ def test_readers_go_to_the_pool_together_and_a_writer_is_parked_behind_them() ->
     row = Row()
     assert [row.arrive(name) for name in ("r1", "r2", "w1", "r3")] == [True, True, False, False]
     assert not row.queue.is_shared(("r",))
-    row.queue.called(("r",))
+    row.queue.notified(("r",))
     assert row.take() == ""  # readers are at work
     row.ended("r1")
     row.ended("r2")
@@ -135,5 +135,5 @@ def test_notification_is_for_a_writer_or_all_readers_up_to_the_next_writer(
     for name in waiting:
         assert not row.arrive(name)
     row.ended("w0")
-    row.queue.called(("r",))
+    row.queue.notified(("r",))
     assert [row.take() for _ in waiting] == called

@@ -129,13 +129,13 @@ def test_broker_that_is_away_delays_no_sender_of_task_events(
         raise OSError("no broker")
 
     app: Any = SimpleNamespace(events=SimpleNamespace(default_dispatcher=dispatcher))
-    post = task_events._Post(app, "here")
+    post = task_events._Sender(app, "here")
     for _ in range(task_events.MAX_KEPT + 50):
         post.send("task-lock-waiting", uuid="one")
     assert asked.wait(30.0)
-    assert post._letters.qsize() <= task_events.MAX_KEPT
+    assert post._events.qsize() <= task_events.MAX_KEPT
     away.set()
-    wait_until(lambda: not post._letters.qsize(), 30.0, "all are tried")
+    wait_until(lambda: not post._events.qsize(), 30.0, "all are tried")
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.getMessage() for record in said] == [
         "cannot tell monitors of waiting and lost locks: OSError"

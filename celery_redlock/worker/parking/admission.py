@@ -74,7 +74,7 @@ class Parked:
 
 
 @dataclass
-class _Known:
+class _Group:
     """The deliveries for the same resources."""
 
     running: dict[int, tuple[Any, float, bool]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class _Known:
     parked: list[Parked] = field(default_factory=list)
     limits: Counter[Limit] = field(default_factory=Counter)
     """Number of the parked deliveries that declare each limit."""
-    called: bool = False
+    notified: bool = False
     """True if the nodes have notified this worker, and no delivery has gone since."""
 
 
@@ -105,7 +105,7 @@ class AdmissionQueue:
         self.most = math.inf
         self.size = 0
         self._limit_now = limit_now
-        self._known: dict[Resources, _Known] = {}
+        self._groups: dict[Resources, _Group] = {}
         self._parked: OrderedDict[Parked, None] = OrderedDict()
         """All parked deliveries, in the order in which the next parts take them."""
         self._new: dict[Parked, None] = {}
@@ -151,19 +151,19 @@ class AdmissionQueue:
             size: Memory that its message takes; bytes.
         """
         with self._lock:
-            known = self._known.setdefault(resources, _Known())
+            group = self._groups.setdefault(resources, _Group())
             rank = (urgency, since, next(self._numbers))
             parked = Parked(
                 request, resources, limit, shared, since, until, rank, size, latest, deadline
             )
-            is_first = not known.parked and _has_room(
-                parked, [*known.running.values()], self._limit_now(resources, limit)
+            is_first = not group.parked and _has_room(
+                parked, [*group.running.values()], self._limit_now(resources, limit)
             )
             if (is_first and not again) or len(self._parked) >= self.most:
-                self._run(known, parked, now)
+                self._run(group, parked, now)
                 return True
-            bisect.insort(known.parked, parked, key=_rank)
-            known.limits[limit] += 1
+            bisect.insort(group.parked, parked, key=_rank)
+            group.limits[limit] += 1
             self._keep(parked)
             return False
 
@@ -193,13 +193,15 @@ class AdmissionQueue:
     def pause(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
         """Keep the deliveries that are parked for paused resources; return them."""
         with self._lock:
-            now_paused = [one for one in self._known.items() if one[1].parked and is_paused(one[0])]
-            held = [parked for _of, known in now_paused for parked in known.parked]
-            for resources, known in now_paused:
-                self._paused.update(dict.fromkeys(known.parked))
-                known.parked.clear()
-                known.limits.clear()
-                self._forget_idle(resources, known)
+            now_paused = [
+                one for one in self._groups.items() if one[1].parked and is_paused(one[0])
+            ]
+            held = [parked for _of, group in now_paused for parked in group.parked]
+            for resources, group in now_paused:
+                self._paused.update(dict.fromkeys(group.parked))
+                group.parked.clear()
+                group.limits.clear()
+                self._drop_idle(resources, group)
             return held
 
     def resume(self, is_paused: Callable[[Resources], object]) -> list[Parked]:
@@ -217,23 +219,23 @@ class AdmissionQueue:
     def ended(self, request: Any, resources: Resources) -> bool:
         """Remove a delivery that is no longer with the pool; return True if others are parked."""
         with self._lock:
-            known = self._known.get(resources)
-            if known is None or known.running.pop(id(request), None) is None:
+            group = self._groups.get(resources)
+            if group is None or group.running.pop(id(request), None) is None:
                 return False
             del self._running[id(request)]
-            return not self._forget_idle(resources, known)
+            return not self._drop_idle(resources, group)
 
-    def called(self, resources: Resources, is_so: bool = True) -> None:
+    def notified(self, resources: Resources, is_ours: bool = True) -> None:
         """Record that the nodes have notified this worker, so that the next delivery may go.
 
         Args:
             resources: The resources of the notification.
-            is_so: False after the notification was passed on to another worker.
+            is_ours: False after the notification was passed on to another worker.
         """
         with self._lock:
-            known = self._known.get(resources)
-            if known is not None and known.parked:
-                known.called = is_so
+            group = self._groups.get(resources)
+            if group is not None and group.parked:
+                group.notified = is_ours
 
     def take(self, resources: Resources, now: float, *, free: bool = False) -> Parked | None:
         """Return the delivery that goes now, if there is one.
@@ -245,14 +247,15 @@ class AdmissionQueue:
                 have notified this worker.
         """
         with self._lock:
-            known = self._known.get(resources)
-            if known is None or not known.parked or not (known.called or free):
+            group = self._groups.get(resources)
+            if group is None or not group.parked or not (group.notified or free):
                 return None
-            parked = known.parked[0]
-            if not _has_room(parked, _at_work(known, now), self._limit(resources, known)):
+            parked = group.parked[0]
+            if not _has_room(parked, _at_work(group, now), self._limit(resources, group)):
                 return None
-            go_on = len(known.parked) > 1 and parked.shared and known.parked[1].shared
-            known.called = known.called and go_on  # one notification is for all of the next readers
+            go_on = len(group.parked) > 1 and parked.shared and group.parked[1].shared
+            # One notification is for all of the next readers.
+            group.notified = group.notified and go_on
             return self._go(parked, now)
 
     def part(self) -> list[Parked]:
@@ -294,25 +297,25 @@ class AdmissionQueue:
     def counts(self, resources: Resources) -> tuple[int, int]:
         """Return how many deliveries are parked for resources, and how many are with the pool."""
         with self._lock:
-            known = self._known.get(resources)
-            return (len(known.parked), len(known.running)) if known is not None else (0, 0)
+            group = self._groups.get(resources)
+            return (len(group.parked), len(group.running)) if group is not None else (0, 0)
 
     def limit(self, resources: Resources) -> Limit:
         """Return how many holders each may have at a time, by the tasks of the parked ones."""
         with self._lock:
-            known = self._known.get(resources)
-            return 1 if known is None or not known.parked else self._limit(resources, known)
+            group = self._groups.get(resources)
+            return 1 if group is None or not group.parked else self._limit(resources, group)
 
     def is_shared(self, resources: Resources) -> bool:
         """Return True if the delivery that goes next is a reader."""
         with self._lock:
-            known = self._known.get(resources)
-            return known is not None and bool(known.parked) and known.parked[0].shared
+            group = self._groups.get(resources)
+            return group is not None and bool(group.parked) and group.parked[0].shared
 
     def parked(self) -> list[Parked]:
         """Return all parked deliveries."""
         with self._lock:
-            parked = [one for known in self._known.values() for one in known.parked]
+            parked = [one for group in self._groups.values() for one in group.parked]
             return parked + list(self._paused)
 
     def running(self) -> list[tuple[Any, Resources]]:
@@ -323,17 +326,17 @@ class AdmissionQueue:
     def first_at_work(self, resources: Resources) -> Any:
         """Return the oldest request for these resources that is with the pool, or None."""
         with self._lock:
-            known = self._known.get(resources)
-            return next((one for one, *_ in known.running.values()), None) if known else None
+            group = self._groups.get(resources)
+            return next((one for one, *_ in group.running.values()), None) if group else None
 
-    def _limit(self, resources: Resources, known: _Known) -> Limit:
+    def _limit(self, resources: Resources, group: _Group) -> Limit:
         """Return the largest of their limits: functions may return several, by task or over time.
 
         A delivery that goes too early is refused by its lock.
         """
-        limit, *others = known.limits
+        limit, *others = group.limits
         if others:
-            limit = Limits(tuple(map(max, *(of_each(resources, one) for one in known.limits))))
+            limit = Limits(tuple(map(max, *(of_each(resources, one) for one in group.limits))))
         return self._limit_now(resources, limit)
 
     def _keep(self, parked: Parked) -> None:
@@ -341,12 +344,12 @@ class AdmissionQueue:
         self._new[parked] = None
         self.size += parked.size
 
-    def _run(self, known: _Known, parked: Parked, now: float) -> None:
-        known.running[id(parked.request)] = (parked.request, now, parked.shared)
+    def _run(self, group: _Group, parked: Parked, now: float) -> None:
+        group.running[id(parked.request)] = (parked.request, now, parked.shared)
         self._running[id(parked.request)] = (parked.request, parked.resources)
 
     def _go(self, parked: Parked, now: float) -> Parked:
-        self._run(self._known.setdefault(parked.resources, _Known()), parked, now)
+        self._run(self._groups.setdefault(parked.resources, _Group()), parked, now)
         self._leave(parked)
         return parked
 
@@ -357,18 +360,18 @@ class AdmissionQueue:
         if parked in self._paused:
             del self._paused[parked]
             return
-        known = self._known[parked.resources]
-        del known.parked[bisect.bisect_left(known.parked, parked.rank, key=_rank)]
-        known.limits[parked.limit] -= 1
-        if not known.limits[parked.limit]:
-            del known.limits[parked.limit]
-        self._forget_idle(parked.resources, known)
+        group = self._groups[parked.resources]
+        del group.parked[bisect.bisect_left(group.parked, parked.rank, key=_rank)]
+        group.limits[parked.limit] -= 1
+        if not group.limits[parked.limit]:
+            del group.limits[parked.limit]
+        self._drop_idle(parked.resources, group)
 
-    def _forget_idle(self, resources: Resources, known: _Known) -> bool:
-        if not known.parked:
-            known.called = False
-            if not known.running:
-                del self._known[resources]
+    def _drop_idle(self, resources: Resources, group: _Group) -> bool:
+        if not group.parked:
+            group.notified = False
+            if not group.running:
+                del self._groups[resources]
             return True
         return False
 
@@ -379,10 +382,10 @@ def _has_room(parked: Parked, at_work: list[tuple[Any, float, bool]], limit: Lim
     return len(at_work) < least(limit)
 
 
-def _at_work(known: _Known, now: float) -> list[tuple[Any, float, bool]]:
+def _at_work(group: _Group, now: float) -> list[tuple[Any, float, bool]]:
     """Return those with the pool that may hold the resource, or are about to ask for it."""
     return [
         one
-        for one in known.running.values()
+        for one in group.running.values()
         if getattr(one[0], "time_start", None) is None or now - one[1] < PRESUMED_DEAD_S
     ]

@@ -46,7 +46,7 @@ from .admission import AdmissionQueue, Parked, Resources
 from .deadlines import goes_now
 from .dispatcher import ParkingDispatcher
 from .memory import ParkingMemory, size_of
-from .notices import Notices, discard_revoked, when_over
+from .notices import WaitReports, discard_revoked, on_end
 from .prefetch import Prefetch
 
 __all__ = ["Parking", "begin"]
@@ -101,13 +101,13 @@ class Parking(bootsteps.StartStopStep):
         self._longest = min(MAX_PARKED_S, max_unacknowledged_s(app) / 4)
         self._full_since: float | None = None
         self._prefetch = Prefetch(consumer)
-        self._wire: tuple[int, int] | None = None
+        self._pipe: tuple[int, int] | None = None
         self._pauses: tuple[Pause, ...] = ()
         self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self.admission = AdmissionQueue(lambda *call: limited(self._pauses, *call))
         settings = read_settings(app)
         self._memory = ParkingMemory(self.admission, settings.parking_memory)
-        self._notices = Notices(self.admission, events=settings.events)
+        self._reports = WaitReports(self.admission, events=settings.events)
         self.dispatcher = ParkingDispatcher(
             Redlock.from_app(app),
             self.admission,
@@ -125,11 +125,11 @@ class Parking(bootsteps.StartStopStep):
         self._prefetch.connected()
         self.admission.most = self._prefetch.most
         if consumer.hub is not None:
-            if self._wire is None:
-                self._wire = os.pipe()
-                for end in self._wire:
+            if self._pipe is None:
+                self._pipe = os.pipe()
+                for end in self._pipe:
                     os.set_blocking(end, False)
-            consumer.hub.add_reader(self._wire[0], self._read)
+            consumer.hub.add_reader(self._pipe[0], self._read)
 
     def stop(self, consumer: Any) -> None:
         """Give all deliveries back: the consumer stops, or has lost its connection."""
@@ -205,7 +205,7 @@ class Parking(bootsteps.StartStopStep):
         until = latest = now + self._longest * JITTER.uniform(0.75, 1.0)
         if (deadline := options.retry_deadline) is not None:
             until = min(latest, now + max(deadline - attempts["stuck"], MIN_PARKED_S))
-        when_over(request, partial(self._ended, request, resources))
+        on_end(request, partial(self._ended, request, resources))
         if self.admission.arrive(
             request,
             resources,
@@ -226,7 +226,7 @@ class Parking(bootsteps.StartStopStep):
         try:
             self._prefetch.widen(self._extra)
             self.dispatcher.watch(resources)
-            self._notices.parked(request, resources, since)
+            self._reports.parked(request, resources, since)
         except Exception:  # it is parked all the same, and must not go to the pool twice
             logger.exception("%s[%s] is parked", request.name, request.id, extra=FAILED)
         return True
@@ -248,14 +248,14 @@ class Parking(bootsteps.StartStopStep):
             return False
         attempts, now = attempts_of(request.request_dict), monotonic()
         until = now + self._longest * JITTER.uniform(0.75, 1.0)
-        when_over(request, partial(self._ended, request, resources))
+        on_end(request, partial(self._ended, request, resources))
         when: dict[str, float] = {"since": attempts["since"], "until": until}
         if not self.admission.hold(request, resources, **when, size=size_of(request)):
             return False
         try:
             request.request_dict[ATTEMPTS] = attempts
             self._prefetch.widen(self._extra)
-            self._notices.held_back(request, resources, pause)
+            self._reports.held_back(request, resources, pause)
         except Exception:  # it is kept all the same, and must not go to the pool twice
             logger.exception("%s[%s] is held back", request.name, request.id, extra=FAILED)
         return True
@@ -280,9 +280,9 @@ class Parking(bootsteps.StartStopStep):
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Call a function in the main thread, soon."""
         self._posted.append((function, args))
-        if self._wire is not None:
+        if self._pipe is not None:
             with contextlib.suppress(OSError):  # the pipe is full, so it will be read
-                os.write(self._wire[1], b"\0")
+                os.write(self._pipe[1], b"\0")
         elif getattr(self._consumer.pool, "is_green", False):
             # Giving a task to a full pool waits for a slot: no greenlet of the pool may do so.
             self._consumer.timer.call_after(0.0, self._do_posted)
@@ -290,9 +290,9 @@ class Parking(bootsteps.StartStopStep):
             self._consumer.call_soon(self._do_posted)
 
     def _read(self) -> None:
-        assert self._wire is not None
+        assert self._pipe is not None
         with contextlib.suppress(OSError):
-            os.read(self._wire[0], 4096)
+            os.read(self._pipe[0], 4096)
         self._do_posted()
 
     def _do_posted(self) -> None:
@@ -333,7 +333,7 @@ class Parking(bootsteps.StartStopStep):
         if self._prefetch.keep(request):
             return True
         logger.info("%s was given to another worker", request.id, extra=event("delivery_moved"))
-        self._prefetch.let_go(request)
+        self._prefetch.drop(request)
         state.task_ready(request)
         return False
 
@@ -348,7 +348,7 @@ class Parking(bootsteps.StartStopStep):
             for parked in self.admission.pause(is_paused):
                 pause = is_paused(parked.resources)
                 assert pause is not None
-                self._notices.held_back(parked.request, parked.resources, pause)
+                self._reports.held_back(parked.request, parked.resources, pause)
             resumed = self.admission.resume(is_paused)
             if resumed:
                 line = "%d tasks go on: their keys are no longer paused"

@@ -201,7 +201,7 @@ class ParkingDispatcher:
             del self._slotless[resources]
             if (watched := self.watched.get(resources)) is None:
                 continue
-            if watched.called and watched.is_one:
+            if watched.notified and watched.is_one:
                 self._proceed(resources, False, False)
             else:
                 watched.due = now
@@ -225,7 +225,7 @@ class ParkingDispatcher:
         """Join the queue, behind the others that wait already."""
         since = time.time_ns() // 1000
         watched.entry = replace(watched.entry, resources=watched.resources, since=since)
-        watched.called = False
+        watched.notified = False
         watched.no_slot = None
         watched.due = now + self._pause()
         self._stand(watched, now)
@@ -244,18 +244,18 @@ class ParkingDispatcher:
         member = self._member(watched)
         if member != watched.entry.token:
             if watched.queued is not None:
-                self._tell_queue(watched, Verb.DEQUEUE)
+                self._request_queue(watched, Verb.DEQUEUE)
             watched.entry = replace(watched.entry, token=member)
         watched.place.forget()
         watched.queued = now
-        self._tell_queue(watched, Verb.ENQUEUE)
+        self._request_queue(watched, Verb.ENQUEUE)
 
     def _member(self, watched: Watched) -> str:
         """Return our name in the queue: another one if the delivery that goes next is a reader."""
         is_shared = self._admission.is_shared(watched.resources)
         return watched.place.member + (SHARED if is_shared else "")
 
-    def _tell_queue(self, watched: Watched, verb: Verb, names: Resources | None = None) -> None:
+    def _request_queue(self, watched: Watched, verb: Verb, names: Resources | None = None) -> None:
         entry = replace(watched.entry, resources=names or watched.entry.resources)
         self._redlock.client.driver.run(lambda now: quorum.queue(entry, now, verb))
 
@@ -264,7 +264,7 @@ class ParkingDispatcher:
         self._slotless.pop(watched.resources, None)
         watched.exits.close()
         if watched.queued is not None:
-            self._tell_queue(watched, Verb.HAND_ON)
+            self._request_queue(watched, Verb.HAND_ON)
 
     # -- What may go -----------------------------------------------------------------------------
 
@@ -283,19 +283,19 @@ class ParkingDispatcher:
         calls = watched.place.calls if watched.queued is not None else 0
         if calls and self._answer(watched, calls, now, running > 0):
             return False
-        if watched.due > (now if watched.called or watched.no_slot is not None else horizon):
+        if watched.due > (now if watched.notified or watched.no_slot is not None else horizon):
             return False
         has_slot = self._slots() > 0
-        if watched.called and (watched.is_one or not has_slot):
+        if watched.notified and (watched.is_one or not has_slot):
             # We cannot use the notification: another worker may have a free pool slot.
-            self._admission.called(watched.resources, False)
-            self._hand_on(watched)
+            self._admission.notified(watched.resources, False)
+            self._pass_on(watched)
         if not has_slot:
             self._slotless.setdefault(watched.resources)
             watched.no_slot = since = now if watched.no_slot is None else watched.no_slot
             watched.due = max(since + QUEUE_UP_S, now + SLOT_S)
             return now >= since + QUEUE_UP_S
-        if watched.queued is None and not watched.called:
+        if watched.queued is None and not watched.notified:
             self._queue(watched, now)
         elif watched.queued is not None and (
             now - watched.queued >= RENEW_S or watched.entry.token != self._member(watched)
@@ -322,18 +322,18 @@ class ParkingDispatcher:
             return False
         place.forget()
         watched.queued = None  # a node removes a notified waiter from the queue
-        watched.called = True
+        watched.notified = True
         goes = watched.is_one and (is_running or self._slots() > 0)
         watched.due = now + CALLED_S if goes else now
         if goes:
-            self._admission.called(watched.resources)
+            self._admission.notified(watched.resources)
             self._proceed(watched.resources, False, False)
         return goes
 
-    def _hand_on(self, watched: Watched) -> None:
+    def _pass_on(self, watched: Watched) -> None:
         """Make the nodes notify the next waiter in our place."""
-        watched.called = False
-        self._tell_queue(watched, Verb.HAND_ON)
+        watched.notified = False
+        self._request_queue(watched, Verb.HAND_ON)
 
     def _look(self, looks: Sequence[tuple[Watched, Limit]]) -> None:
         """Ask the nodes for the holders, and let those deliveries go whose resources are free."""
@@ -388,12 +388,12 @@ class ParkingDispatcher:
             seconds = max(map(min, grouped(left, slots_of(names, limit))))
             watched.due = min(watched.due, now + seconds + 0.002)
         full = tuple(name for name, slots in zip(names, free, strict=True) if not slots)
-        if not watched.is_one and (watched.called or full != watched.entry.resources):
+        if not watched.is_one and (watched.notified or full != watched.entry.resources):
             room = tuple(name for name in watched.entry.resources if name not in full)
             # HAND_ON checks one slot alone, but notifies in any case if we stand in no queue.
             if room and limit != 1:
-                self._tell_queue(watched, Verb.DEQUEUE, room)
-            self._hand_on(watched)
+                self._request_queue(watched, Verb.DEQUEUE, room)
+            self._pass_on(watched)
             watched.entry = replace(watched.entry, resources=full)
             self._stand(watched, now)
         return 0

@@ -18,15 +18,15 @@ from ...messages.received import is_discarded, is_revoked
 from ...protocol.names import plain
 from ...protocol.texts import event, printable, shown
 from ...protocol.values import Owner
-from ..task_events import WAITING, told
+from ..task_events import WAITING, holder_fields
 from .admission import AdmissionQueue, Parked, Resources
 
-__all__ = ["Notices", "discard_revoked", "when_over"]
+__all__ = ["WaitReports", "discard_revoked", "on_end"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
 
-class Notices:
+class WaitReports:
     """Reports of the deliveries that wait in a worker; there is one object in each worker.
 
     Args:
@@ -37,18 +37,18 @@ class Notices:
     def __init__(self, admission: AdmissionQueue, *, events: bool) -> None:
         self._admission = admission
         self._events = events
-        self._said: set[str] = set()  # tokens of pauses
+        self._announced: set[str] = set()  # tokens of pauses
 
     def parked(self, request: Any, resources: Resources, since: float) -> None:
         """Report a parked delivery, and the delivery that holds its lock, if at work here."""
-        what, is_start = _said(resources)
+        what, is_start = _names_of(resources)
         # A body at work does not keep a start back.
         here = None if is_start else self._admission.first_at_work(resources)
         if self._events:
             holder = None
             if here is not None:
                 pid = here.worker_pid or 0
-                holder = told(Owner(socket.gethostname(), pid, here.id, task=here.name))
+                holder = holder_fields(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
             told_of = {"name": printable(request.name), "resource": what}
             request.send_event(WAITING, **told_of, holder=holder, waited=waited)
@@ -61,20 +61,20 @@ class Notices:
 
     def held_back(self, request: Any, resources: Resources, pause: Pause) -> None:
         """Report a delivery that waits for a pause; once per pause also its author and reason."""
-        if pause.token not in self._said:
-            self._said.add(pause.token)
+        if pause.token not in self._announced:
+            self._announced.add(pause.token)
             logger.warning("%s; tasks of its keys wait", pause, extra=event("key_paused"))
         self._log(request, "paused", resources)
 
     def _log(self, request: Any, why: str, resources: Resources, who: str = "") -> None:
-        what, is_start = _said(resources)
+        what, is_start = _names_of(resources)
         name, start = printable(f"{request.name}[{request.id}]"), "a start of " if is_start else ""
         logger.info(
             "%s waits (%s) for %s%s%s", name, why, start, what, who, extra=event("task_waits", what)
         )
 
 
-def _said(resources: Resources) -> tuple[str, bool]:
+def _names_of(resources: Resources) -> tuple[str, bool]:
     """Return the names of resources for people; and True if they are a start, not a lock."""
     names = list(map(plain, resources))
     return printable(shown(names)), names != list(resources)
@@ -93,7 +93,7 @@ def discard_revoked(admission: AdmissionQueue, some: Iterable[Parked]) -> None:
             admission.withdraw(parked)
 
 
-def when_over(request: Any, over: Callable[[], object]) -> None:
+def on_end(request: Any, over: Callable[[], object]) -> None:
     """Call `over` when a delivery has ended, in whichever way the pool reports it.
 
     The methods with which the pool reports are wrapped on this instance.

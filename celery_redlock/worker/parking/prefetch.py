@@ -245,7 +245,7 @@ class Prefetch:
             )
             return True
 
-    def let_go(self, request: Any) -> None:
+    def drop(self, request: Any) -> None:
         """Make room in the window for another message: another worker has this one by now.
 
         It is neither acknowledged nor given back, because the other has it under the same tag.

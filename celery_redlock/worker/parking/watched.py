@@ -42,7 +42,7 @@ class Watched:
         self.queued: float | None = None
         """Time since which we stand in its queue; None if we do not."""
         self.due = 0.0
-        self.called = False
+        self.notified = False
         """True if we were notified, and have not used or passed on the notification yet."""
         self.no_slot: float | None = None
         """Time since which it is free without a free pool slot; None if that is not so."""
