@@ -119,6 +119,7 @@ def replace_holder(
     asked: set[str] = set()  # ask once per holder, because each request sends it a signal
     while True:
         refusal.holder = blocking(leases.agreed(message.redlock.client, refusal))
+        # After a split vote there is no holder to revoke: only try again.
         if not is_split(refusal) and (other := _revocable(message, refusal)).digest not in asked:
             asked.add(other.digest)
             _revoke(message, other)

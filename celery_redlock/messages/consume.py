@@ -137,7 +137,7 @@ class ReservedDelivery:
         self._claim = claim = self._own_claim()
         if self.note.scope in ("until_executing", "until_and_while_executing"):
             return None  # its release in `_begin` will show if it was ours
-        if self.note.scope == "until_expired":
+        if self.note.scope == "until_expired":  # nothing extends it, so only look who has it
             return self._successor(claim)
         self._register(claim)
         ours = reservation.adopt(self._redlock, claim)

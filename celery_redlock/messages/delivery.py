@@ -216,6 +216,7 @@ class Delivery:
         except ResourceHeld as refusal:
             holder = None if rated else _holding_task(refusal)
             if holder is not None and (self._predecessor(holder) or self._has_ended(holder)):
+                # It is about to release its lock, so wait for that under any policy.
                 self._held.acquire(wait=PREDECESSOR_PATIENCE_S)
             elif is_split(refusal):
                 self._held.acquire(wait=max(SPLIT_PATIENCE_S, wait))

@@ -165,7 +165,7 @@ class _Publication:
                 if chosen.on_unavailable == "raise":
                     raise refusal
                 return self._send_without(task_id, note, refusal, places)
-            if frozen:
+            if frozen:  # others wait for it: send even a duplicate, and `consume.py` decides
                 return self._send(task_id, note)
             holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
             if until is None:

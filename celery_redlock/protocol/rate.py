@@ -43,7 +43,7 @@ class Rate(NamedTuple):
 
     @property
     def slack(self) -> float:
-        """The seconds by which a slot is taken for longer than the window, until the body runs."""
+        """The seconds by which a slot outlasts the window, to allow for the way to the body."""
         return min(MAX_SLACK_S, SLACK_PART * self.window)
 
     @property
