@@ -142,7 +142,7 @@ class _Publication:
             return self._seek(redlock, note, lasts, places)
 
     def _seek(self, redlock: Redlock, note: Reservation, lasts: float, places: Places) -> Any:
-        chosen, frozen = self.chosen, self._must_be_sent
+        chosen, must_send = self.chosen, self._must_be_sent
         task_id = self.task_id or uuid()
         short = reservation.unsent_ttl(chosen.ttl)
         replaced, until = 0, None
@@ -165,7 +165,7 @@ class _Publication:
                 if chosen.on_unavailable == "raise":
                     raise refusal
                 return self._send_without(task_id, note, refusal, places)
-            if frozen:  # others wait for it: send even a duplicate, and `consume.py` decides
+            if must_send:  # others wait for it: send even a duplicate, and `consume.py` decides
                 return self._send(task_id, note)
             holder = refusal.holder if isinstance(refusal, ResourceHeld) else None
             if until is None:
