@@ -89,9 +89,11 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     for finding in findings:
         places.setdefault(replace(finding, where=""), {})[finding.where] = None
 
-    def rank(one: Finding) -> tuple[bool, int, int]:
-        # A missing quorum comes first: it stops everything.
-        return one.check != "quorum", LEVELS.index(one.level), RANKED.index(one.check)
+    def rank(one: Finding) -> tuple[bool, bool, int, int]:
+        # First a login that was refused: waiting does not help, whatever a missing quorum says.
+        # Then a missing quorum: it stops everything.
+        refused = one.what.startswith(("it refuses us", "it asks who we are"))
+        return not refused, one.check != "quorum", LEVELS.index(one.level), RANKED.index(one.check)
 
     found = (replace(finding, where=some(list(named))) for finding, named in places.items())
     return tuple(sorted(found, key=rank))

@@ -317,6 +317,16 @@ def test_doctor_shows_no_password_that_was_refused(servers: Servers) -> None:
     assert not {"role", "twins", "version", "rights", "clock"} & set(report["fine"])
 
 
+@pytest.mark.defaults
+def test_doctor_names_a_wrong_password_before_nodes_that_have_just_started() -> None:
+    with start_servers(3) as fresh:
+        command(fresh[0], "CONFIG", "SET", "requirepass", "SECRET")
+        _code, report = examined(Site(app=shop([server.url for server in fresh])))
+    first, second = report["findings"][:2]
+    assert (first["check"], second["check"]) == ("reachable", "quorum")
+    assert "right user and password" in first["fix"] and second["fix"].startswith("wait ")
+
+
 def test_doctor_finds_a_ttl_too_short_for_the_round_trip(servers: Servers) -> None:
     with Proxy(servers[1].port, delay=0.1) as slow:
         slow.mode = "late"
