@@ -18,11 +18,17 @@ from ..locking.pauses import believed, limited, paused
 from ..locking.redlock import Redlock
 from ..locking.request import LockRequest
 from ..locking.unlocked import Unlocked
-from ..protocol.errors import ConfigurationError, NotAcquired, RedlockError, ResourceHeld
+from ..protocol.errors import (
+    ConfigurationError,
+    NotAcquired,
+    QuorumUnavailable,
+    RedlockError,
+    ResourceHeld,
+)
 from ..protocol.names import checked_names
 from ..protocol.rate import Rate
 from ..protocol.texts import shown
-from ..protocol.values import Owner
+from ..protocol.values import Owner, Vote
 from ..runtime.interrupt import Interruptible
 from .autoretry import run_around
 from .conflict import Message
@@ -130,6 +136,8 @@ def run(
             # Any RedlockError: it may also share the lock of the failed task, and that lock may be
             # lost, or may not do what its own options require.
             if callback is None:
+                if eager and isinstance(refusal, QuorumUnavailable) and refusal.retry_after is None:
+                    raise _no_server(redlock, refusal) from refusal
                 raise
             callback.send(refusal)
             return None
@@ -151,6 +159,23 @@ def _rate_holder(redlock: Redlock, request: LockRequest, pace: Rate) -> HeldLeas
             f"{request.resource}: a rate is of one key; return one from the function that makes it"
         )
     return Start(redlock, request.names[0], pace, wait=request.wait, owner=request.owner)
+
+
+def _no_server(redlock: Redlock, refusal: QuorumUnavailable) -> QuorumUnavailable:
+    """Return the error of an eager call, most often that of a test whose servers do not run."""
+    silent = [vote for vote in refusal.votes if vote.vote is Vote.SILENT]
+    store = redlock.client.addresses[0].store
+    who = (
+        "servers that hold the locks do"
+        if len(silent) > 1
+        else f"{store} that holds the locks does"
+    )
+    why = ", ".join(f"{vote.node}: {vote.detail}" for vote in silent)
+    return QuorumUnavailable(
+        f"the {who} not answer ({why}); in a test, the fixture fake_redlock takes locks in memory",
+        resource=refusal.resource,
+        votes=refusal.votes,
+    )
 
 
 def _owner(here: Owner, task: Any, delivered: Any) -> Owner | None:

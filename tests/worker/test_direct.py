@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_redlock import LeaseLost, Redlock, ResourceHeld, SingletonTask, current_lease, locked
+from celery_redlock import (
+    LeaseLost,
+    QuorumUnavailable,
+    Redlock,
+    ResourceHeld,
+    SingletonTask,
+    current_lease,
+    locked,
+)
 from celery_redlock.server import LocalServer
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
@@ -116,3 +124,21 @@ def test_plain_call_is_interrupted_by_a_loss(app: Celery, servers: list[LocalSer
     with pytest.raises(LeaseLost, match="lost: the lease is over"):
         long()
     in_time(begin, time.monotonic(), 3.0, "to be told")
+
+
+def test_an_eager_call_without_its_server_says_so_and_names_the_fixture() -> None:
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.update(redlock_nodes=["redis://127.0.0.1:1"], redlock_wait=0.01)
+
+    @app.task(shared=False)
+    @locked("order:<order_id>")
+    def charge(order_id: int) -> None: ...
+
+    said = "the Redis that holds the locks does not answer (127.0.0.1:1: Error 111 connecting"
+    result = charge.apply(args=(7,))
+    assert isinstance(result.result, QuorumUnavailable) and said in str(result.result)
+    assert str(result.result).endswith("in a test, the fixture fake_redlock takes locks in memory")
+    assert result.result.resource == "order:7" and result.result.votes
+    with pytest.raises(QuorumUnavailable, match="order:7: 1 of 1 node did not vote"):
+        charge(7)  # a plain call may be one of a program that serves
+    Redlock.from_app(app).close()
