@@ -22,6 +22,7 @@ from celery_redlock import (
     current_lease,
 )
 from celery_redlock.config.task_lock import resource_of
+from celery_redlock.messages.broker import unacknowledged_for
 from celery_redlock.server import LocalServer
 from tests.support.nodes import admin
 from tests.support.recipes import Work, blocks, queued, running, value
@@ -182,7 +183,8 @@ def test_recipe_nested_key_locks_by_the_nested_id(server: LocalServer) -> None:
 
 def test_recipe_tenants_locks_by_tenant_and_order(server: LocalServer) -> None:
     work = Work()
-    with running("tenants", server, pay=work) as shop:
+    dumps = Work()
+    with running("tenants", server, pay=work, dump=dumps) as shop:
         shop.open_session = lambda: "session"
         charges = [shop.charge_for(tenant, 7) for tenant in ("acme", "other")]
         work.at(("session", 7), ("session", 7))
@@ -190,8 +192,16 @@ def test_recipe_tenants_locks_by_tenant_and_order(server: LocalServer) -> None:
         assert skipped is not None and skipped["resource"] == "acme:7"
         failed = value(shop.charge.delay(7))
         assert isinstance(failed, ConfigurationError) and "the header 'tenant'" in str(failed)
+        assert resource_of(shop.export, ("acme", "orders"), {}) == "exports:acme"
         work.go()
         assert [value(charge) for charge in charges] == [None, None]
+        exports = [shop.export.delay("acme", table) for table in range(4)]
+        wait_until(lambda: len(dumps.now) == 3, 10.0, "three of a tenant are at work")
+        other = shop.export.delay("other", 9)
+        wait_until(lambda: ("other", 9) in dumps.now, 10.0, "another has places of its own")
+        assert len(dumps.begun) == 4
+        dumps.go()
+        assert [value(one) for one in [*exports, other]] == [None] * 5
 
 
 def test_recipe_two_tasks_share_the_lock_of_an_order(server: LocalServer) -> None:
@@ -486,3 +496,22 @@ def test_recipe_flask_answers_409_to_a_duplicate_and_503_without_a_quorum(
             assert client.delete("/reports/7").status_code == 503
         finally:
             server.resume()
+
+
+def test_recipe_sqs_locks_its_task_with_another_broker(server: LocalServer) -> None:
+    payments = Work()
+    changes = {'broker="sqs://"': 'broker="redis://localhost"'}
+    with running("sqs", server, changes, pay=payments) as shop:
+        charges = [shop.charge.delay(7, amount) for amount in (50, 20)]
+        wait_until(lambda: payments.now, 10.0, "one is at work")
+        wait_until(lambda: queued(server) == 0, 10.0, "the worker has both")
+        assert len(payments.begun) == 1
+        payments.go()
+        assert [value(charge) for charge in charges] == [None, None]
+
+
+def test_recipe_sqs_bounds_parking_by_its_visibility_timeout() -> None:
+    names: dict[str, Any] = {"__name__": "shop"}
+    exec("\n".join(blocks("sqs")), names)
+    assert unacknowledged_for(names["app"]) == 3600.0
+    names["app"].close()
