@@ -22,7 +22,6 @@ from celery_redlock import (
     current_lease,
 )
 from celery_redlock.config.task_lock import resource_of
-from celery_redlock.messages.broker import unacknowledged_for
 from celery_redlock.server import LocalServer
 from tests.support.nodes import admin
 from tests.support.recipes import Work, blocks, queued, running, value
@@ -508,10 +507,3 @@ def test_recipe_sqs_locks_its_task_with_another_broker(server: LocalServer) -> N
         assert len(payments.begun) == 1
         payments.go()
         assert [value(charge) for charge in charges] == [None, None]
-
-
-def test_recipe_sqs_bounds_parking_by_its_visibility_timeout() -> None:
-    names: dict[str, Any] = {"__name__": "shop"}
-    exec("\n".join(blocks("sqs")), names)
-    assert unacknowledged_for(names["app"]) == 3600.0
-    names["app"].close()
