@@ -14,7 +14,7 @@ __all__ = ["DROPPED", "lock_table"]
 COLUMNS = ("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl", "fence", "waiting")
 DROPPED = ("fence", "pid", "host", "ttl", "task id", "waiting", "held for", "task")
 """Columns left out on a narrow terminal, in this order, until the rest fits."""
-ENOUGH = {"key": 30, "task": 20}
+MIN_WIDTHS = {"key": 30, "task": 20}
 """Characters of a name worth dropping another column for; longer names are cut before that."""
 SHORT_ID_CHARS = 8
 """Characters of a task id in a fitted table: enough to find the task."""
@@ -89,12 +89,12 @@ def _fitted(widths: dict[str, int], room: int) -> dict[str, int]:
         return total + len(COLUMN_GAP) * (len(left) - 1)
 
     for name in DROPPED:
-        if needed(ENOUGH) <= room:
+        if needed(MIN_WIDTHS) <= room:
             break
         left.pop(name, None)
     for name in ("task", "key"):
         over = needed({}) - room
         if name in left and over > 0:
-            least = ENOUGH[name] if name == "task" else 1
+            least = MIN_WIDTHS[name] if name == "task" else 1
             left[name] = max(min(left[name], least), left[name] - over)
     return left

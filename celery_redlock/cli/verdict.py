@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Verdict", "options_of", "parks", "read_by", "rule_of", "verdicts"]
 
-END = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
+ENDINGS = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
 """The effect of a policy on a body that it ends, in words."""
-OFF = (
+INERT = (
     *("key", "scope_name", "fencing", "limit", "shared", "rate", "burst"),
     *("hold_for", "reserve_ttl", "retry_deadline", "progress_timeout"),
 )
@@ -180,13 +180,13 @@ def _refused(how: TaskOptions, refusal: NotAcquired, parked: bool) -> Verdict:
         return Verdict("again", f"{waits}is sent again after a random time, {until}")
     if few:
         return Verdict("raise", "fails with QuorumUnavailable: too few nodes answer")
-    if action.do in END:
+    if action.do in ENDINGS:
         why = "the key is held" if how.rate is None else "none may start now"
-        return Verdict(action.do, f"{waits}{END[action.do]}: {why}")
+        return Verdict(action.do, f"{waits}{ENDINGS[action.do]}: {why}")
     if action.do == "wait":
-        return Verdict("wait", waits + END[action.then])
+        return Verdict("wait", waits + ENDINGS[action.then])
     dead = "has the holder revoked, and runs when that is dead"
-    return Verdict("replace", f"{dead}; not within {action.wait:g} s: {END[action.then]}")
+    return Verdict("replace", f"{dead}; not within {action.wait:g} s: {ENDINGS[action.then]}")
 
 
 def parks(conf: Any, how: TaskOptions) -> bool:
@@ -198,7 +198,7 @@ def parks(conf: Any, how: TaskOptions) -> bool:
 def _deadline(action: Action) -> str:
     if action.deadline is None:
         return "for as long as that takes"
-    return f"for up to {action.deadline:g} s, then {END[action.then]}"
+    return f"for up to {action.deadline:g} s, then {ENDINGS[action.then]}"
 
 
 def _occupied(entry: Entry) -> int:
@@ -256,7 +256,7 @@ def read_by(
     def is_read(name: str, source: str) -> bool:
         if name == "wait" and parked:
             return source == "task"
-        return name not in unread and (source != "default" or name not in OFF)
+        return name not in unread and (source != "default" or name not in INERT)
 
     return [option for option in options if is_read(option[0], option[2])]
 

@@ -24,8 +24,8 @@ __all__ = ["AlreadyQueued", "QueueOnce", "install"]
 
 DEFAULT_TIMEOUT = 3600.0
 """Seconds; celery-once's default."""
-OF_A_TASK = ("keys", "graceful", "timeout", "unlock_before_run")
-OF_A_CALL = ("graceful", "timeout")
+TASK_OPTIONS = ("keys", "graceful", "timeout", "unlock_before_run")
+CALL_OPTIONS = ("graceful", "timeout")
 
 
 class AlreadyQueued(DuplicateTask):
@@ -91,7 +91,7 @@ class QueueOnce(ReservedTask):
 
     @classmethod
     def _class_options(cls) -> dict[str, Any]:
-        once = _checked(cls.once, OF_A_TASK, "once")
+        once = _checked(cls.once, TASK_OPTIONS, "once")
         moved: dict[str, Any] = {
             "scope": "until_executing" if once.get("unlock_before_run") else "until_executed",
         }
@@ -132,7 +132,7 @@ class QueueOnce(ReservedTask):
         given = {
             "timeout": _settings(self.app).get("default_timeout", DEFAULT_TIMEOUT),
             **self.once,
-            **_checked(options.pop("once", {}), OF_A_CALL, "apply_async(once=...)"),
+            **_checked(options.pop("once", {}), CALL_OPTIONS, "apply_async(once=...)"),
         }
         ttl = _ttl(given["timeout"])
         result, is_other = self.publish(ttl, args, kwargs, task_id, *others, **options)

@@ -16,11 +16,11 @@ from .keys import examine_keys
 from .nodes import examine_nodes
 from .probe import probe
 from .report import (
+    APP_CHECKS,
     CHECKS,
+    ETCD_CHECKS,
     NEED_APP,
-    OF_APPS,
-    OF_ETCD,
-    OF_POSTGRESQL,
+    POSTGRESQL_CHECKS,
     Finding,
     Report,
     broken,
@@ -67,12 +67,12 @@ def examine(
     jobs: list[Callable[[], list[Finding]]] = []
     if isinstance(redlock, ConfigurationError):
         findings.append(broken("settings", redlock))
-        of_nodes = [one for one in CHECKS if one not in ("configuration", *OF_APPS)]
-        skipped = (*of_nodes, *(() if app is not None else OF_APPS))
+        of_nodes = [one for one in CHECKS if one not in ("configuration", *APP_CHECKS)]
+        skipped = (*of_nodes, *(() if app is not None else APP_CHECKS))
     else:
         lock = redlock
         store = lock.client.addresses[0].store
-        checks = {"PostgreSQL": OF_POSTGRESQL, "etcd": OF_ETCD}.get(store, CHECKS)
+        checks = {"PostgreSQL": POSTGRESQL_CHECKS, "etcd": ETCD_CHECKS}.get(store, CHECKS)
         jobs += [lambda: list(nodes(lock)), lambda: list(examine_keys(lock, timeout))]
         if app is not None:
             jobs.append(lambda: list(examine_reservations(lock, app, timeout)))

@@ -16,7 +16,7 @@ from .tls import secrecy
 if TYPE_CHECKING:
     from ..stores.etcd.reader import EtcdReader
 
-__all__ = ["OF_ONE", "OF_SILENT", "Details", "visit"]
+__all__ = ["NODE_CHECKS", "SILENT_CHECKS", "Details", "visit"]
 
 TRY_S = 5
 """Ttl of the key of the trial, in whole seconds."""
@@ -82,7 +82,7 @@ def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
         fix = "write etcds://"
     elif len(probe.address.members) > 1:
         fix += "; more than half of the members must run"
-    yield wrong(what, fix, hides=(*OF_ONE, "restart", "ttl", "leaks", "prefix"))
+    yield wrong(what, fix, hides=(*NODE_CHECKS, "restart", "ttl", "leaks", "prefix"))
 
 
 def _members(probe: Any, *_: Any) -> Iterator[Finding]:
@@ -127,8 +127,8 @@ def _writes(probe: Any, *_: Any) -> Iterator[Finding]:
         yield wrong(f"it takes no writes: {probe.details.fails}", "see to that on its side")
 
 
-OF_SILENT = {"reachable": _reachable}
-OF_ONE = {
+SILENT_CHECKS = {"reachable": _reachable}
+NODE_CHECKS = {
     "version": _version,
     "rights": _rights,
     "writes": _writes,

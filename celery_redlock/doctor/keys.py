@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["examine_keys"]
 
-OF_A_CLUSTER = ("CLUSTERDOWN", "MOVED", "CROSSSLOT")
+CLUSTER_ERRORS = ("CLUSTERDOWN", "MOVED", "CROSSSLOT")
 """First words of errors from a member of a Redis Cluster."""
 MAX_KEY_CHARS = 60
 """Characters of a key in a finding: enough to search for it."""
@@ -32,7 +32,7 @@ def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
     except QuorumUnavailable as error:
         silent = [(vote.node, vote.detail) for vote in error.votes if vote.detail]
     for node, why in silent:
-        if why.startswith(OF_A_CLUSTER):
+        if why.startswith(CLUSTER_ERRORS):
             continue  # the check of its role reports that
         scan = "+scan" if "scan" in why else "+scan +zcard +zrange"
         rights = f"ACL SETUSER ... {scan}; locks need none of them"

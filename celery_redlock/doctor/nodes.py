@@ -46,15 +46,15 @@ def examine_nodes(
         guard: Effect of the restart guard, see `guard_of`; None if it is not known.
     """
     site = _Site(probes, prefix, ttls, guard)
-    yield from run(OF_ALL, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
+    yield from run(SITE_CHECKS, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
     for probe in probes:
         if not probe.is_redis:
-            of_one, of_silent = OF_ONE_OF[probe.address.store]
+            of_one, of_silent = CHECKS_BY_STORE[probe.address.store]
             yield from run(of_one if probe.look.reachable else of_silent, probe.name, probe, site)
             continue
-        checks = OF_ONE if probe.look.reachable else OF_SILENT
+        checks = NODE_CHECKS if probe.look.reachable else SILENT_CHECKS
         if probe.answers.denied:
-            checks = {name: checks[name] for name in checks if name not in OF_INFO}
+            checks = {name: checks[name] for name in checks if name not in INFO_CHECKS}
         yield from run(checks, probe.name, probe, site)
 
 
@@ -147,7 +147,7 @@ def _pairs(site: _Site) -> list[tuple[Probe, Probe]]:
     ]
 
 
-OF_ALL = {"quorum": _quorum, "even": _even, "twins": _twins, "hosts": _hosts}
+SITE_CHECKS = {"quorum": _quorum, "even": _even, "twins": _twins, "hosts": _hosts}
 
 
 # -- A node that does not answer -------------------------------------------------------------------
@@ -159,7 +159,7 @@ def _may_not_connect(probe: Probe, site: _Site) -> Iterator[Finding]:
         yield wrong(
             f"the user {probe.user!r} lacks {words}, and may not connect as locks do",
             f"ACL SETUSER {probe.user} {words}",
-            hides=("reachable", *OF_KEYS, *OF_NODES),
+            hides=("reachable", *KEY_CHECKS, *ALL_NODE_CHECKS),
         )
 
 
@@ -180,10 +180,10 @@ def _unreachable(probe: Probe, _site: _Site) -> Iterator[Finding]:
         fix = "write redis:// in redlock_nodes, or name its port with TLS (tls-port)"
     elif trouble is not None:
         what, fix = trouble
-    yield wrong(what, f"{fix}; until then it has no vote", hides=(*OF_KEYS, *OF_NODES))
+    yield wrong(what, f"{fix}; until then it has no vote", hides=(*KEY_CHECKS, *ALL_NODE_CHECKS))
 
 
-OF_SILENT = {"rights": _may_not_connect, "reachable": _unreachable}
+SILENT_CHECKS = {"rights": _may_not_connect, "reachable": _unreachable}
 
 
 # -- A node that answers ---------------------------------------------------------------------------
@@ -235,7 +235,7 @@ def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
             f"it does not tell its role, version, memory and start ({answers.denied}): the restart"
             " guard is blind there",
             f"ACL SETUSER {probe.user} +info",
-            hides=OF_INFO if by_marks else (*OF_INFO, "twins"),
+            hides=INFO_CHECKS if by_marks else (*INFO_CHECKS, "twins"),
         )
     if answers.facts.role not in ("", "master"):
         what = f"it is a replica of {answers.facts.master}, and has no vote"
@@ -243,7 +243,7 @@ def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
     if answers.facts.cluster:
         what = "it is a member of a Redis Cluster"
         yield wrong(
-            what, "use independent servers with cluster-enabled no", hides=("writes", *OF_KEYS)
+            what, "use independent servers with cluster-enabled no", hides=("writes", *KEY_CHECKS)
         )
 
 
@@ -318,7 +318,7 @@ def _ttl(probe: Probe, site: _Site) -> Iterator[Finding]:
         )
 
 
-OF_ONE = {
+NODE_CHECKS = {
     "rights": _rights,
     "writes": _writes,
     "role": _role,
@@ -329,16 +329,16 @@ OF_ONE = {
     "clock": _clock,
     "ttl": _ttl,
 }
-OF_DATABASE = {**postgresql.OF_ONE, "restart": _restart, "clock": _clock, "ttl": _ttl}
+DATABASE_CHECKS = {**postgresql.NODE_CHECKS, "restart": _restart, "clock": _clock, "ttl": _ttl}
 """Checks of a PostgreSQL database that answers."""
-OF_ONE_OF: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
-    "PostgreSQL": (OF_DATABASE, postgresql.OF_SILENT),
-    "etcd": ({**etcd.OF_ONE, "restart": _restart, "ttl": _ttl}, etcd.OF_SILENT),
+CHECKS_BY_STORE: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
+    "PostgreSQL": (DATABASE_CHECKS, postgresql.SILENT_CHECKS),
+    "etcd": ({**etcd.NODE_CHECKS, "restart": _restart, "ttl": _ttl}, etcd.SILENT_CHECKS),
 }
 """Checks by kind of store, besides Redis: of a node that answers, and of one that does not."""
-OF_KEYS = ("leaks", "prefix")
+KEY_CHECKS = ("leaks", "prefix")
 """Checks of the keys on a node, in `keys.py`."""
-OF_INFO = ("version", "eviction", "restart")
+INFO_CHECKS = ("version", "eviction", "restart")
 """Checks that need INFO, besides that of the role."""
-OF_NODES = ("twins", "hosts", *OF_ONE)
+ALL_NODE_CHECKS = ("twins", "hosts", *NODE_CHECKS)
 """All checks of one node."""

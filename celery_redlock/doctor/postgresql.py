@@ -21,7 +21,7 @@ from .tls import secrecy
 if TYPE_CHECKING:
     from ..stores.postgresql.reader import PostgresReader
 
-__all__ = ["OF_ONE", "OF_SILENT", "Details", "visit"]
+__all__ = ["NODE_CHECKS", "SILENT_CHECKS", "Details", "visit"]
 
 OLDEST = 120_000
 """The oldest supported server, in its own numbering."""
@@ -321,7 +321,7 @@ def _connections(probe: Any, _site: Any) -> Iterator[Finding]:
         )
 
 
-OF_ONE = {
+NODE_CHECKS = {
     "tables": _tables,
     "rights": _rights,
     "neighbours": _neighbours,
@@ -370,8 +370,8 @@ def _unreachable(probe: Any, _site: Any) -> Iterator[Finding]:
         if re.search(pattern, why):
             what, fix = reason
             break
-    yield wrong(f"{what}: {why}", f"{fix}; until then nothing can be locked", hides=OF_ALL)
+    yield wrong(f"{what}: {why}", f"{fix}; until then nothing can be locked", hides=HIDDEN_CHECKS)
 
 
-OF_ALL = (*OF_ONE, "restart", "clock", "ttl", "leaks", "prefix")
-OF_SILENT = {"reachable": _unreachable}
+HIDDEN_CHECKS = (*NODE_CHECKS, "restart", "clock", "ttl", "leaks", "prefix")
+SILENT_CHECKS = {"reachable": _unreachable}

@@ -37,7 +37,7 @@ NEEDED = ("set", "get", "del", "pexpire", "pttl", "eval", "evalsha")
 """Commands without which there is no lock; without the others only waiting is slower."""
 NAMING = "client|setname"
 """The command with which a connection sets its name."""
-OF_KEYS = ("set", "get", "pexpire", "pttl", "zadd", "zrem", "zpopmin", "del")
+KEY_COMMANDS = ("set", "get", "pexpire", "pttl", "zadd", "zrem", "zpopmin", "del")
 """Commands that are tried on a key."""
 NOTHING = NodeInfo()
 VISITS: Mapping[str, Callable[..., Any]] = {"PostgreSQL": postgresql.visit, "etcd": etcd.visit}
@@ -222,7 +222,7 @@ def _ask(reader: RedisReader) -> Answers:
     # Without a right to any such command, a refusal of keys or channels would not show.
     if {"+publish", "+subscribe"} <= refused.keys():
         refused["reset&"] = False
-    if {f"+{name}" for name in OF_KEYS} <= refused.keys():
+    if {f"+{name}" for name in KEY_COMMANDS} <= refused.keys():
         refused["reset~"] = True
     return replace(told, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
 

@@ -11,22 +11,22 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
-__all__ = ["CHECKS", "OF_ETCD", "OF_POSTGRESQL", "Check", "Finding", "Report", "broken"]
+__all__ = ["CHECKS", "ETCD_CHECKS", "POSTGRESQL_CHECKS", "Check", "Finding", "Report", "broken"]
 __all__ += ["merged", "run", "some", "unchecked", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
 """From bad to unknown. An `unchecked` thing may be wrong: it could not be checked."""
-OF_APPS = ("lifetime", "visibility", "queues", "limits", "schedule", "acks", "workers")
+APP_CHECKS = ("lifetime", "visibility", "queues", "limits", "schedule", "acks", "workers")
 """Checks of an app alone."""
-NEED_APP = ("configuration", "restart", "ttl", *OF_APPS)
+NEED_APP = ("configuration", "restart", "ttl", *APP_CHECKS)
 """Checks that need an app."""
 CHECKS = (
     *("configuration", "quorum", "reachable", "role", "twins", "even", "hosts", "version"),
     *("rights", "writes", "eviction", "tls", "restart", "clock", "ttl", "leaks", "prefix"),
-    *OF_APPS,
+    *APP_CHECKS,
 )
 """All checks for Redis; docs/doctor.md describes each."""
-OF_POSTGRESQL = (
+POSTGRESQL_CHECKS = (
     *("configuration", "quorum", "reachable", "role", "version", "tables", "rights"),
     *(
         "neighbours",
@@ -40,15 +40,15 @@ OF_POSTGRESQL = (
         "connections",
         "clock",
     ),
-    *("ttl", "leaks", "prefix", *OF_APPS),
+    *("ttl", "leaks", "prefix", *APP_CHECKS),
 )
 """All checks for locks in PostgreSQL."""
-OF_ETCD = (
+ETCD_CHECKS = (
     *("configuration", "quorum", "reachable", "version", "rights", "writes", "members", "tls"),
-    *("restart", "ttl", "leaks", "prefix", *OF_APPS),
+    *("restart", "ttl", "leaks", "prefix", *APP_CHECKS),
 )
 """All checks for locks in etcd."""
-RANKED = tuple(dict.fromkeys((*OF_POSTGRESQL, *OF_ETCD, *CHECKS)))
+RANKED = tuple(dict.fromkeys((*POSTGRESQL_CHECKS, *ETCD_CHECKS, *CHECKS)))
 MAX_NAMED = 5
 """Places to name one by one in a finding."""
 

@@ -65,7 +65,7 @@ def examine_tasks(app: Any) -> Iterator[Finding]:
         yield from (_unread(said, name) for said in unread)
         if options is not None:
             locked[name] = options
-            yield from run(OF_TASK, name, task, options, broker)
+            yield from run(TASK_CHECKS, name, task, options, broker)
     yield from run({"limits": _limits}, "limit", locked)
     yield from run({"schedule": _schedule}, "beat", app, locked)
 
@@ -283,7 +283,7 @@ def _ttl(_task: Any, options: TaskOptions, _broker: _Broker) -> Iterator[Finding
         yield warning(said, "give it in seconds")
 
 
-OF_TASK = {"ttl": _ttl, "acks": _acks, "lifetime": _lifetime, "visibility": _visibility}
+TASK_CHECKS = {"ttl": _ttl, "acks": _acks, "lifetime": _lifetime, "visibility": _visibility}
 
 
 def _time_limit(task: Any) -> float:

@@ -63,11 +63,11 @@ GAUGES = {
     "runbook": "Always 1; its label is the address of the runbook, for alerts",
 }
 """The help text of each gauge."""
-OF_WAITERS = ("waiting", "longest_line", "oldest_wait_seconds")
+WAITER_GAUGES = ("waiting", "longest_line", "oldest_wait_seconds")
 LABELS = {
     **dict.fromkeys(("node_up", "node_ping_seconds", "leaked_keys"), "node"),
     **dict.fromkeys(("held", "reserved", "oldest_hold_seconds"), "task"),
-    **dict.fromkeys(OF_WAITERS, "task"),
+    **dict.fromkeys(WAITER_GAUGES, "task"),
     "locks_on_nodes": "nodes",
     "pause_ends_in_seconds": "pattern",
     "runbook": "url",
@@ -143,7 +143,7 @@ class Nodes:
         elif found is not None:
             yield from _gauges(_of_nodes({look.name: look.reachable for look in found.looks}))
             values, known = _of_entries(found), self._parked is not None
-            yield from _gauges({n: values[n] for n in values if known or n not in OF_WAITERS})
+            yield from _gauges({n: values[n] for n in values if known or n not in WAITER_GAUGES})
 
     def _look(self) -> None:
         self._found = self._voteless = None

@@ -54,7 +54,7 @@ _SUFFIXES = {
     LINE_SUFFIX: "line",
 }
 _SPECIAL = re.compile(r"[\\*?\[]")
-_OF_NODES = re.compile(rf"(nonce:[0-9a-f]{{32}}|{TRUSTED_KEY})\Z")
+_NODE_KEY = re.compile(rf"(nonce:[0-9a-f]{{32}}|{TRUSTED_KEY})\Z")
 """Keys that a handshake writes (`handshake.py`): they concern a node, not a lock."""
 _SECONDS = re.compile(r"\d{1,12}\.\d{3}\Z")
 """The stamp that a beat writes into a token, where a lock has the stamp of a delivery."""
@@ -102,7 +102,7 @@ def survey(
             if (
                 fits(resource)
                 and name not in PAUSE_NAMES
-                and not _OF_NODES.match(name)
+                and not _NODE_KEY.match(name)
                 and wanted & may_be
             ):
                 read.add(name)

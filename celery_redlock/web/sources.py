@@ -26,9 +26,9 @@ logger = logging.getLogger("celery_redlock.web")
 
 KINDS = ("lock", "start", "reservation", "line", "foreign")
 """Kinds of keys shown. Not marks and fences: there are many, and nothing waits for them."""
-ALL_TIMEOUT_S = 3.0
+SURVEY_TIMEOUT_S = 3.0
 """Seconds after which a node that has not returned all keys counts as silent, in a full survey."""
-ONE_TIMEOUT_S = 1.0
+LOCK_TIMEOUT_S = 1.0
 """The same for the survey of one lock."""
 PAGE_WAIT_S = 1.5
 """Seconds that a page waits for a survey; after that it shows the one before, with its time."""
@@ -36,7 +36,7 @@ WORKERS_TIMEOUT_S = 1.0
 """Seconds to wait for workers. It is always spent whole, because their number is unknown."""
 WORKERS_EVERY_S = 3.0
 """Seconds between two requests to the workers, because each of them has to answer."""
-WORKERS_GOOD_S = 10.0
+WORKERS_FRESH_S = 10.0
 """Seconds for which their answers are fresh enough; after that a page waits for new ones."""
 
 
@@ -71,7 +71,7 @@ class Sources:
         with ThreadPoolExecutor(1, "redlock-web-health") as pool:
             pool.submit(self._examine)
             try:
-                seen = survey(self.redlock, kinds=KINDS, timeout=ALL_TIMEOUT_S)
+                seen = survey(self.redlock, kinds=KINDS, timeout=SURVEY_TIMEOUT_S)
             except Exception as error:
                 self.history.record_failure(serializers.failure(error))
                 raise
@@ -80,7 +80,7 @@ class Sources:
 
     def _examine(self) -> None:
         try:
-            self.health = examine(self.redlock, self.app, ALL_TIMEOUT_S)
+            self.health = examine(self.redlock, self.app, SURVEY_TIMEOUT_S)
         except Exception:
             self.health = None
             logger.exception("the nodes could not be examined", extra=event("survey_failed"))
@@ -129,7 +129,7 @@ class Sources:
         Raises:
             QuorumUnavailable: Too few nodes answered.
         """
-        return self._counted(look_at(self.redlock, resource, ONE_TIMEOUT_S), parked)
+        return self._counted(look_at(self.redlock, resource, LOCK_TIMEOUT_S), parked)
 
     def _counted(self, seen: Survey, parked: Parked | None) -> Survey:
         return seen if parked is None else count_parked(seen, parked, prefix=self.redlock.prefix)
@@ -161,7 +161,7 @@ class Sources:
 
     @staticmethod
     def _is_old(seen: Seen[Any]) -> bool:
-        return seen.at < time.time() - WORKERS_GOOD_S
+        return seen.at < time.time() - WORKERS_FRESH_S
 
     def close(self) -> None:
         """Stop the surveys and the event receiver."""

@@ -19,7 +19,7 @@ from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli.context import Site
 from celery_redlock.doctor import postgresql
-from celery_redlock.doctor.report import NEED_APP, OF_POSTGRESQL
+from celery_redlock.doctor.report import NEED_APP, POSTGRESQL_CHECKS
 from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.stores.postgresql.reader import PostgresReader
 from celery_redlock.survey.reader import read_nodes
@@ -82,7 +82,7 @@ def only(url: str, check: str, level: str = "wrong", *more: str) -> dict[str, An
 def test_doctor_finds_nothing_on_a_healthy_database(database: str, host: LocalPostgres) -> None:
     code, report = examined(of(database))
     assert report["findings"] == [] and code == 0 and report["ok"]
-    assert set(report["fine"]) == set(OF_POSTGRESQL) - set(NEED_APP)
+    assert set(report["fine"]) == set(POSTGRESQL_CHECKS) - set(NEED_APP)
     (node,) = report["nodes"]
     assert node["name"] == f"127.0.0.1:{host.port}/{name_of(database)}" and node["rtt"] > 0
     _code, report = examined(Site(app=shop([database])))
@@ -368,7 +368,7 @@ def test_doctor_finds_leaks_and_foreign_values_in_a_database(database: str) -> N
 def test_doctor_checks_of_postgresql_are_all_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "doctor.md").read_text("utf-8")
     rows = set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page, re.M))
-    assert set(OF_POSTGRESQL) <= rows
+    assert set(POSTGRESQL_CHECKS) <= rows
 
 
 def test_commands_that_only_look_need_only_select(host: LocalPostgres, database: str) -> None:

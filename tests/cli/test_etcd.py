@@ -16,7 +16,7 @@ from werkzeug.test import Client
 from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli.context import Site
-from celery_redlock.doctor.report import NEED_APP, OF_ETCD
+from celery_redlock.doctor.report import ETCD_CHECKS, NEED_APP
 from celery_redlock.server import free_port
 from celery_redlock.survey.exporter import exposition, make_registry
 from celery_redlock.testing.etcd import LocalEtcd
@@ -88,7 +88,7 @@ def test_doctor_finds_nothing_on_a_healthy_etcd_cluster_and_leaves_nothing(
 ) -> None:
     code, report = examined(Site(nodes=(three.url,)))
     assert report["findings"] == [] and code == 0
-    assert set(report["fine"]) == set(OF_ETCD) - set(NEED_APP)
+    assert set(report["fine"]) == set(ETCD_CHECKS) - set(NEED_APP)
     assert "kvs" not in ask(three, "kv/range", key=text(b"\0"), range_end=text(b"\0"))
     _code, report = examined(Site(app=shop([three.url])))
     assert [one["check"] for one in report["findings"]] == ["workers"]

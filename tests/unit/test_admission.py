@@ -140,7 +140,7 @@ def test_a_parked_delivery_that_is_overdue_goes_once_though_its_resource_is_held
 def test_part_of_the_queue_has_new_deliveries_and_each_other_in_turn(
     some: Deliveries, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "LEAST_PART", 3)
+    monkeypatch.setattr(admission, "MIN_PART", 3)
     for number in range(40):
         some.arrive(f"{number}", again=True)
     assert len(some.queue.part()) == 40, "all are new"

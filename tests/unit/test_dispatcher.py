@@ -16,7 +16,7 @@ from celery_redlock.worker.parking import dispatcher as module
 from celery_redlock.worker.parking.admission import AdmissionQueue, Resources
 from celery_redlock.worker.parking.dispatcher import (
     AFTER_END_S,
-    CALLED_S,
+    KEEP_NOTIFICATION_S,
     LOOK_S,
     NO_QUORUM_S,
     QUEUE_UP_S,
@@ -199,10 +199,10 @@ def test_notification_that_no_delivery_used_is_handed_on(watch: Watch) -> None:
     watch.slot = False
     watch.redlock.driver.rounds.clear()
     watch.call()
-    watch.run(CALLED_S / 2)
+    watch.run(KEEP_NOTIFICATION_S / 2)
     assert watch.went == [("r", False, False)], "the slot of our own body is about to be free"
     assert "pass" not in watch.redlock.driver.rounds
-    watch.run(CALLED_S)
+    watch.run(KEEP_NOTIFICATION_S)
     assert "pass" in watch.redlock.driver.rounds
     assert running is not None
 

@@ -24,7 +24,7 @@ def test_every_row_on_migrating_names_one_test_and_every_test_has_a_row() -> Non
     assert re.findall(r"^def (test_\w+)\(", PEERS, re.M) == NAMED
 
 
-@pytest.mark.parametrize("name", once.OF_A_TASK)
+@pytest.mark.parametrize("name", once.TASK_OPTIONS)
 def test_each_option_of_celery_once_has_a_row_on_migrating(name: str) -> None:
     section = PAGE.partition("## From celery-once")[2].partition("\n## ")[0]
     assert re.search(rf'^\| `once={{"{name}": ', section, re.M)

@@ -27,7 +27,7 @@ __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
 PORT = 2379
 TIMEOUT_S = 1.0
 """Seconds to connect to a member, and for each of its answers to the handshake."""
-LEAST_S = 2.0
+MIN_TIMEOUT_S = 2.0
 """Minimum seconds to wait for an answer if there is another member, so that it can still answer
 once the first one is left (`LEAVE_S`)."""
 OPTIONS = ("ca", "cert", "key", "verify")
@@ -61,7 +61,7 @@ class EtcdAddress:
     @property
     def least_timeout(self) -> float:
         """Minimum seconds to wait for an answer."""
-        return LEAST_S if len(self.members) > 1 else 0.0
+        return MIN_TIMEOUT_S if len(self.members) > 1 else 0.0
 
     @property
     def unverified(self) -> str:

@@ -34,11 +34,11 @@ UNIT_S, TTL_SHIFT = 0.125, 31
 """The upper bits of a lease's id are the time that it is to last, in these units."""
 SHARED_S = 6.0
 """Seconds for which all places of a waiter in queues share one lease."""
-LEASES, FEW_S = 16, 8.0
+LEASES, MIN_SHARED_TTL_S = 16, 8.0
 """Most leases of one ttl that a connection keeps alive, as each lasts until its end; and the ttl in
 seconds from which leases are shared. For a shorter ttl the whole second that sharing costs would be
 more than a sixteenth."""
-UNSURE_S = 0.6
+ROUNDING_S = 0.6
 """Seconds to add to the time left, which etcd reports in whole seconds. More than half of one, but
 less than one: a key that was just put must not be reported to last longer than its ttl, because a
 beat would take it for a tick that was sent."""
@@ -48,7 +48,7 @@ def shared_for(ttl: float) -> float:
     """Return the seconds during which requests with one ttl share a lease, which lasts longer."""
     if ttl == QUEUE_LIFE_S:
         return SHARED_S
-    return ttl / LEASES if ttl >= FEW_S else 0.0
+    return ttl / LEASES if ttl >= MIN_SHARED_TTL_S else 0.0
 
 
 def granted_for(ttl: float) -> int:
@@ -69,7 +69,7 @@ def seconds_left(said: dict[str, Any]) -> float:
     left, granted = number(said.get("TTL", 0)), number(said.get("grantedTTL", 0))
     asked = (number(said.get("ID", 0)) >> TTL_SHIFT) * UNIT_S
     if left >= 0 and 0 < asked <= granted:
-        return max(0.0, left - (granted - asked) + UNSURE_S)
+        return max(0.0, left - (granted - asked) + ROUNDING_S)
     return min(left, MAX_TTL_S)
 
 

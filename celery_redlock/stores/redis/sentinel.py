@@ -18,7 +18,7 @@ __all__ = ["pool_of"]
 
 PORT = 26379
 """Port of a Sentinel, unless the URL has another."""
-OF_SENTINELS = "sentinel_"
+SENTINEL_PREFIX = "sentinel_"
 """Prefix of a URL's arguments for the connections to the Sentinels."""
 
 
@@ -62,9 +62,9 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     masters = given.pop("masters").lower().split(",") if "masters" in given else []
     is_among("", masters)  # raises ValueError if they are invalid
-    asking = {k: v for k, v in given.items() if k.startswith(OF_SENTINELS)}
+    asking = {k: v for k, v in given.items() if k.startswith(SENTINEL_PREFIX)}
     master = _arguments(credentials, {k: v for k, v in given.items() if k not in asking})
-    asking = _arguments("", {k.removeprefix(OF_SENTINELS): v for k, v in asking.items()})
+    asking = _arguments("", {k.removeprefix(SENTINEL_PREFIX): v for k, v in asking.items()})
     manager = Watching(  # type: ignore[no-untyped-call]
         sentinels,
         sentinel_kwargs={

@@ -36,7 +36,7 @@ process has died or its lease is over, and the pool has not reported that yet.""
 PARTS = 4
 """Parts in which the worker checks its parked deliveries, one part a sweep: 20 000 at once would
 take longer than the event loop may be blocked."""
-LEAST_PART = 1000
+MIN_PART = 1000
 """Minimum deliveries in such a part."""
 
 _rank = attrgetter("rank")
@@ -261,7 +261,7 @@ class AdmissionQueue:
     def part(self) -> list[Parked]:
         """Return some of the parked: all new ones, and any other in about 1 of `PARTS` calls."""
         with self._lock:
-            count = max(LEAST_PART, math.ceil(len(self._parked) / PARTS))
+            count = max(MIN_PART, math.ceil(len(self._parked) / PARTS))
             part = list(itertools.islice(self._parked, count))
             for parked in part:
                 self._parked.move_to_end(parked)

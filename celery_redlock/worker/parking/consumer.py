@@ -61,7 +61,7 @@ MIN_PARKED_S = 0.1
 """Minimum seconds for which a delivery is parked before it goes to be refused."""
 FULL_S = 0.5
 """Seconds without a free slot after which other workers get the parked deliveries."""
-OVERDUE_A_SLOT = 4
+OVERDUE_PER_SLOT = 4
 """Overdue deliveries that go in a sweep for each free slot: each is refused in a few milliseconds,
 and keeps other tasks waiting for that long."""
 JITTER = random.SystemRandom()
@@ -376,7 +376,7 @@ class Parking(bootsteps.StartStopStep):
         discard_revoked(self.admission, part)
         watched = self.dispatcher.watched
         overdue = (one for one in part if goes_now(one, watched.get(one.resources), now))
-        for parked in islice(overdue, OVERDUE_A_SLOT * max(0, slots)):
+        for parked in islice(overdue, OVERDUE_PER_SLOT * max(0, slots)):
             if self.admission.go(parked, now):
                 self._unpark(parked)
         for request, resources in self.admission.running():

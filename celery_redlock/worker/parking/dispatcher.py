@@ -57,11 +57,11 @@ SLOT_S = 0.05
 QUEUE_UP_S = 1.0
 """Seconds for which a resource is free without a free pool slot, until a delivery goes to the pool
 all the same. It takes its turn there among the other tasks; otherwise it might never get one."""
-CALLED_S = 0.1
+KEEP_NOTIFICATION_S = 0.1
 """Seconds for which we keep a notification because a body of ours is about to free its slot."""
 RENEW_S = 20.0
 """Seconds between two requests that keep our place; the nodes drop it after 60."""
-TOGETHER_S = 0.1
+SPREAD_S = 0.1
 """Seconds over which workers that wait for the same start spread: only one of them gets it."""
 SWEEP_S = 0.25
 """Seconds between two sweeps through the parked deliveries."""
@@ -324,7 +324,7 @@ class ParkingDispatcher:
         watched.queued = None  # a node removes a notified waiter from the queue
         watched.notified = True
         goes = watched.is_one and (is_running or self._slots() > 0)
-        watched.due = now + CALLED_S if goes else now
+        watched.due = now + KEEP_NOTIFICATION_S if goes else now
         if goes:
             self._admission.notified(watched.resources)
             self._proceed(watched.resources, False, False)
@@ -358,7 +358,7 @@ class ParkingDispatcher:
                 watched.next_at = now + min(left)
                 if outcome.settled(ballot, range(at, at + count)):
                     # A start is never released, so nothing changes until then.
-                    soon = watched.next_at + JITTER.uniform(0.002, TOGETHER_S)
+                    soon = watched.next_at + JITTER.uniform(0.002, SPREAD_S)
                     watched.due = min(soon, now + RENEW_S)
             watched.note_holders(ballot, range(at, at + count), now)
             at += count
