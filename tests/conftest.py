@@ -39,7 +39,7 @@ PATIENT = 1.0
 """Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
 
 WORKER_LINES = 60
-"""How many lines of each worker a failure shows."""
+"""Lines of each worker that a failed test shows."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -168,7 +168,7 @@ def _servers_just_started_may_vote_and_take_their_time(
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left_to_the_next() -> Iterator[None]:
-    """What tests change for the whole process.
+    """Undo what tests change for the whole process.
 
     An app's tasks go to every app to come, and a worker in this process sets the level of the log.
     A lease that a test does not give back is the current one of those that follow.
@@ -205,7 +205,7 @@ def admins(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LocalServer]:
-    """One more server, a sixth where a test uses `servers` as well: a broker, a single node."""
+    """Start one more server, a sixth beside `servers`: a broker, or a single node."""
     with LocalServer() as one:
         yield one
 

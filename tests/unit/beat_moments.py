@@ -49,12 +49,12 @@ def cron(spec: str) -> crontab:
 
 
 def entry(name: str, when: Any, **fields: Any) -> dict[str, Any]:
-    """A schedule of one entry, whose message tells its name."""
+    """Return a schedule of one entry, whose message carries its name."""
     return {name: {"task": "job", "schedule": when, "args": (name,), **fields}}
 
 
 def minutely() -> Mapping[str, Any]:
-    """One that is due at each full minute."""
+    """Return a schedule of one entry that is due at each full minute."""
     return entry("cron", crontab())
 
 

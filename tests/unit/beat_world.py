@@ -94,7 +94,7 @@ class Older(Plain):
 
 
 class Shared(Plain):
-    """The flow of celery-redbeat: what was sent when is kept in one place, for all beats."""
+    """The flow of celery-redbeat: all beats keep in one place when each entry was sent."""
 
     store: dict[str, tuple[datetime, int]]
 
@@ -131,13 +131,13 @@ class Shared(Plain):
 
 
 FLOWS = [Plain, Older]
-"""What `tick` does, in Celery's words and in those of schedulers written after an older one."""
+"""Schedulers with Celery's `tick`, and with that of schedulers written after an older Celery."""
 KINDS = [Plain, pytest.param(Older, marks=pytest.mark.slow), Shared]
 """Where the flow is not what matters: `make test` takes Celery's."""
 
 
 class Message(NamedTuple):
-    """One that was sent.
+    """A message that was sent.
 
     Attributes:
         at: Seconds since the world's begin.
@@ -183,7 +183,7 @@ class BeatDriver(FakeDriver):
 
 
 class BeatWatchdog(FakeWatchdog):
-    """Knows when a lease is to be extended, and until when; `tend()` is its thread's next turn."""
+    """A watchdog with its own times of extensions; `tend()` is the next turn of its thread."""
 
     def __init__(self, redlock: FakeRedlock, clock: FakeClock) -> None:
         super().__init__(redlock, clock)
@@ -206,7 +206,7 @@ class BeatWatchdog(FakeWatchdog):
 
 
 class Beat:
-    """One beat.
+    """A beat.
 
     Attributes:
         skew: Seconds by which its host's time of day is ahead.
@@ -325,7 +325,7 @@ class World:
     def start(
         self, schedule: Schedule | None = None, *, skew: float = 0.0, main: str = "shop"
     ) -> Beat:
-        """One more beat, with a schedule of its own, or a time of day, or another app's."""
+        """Start another beat, with its own schedule, time of day or app if given."""
         beat = Beat(self, self.kind, schedule or self._schedule, skew, main)
         self.beats.append(beat)
         return beat
@@ -356,7 +356,7 @@ class World:
             self.run(0.1)
 
     def publish(self, beat: Beat, entry: str, options: dict[str, Any]) -> None:
-        """What a beat's app has for a broker."""
+        """Publish a message, as the broker of a beat's app."""
         if self.before_sending is not None:
             self.before_sending(beat, entry)
         self.sent.append(Message(self.time, entry, beat.number, options))
@@ -394,7 +394,7 @@ class World:
 
 
 Worlds = Callable[..., World]
-"""As `World`, but for its first argument and for the kind of scheduler."""
+"""Makes a `World`; its first argument and the kind of scheduler are given."""
 
 
 @pytest.fixture(params=KINDS)

@@ -1,4 +1,7 @@
-"""Who may import whom: a row a room. docs/make_pictures.py draws it."""
+"""Imports that rooms may make of each other: one row a room.
+
+docs/make_pictures.py draws the table.
+"""
 
 from __future__ import annotations
 

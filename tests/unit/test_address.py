@@ -1,4 +1,4 @@
-"""What a user may call a node, and what is made of it."""
+"""Addresses of nodes, as users write them, and what is made of them."""
 
 from __future__ import annotations
 

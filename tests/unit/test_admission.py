@@ -1,4 +1,4 @@
-"""Who goes to the pool, and who is parked: the state of a worker's main process."""
+"""The state of a worker's main process: which deliveries go to the pool, and which are parked."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def some() -> Deliveries:
 
 @pytest.fixture
 def row() -> Deliveries:
-    """One with the pool, three parked."""
+    """Return the state with one delivery in the pool and three parked."""
     some = Deliveries()
     assert some.arrive("first")
     for name in ("a", "b", "c"):
@@ -81,7 +81,7 @@ def test_each_notification_admits_one_parked_delivery(row: Deliveries) -> None:
 
 
 def test_notification_is_kept_until_the_running_body_has_ended(row: Deliveries) -> None:
-    """Its release has called us, and its result is yet to be read."""
+    """The release of the body has notified the worker; the result of the body is not yet read."""
     assert row.call() == ""
     assert row.ended("first")
     assert row.take() == "a"
@@ -297,7 +297,7 @@ def test_new_delivery_does_not_overtake_those_waiting_for_a_place(places: Delive
 def test_long_running_body_takes_no_place_that_the_nodes_report_free(
     places: Deliveries,
 ) -> None:
-    """It holds another one."""
+    """Each of the long-running bodies holds another key."""
     for name in ("first", "second", "third"):
         places[name].time_start = 0.1
     assert places.take(PRESUMED_DEAD_S, free=True) == "a"

@@ -110,7 +110,7 @@ def test_shared_task_called_in_a_thread_reads_the_settings_of_the_only_app_that_
 def test_shared_task_named_differently_in_a_thread_reports_no_current_app(
     app: Any, asked: list[Any], in_thread: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a script, `__main__`: Celery names its tasks by the app. Its key would be another one."""
+    """Celery names the tasks of a script (`__main__`) by the app, so the key would differ."""
     monkeypatch.setattr(body, "__module__", "__main__")
     task = shared_task(base=SingletonTask)(body)
     app.finalize()

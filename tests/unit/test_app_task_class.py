@@ -21,7 +21,7 @@ entered: list[str] = []
 
 
 class FlaskTask(Task):  # type: ignore[type-arg]
-    """As Flask's documentation makes one."""
+    """A task class as in Flask's documentation."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         entered.append("context")

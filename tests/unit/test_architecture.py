@@ -21,7 +21,7 @@ ROOT = "celery_redlock"
 
 STDLIB = set(sys.stdlib_module_names)
 IMPURE = {"time", "random", "threading", "socket", "select", "asyncio", "secrets", "ssl", "signal"}
-"""What brings a clock, chance, a thread or a wire."""
+"""Modules that bring a clock, chance, a thread or a socket."""
 PURE = ("protocol", "keys", "config", "events")
 CELERYS = {"_pending", "_request"}
 """Private names of Celery's that are reached for, and that one of ours happens to have as well."""
@@ -31,7 +31,7 @@ HANDS_ON = {"survey", "doctor", "web", "cli", "testing", "compat"}
 
 @dataclass(frozen=True)
 class Import:
-    """One import of a file.
+    """An import statement of a file.
 
     Attributes:
         of: The module, with dots; of this package from its root on.
@@ -57,7 +57,7 @@ MODULES = modules()
 
 
 def imports(path: Path, name: str) -> list[Import]:
-    """What a file imports when it runs: not what is for type checkers.
+    """Return what a file imports when it runs, without the imports for type checkers.
 
     Args:
         path: The file.
@@ -85,7 +85,7 @@ def imports(path: Path, name: str) -> list[Import]:
 
 @functools.cache
 def imports_of(name: str) -> list[Import]:
-    """What a module imports."""
+    """Return the imports of a module of the package."""
     return imports(MODULES[name], name)
 
 
@@ -279,7 +279,7 @@ def test_files_have_at_most_400_lines_and_functions_few_positional_parameters() 
 
 
 def test_no_test_module_imports_from_another() -> None:
-    """What several of them use is in tests/support, or a fixture of a conftest.py."""
+    """Code that several test modules use is in tests/support, or is a fixture of a conftest.py."""
     from_another = re.compile(
         r"^\s*from (tests\.)?\S*\btest_\w+ import|^\s*import \S*\.test_", re.M
     )

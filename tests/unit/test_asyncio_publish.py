@@ -16,7 +16,7 @@ from tests.support.names import Log, Patch
 
 
 class Broker:
-    """It takes a message when it is told to, and fails if it is told so."""
+    """A broker that takes or refuses a message when the test lets it."""
 
     def __init__(self, patch: Patch) -> None:
         self.asked, self.go = threading.Event(), threading.Event()

@@ -154,7 +154,7 @@ def test_exceptions_of_the_body_are_retried_under_a_lock(
 def test_refusal_of_a_lock_taken_in_the_body_is_retried(
     make: Make, redlock: FakeRedlock, sent: list[Any]
 ) -> None:
-    """Its refusal is an exception of the body."""
+    """The refusal is an exception of the body."""
     redlock.acquire("another")
 
     def body() -> None:

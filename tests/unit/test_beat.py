@@ -1,4 +1,4 @@
-"""Beats that live: each tick of each entry is sent once, at its time, by whichever of them.
+"""Beats without faults: each tick of each entry is sent once, at its time, by any of them.
 
 What happens to beats, brokers and nodes is in `test_beat_faults.py`.
 """
@@ -20,7 +20,7 @@ from tests.unit.beat_world import Beat, Shared, World, Worlds
 
 
 def suppressed(log: Log, *, level: int = logging.INFO) -> list[str]:
-    """What beats said of ticks that others sent."""
+    """Return the log lines of beats about ticks that others sent."""
     return [
         record.getMessage()
         for record in log.records
@@ -70,7 +70,7 @@ def test_beats_on_hosts_with_different_clocks_send_each_tick_once(monkeypatch: P
 
 
 class EverySecond(BaseSchedule):
-    """Of a user's own: due at each whole second."""
+    """A user's own schedule that is due at each whole second."""
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
         last = self.maybe_make_aware(last_run_at).replace(microsecond=0)
@@ -257,7 +257,7 @@ def test_suppressed_tick_is_logged_once_with_its_sender(monkeypatch: Patch, capl
 def test_tick_sent_by_the_beat_itself_is_not_logged_as_suppressed(
     monkeypatch: Patch, caplog: Log
 ) -> None:
-    """Its schedule has been set back meanwhile."""
+    """The schedule of the beat was set back meanwhile."""
     world = World(monkeypatch, minutely, beats=[0.0])
     world.run(61.0)
     (beat,) = world.beats
@@ -338,7 +338,10 @@ def test_schedule_that_raises_stops_no_other_entry(any_kind: Worlds, caplog: Log
 
 
 def test_entry_that_is_put_off_delays_no_other_entry(any_flow: Worlds) -> None:
-    """One sends "slow" for twelve seconds; the other asks for it each second, and does the rest."""
+    """One beat sends "slow" for twelve seconds.
+
+    The other asks for it each second and sends the rest.
+    """
     world = any_flow(
         lambda: {**entry("slow", crontab()), **entry("every", 2.0)}, beats=[0.0, 0.7], ttl=15.0
     )

@@ -1,4 +1,4 @@
-"""Whose turn it is: what a refused beat concludes from a claim, when, and what it asks for that."""
+"""Claims of ticks: what a refused beat concludes from a claim, when, and by which requests."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def claims_of(fake: FakeRedlock, main: str | None = "proj", **conf: Any) -> Tick
 def sends(
     claims: TickClaims, task: str = "proj.clean", name: str = "clean up", **given: Any
 ) -> bool:
-    """Whether a beat sends an entry that is due each full hour, and was due just now."""
+    """Return True if a beat sends an entry that is due each full hour and was due just now."""
     app = claims._app
     entry = ScheduleEntry(name, task, schedule=crontab(minute=0, app=app), app=app, **given)
     entry.last_run_at = LONG_AGO
@@ -112,7 +112,7 @@ def test_entries_that_send_the_same_message_share_their_ticks(
 def test_beat_claim_under_extension_is_not_taken_for_a_sent_tick(
     monkeypatch: Patch, when: Any
 ) -> None:
-    """One that is still extended, for its message has not left, is not taken for a kept one."""
+    """A claim is extended as long as its message has not left; a claim of a sent tick is kept."""
     world = World(monkeypatch, lambda: entries(when), beats=[0.0, 0.1], ttl=120.0)
     one, other = world.beats
     turn = one.guard._claims.decide(due(one), TIMEOUT)
@@ -139,7 +139,10 @@ def test_beat_claim_lasts_at_least_until_the_next_full_minute(monkeypatch: Patch
 def test_refused_beat_learns_in_time_that_the_tick_was_sent(
     monkeypatch: Patch, period: float
 ) -> None:
-    """It was refused while the other was sending. What is sent only once nobody claims again."""
+    """The beat was refused while the other was sending.
+
+    A tick counts as sent once it is no longer claimed.
+    """
     world = World(monkeypatch, lambda: entries(period), beats=[])
     one, other = world.start(), world.start()
     turn = one.guard._claims.decide(due(one), TIMEOUT)
@@ -225,7 +228,7 @@ def test_invalid_options_of_an_entry_do_not_end_a_beat(any_flow: Worlds) -> None
 def test_both_requests_of_a_beat_claim_take_no_longer_than_the_node_timeout(
     monkeypatch: Patch, slow: float
 ) -> None:
-    """And the first may take all of it: a node is slow by the node timeout, not by half of it."""
+    """The first request may take all of the node timeout, not only half of it."""
     monkeypatch.setattr(beat_world, "ROUND", slow)
     world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0, 0.1])
     asked: list[tuple[str, float]] = []
@@ -247,7 +250,7 @@ def test_both_requests_of_a_beat_claim_take_no_longer_than_the_node_timeout(
 
 
 def test_frequent_entry_without_answers_holds_back_no_other_entry(monkeypatch: Patch) -> None:
-    """It waits for the nodes for less than their timeout: they may just be slow."""
+    """The beat waits for the nodes for less than their timeout, because they may just be slow."""
     world = World(monkeypatch, lambda: entries(0.4), beats=[0.0])
     (beat,) = world.beats
     beat.driver.dead = {0, 1, 2}
@@ -298,7 +301,7 @@ def test_unsent_tick_logs_that_its_claim_is_freed(monkeypatch: Patch, caplog: Lo
 def test_hanging_sender_of_a_tick_is_logged_when_its_claim_ends(
     monkeypatch: Patch, caplog: Log, sent: bool
 ) -> None:
-    """It says so while it hangs; afterwards it does not accuse the nodes."""
+    """The beat logs it while the sender hangs, and does not blame the nodes afterwards."""
     world = World(monkeypatch, lambda: entries(10.0), beats=[0.0], ttl=2.0)
     (beat,) = world.beats
     turn = beat.guard._claims.decide(due(beat), TIMEOUT)
@@ -349,7 +352,7 @@ def test_outage_log_names_the_waiting_entries(monkeypatch: Patch, caplog: Log) -
 
 
 def test_invalid_redlock_header_of_an_entry_is_logged_once(monkeypatch: Patch, caplog: Log) -> None:
-    """As from a form of Django's, where nobody checks it."""
+    """Such a header may come from a form of Django, where nobody checks it."""
     odd = {"options": {"headers": {"redlock": "false"}}}
     world = World(monkeypatch, lambda: entries(crontab(), **odd), beats=[0.0, 0.0])
     world.run(181.0)

@@ -1,4 +1,4 @@
-"""Beats that die, stop, or cannot send; nodes that do not answer: what is sent, when, and by whom.
+"""Beats that die, stop or cannot send, and nodes that do not answer: what is sent, when, by which.
 
 The others of a beat that dies go on as if nothing had been. What is claimed and not sent is sent by
 another a little later. Without a quorum nothing is sent, and nothing is forgotten.
@@ -20,7 +20,7 @@ from tests.unit.beat_world import Beat, Killed, Shared, World, Worlds
 
 TTL = 5.0
 MANY = 3
-"""How many entries are due together, of each kind."""
+"""Entries of each kind that are due together."""
 
 
 def every_10_s() -> Mapping[str, Any]:
@@ -46,7 +46,7 @@ def kill_the_first(beat: Beat, _entry: str) -> None:
 
 @pytest.mark.parametrize("period", [2.0, 10.0])
 def test_ticks_go_on_in_time_when_beats_die(any_kind: Worlds, period: float) -> None:
-    """It dies right after it has sent, and another begins: four times."""
+    """The sender dies right after it has sent, and another beat starts: four times."""
     world = any_kind(lambda: {**entry("every", period), **minutely()}, ttl=TTL)
     for _ in range(4):
         world.run(5 * period)
@@ -115,7 +115,7 @@ def test_tick_refused_by_the_broker_is_sent_by_another_beat(any_kind: Worlds, ca
 def test_beats_go_on_in_time_if_the_broker_refuses_all_of_them(
     any_kind: Worlds, caplog: Log
 ) -> None:
-    """Celery's own moves on after an error, so does a shared schedule, and nobody spins."""
+    """Celery's own schedule moves on after an error, and so does a shared one; no beat spins."""
     world = any_kind(minutely)
     tried: list[float] = []
 
@@ -155,7 +155,10 @@ def test_beat_ended_while_it_sends_frees_the_tick(any_kind: Worlds, caplog: Log)
 
 
 def test_slow_sender_of_a_tick_is_waited_for(any_kind: Worlds, caplog: Log) -> None:
-    """Its claim is extended while it sends; the others see that it is not yet sent."""
+    """The claim of the sender is extended while it sends.
+
+    The others see that the tick is not yet sent.
+    """
     world = any_kind(
         lambda: {**minutely(), **entry("fast", 0.25)}, ttl=TTL, begin="2026-11-21 10:00:50"
     )

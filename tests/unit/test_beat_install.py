@@ -1,4 +1,4 @@
-"""How a beat comes to its guard: `beat_init`, and what the settings have to say to it."""
+"""Installation of the guard in a beat: `beat_init`, and settings that prevent or change it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def redlock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
 
 
 class Service:
-    """What `beat_init` is sent by, as far as a handler looks."""
+    """A sender of `beat_init`, with the one attribute that a handler reads."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler

@@ -93,14 +93,14 @@ class Sending(Plain):
 
 
 class Advancing(Plain):
-    """Has `apply_async` advance the schedule, as it does unless it is told not to."""
+    """A scheduler that lets `apply_async` advance the schedule, which is its default."""
 
     def apply_entry(self, entry: Any, producer: Any = None) -> None:
         self.apply_async(entry, producer=producer)
 
 
 class Queued(Plain):
-    """Its task is queued already, and says so by an error (`on_duplicate="raise"`)."""
+    """A scheduler whose task is queued already and raises an error (`on_duplicate="raise"`)."""
 
     tried: list[float] = []  # noqa: RUF012  # of all beats
 
@@ -116,7 +116,7 @@ class Queued(Plain):
 
 
 def test_tick_refused_as_a_duplicate_is_no_failure_to_send(monkeypatch: Patch, caplog: Log) -> None:
-    """Or each beat would try, and the log would call for help."""
+    """If it were, each beat would try, and the log would ask for help."""
     Queued.tried.clear()
     World(monkeypatch, minutely, kind=Queued).run(301.0)
     assert len(Queued.tried) == 5
@@ -187,7 +187,7 @@ def test_schedule_that_implements_only_is_due_keeps_its_pace(monkeypatch: Patch)
 
 
 class Writing(Plain):
-    """Writes its schedule down somewhere, as it is told to after each message."""
+    """A scheduler that writes its schedule down when asked to, after each message."""
 
     broken = False
 
@@ -220,7 +220,7 @@ def test_unwritable_schedule_does_not_undo_a_sent_tick(monkeypatch: Patch, caplo
 
 
 class RowEntry(ScheduleEntry):
-    """Of django-celery-beat: what it remembers is in a row of a database."""
+    """An entry of django-celery-beat, which keeps its last run in a row of a database."""
 
     def __init__(self, model: Any = None, **fields: Any) -> None:
         super().__init__(**fields)

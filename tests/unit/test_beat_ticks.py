@@ -1,4 +1,4 @@
-"""Which tick it is: a function of the schedule and the moment, not of the beat that asks.
+"""Names of ticks: they depend on the schedule and the moment, not on the beat that asks.
 
 Each schedule here has a clock that stands at one moment. What must be the same in every beat is
 the name; what may differ is what each remembers as the last run.
@@ -133,7 +133,7 @@ def test_a_crontab_is_due_by_the_clocks_of_the_apps_zone() -> None:
 
 
 def test_crontab_with_a_zone_of_its_own_ignores_the_zone_of_the_app() -> None:
-    """Of django-celery-beat: its entry's zone, whatever the app's."""
+    """The zone is that of the entry of django-celery-beat, whatever the zone of the app is."""
     tzcrontab = pytest.importorskip("django_celery_beat.tzcrontab")
     now = utc("2026-11-21 12:00")
     for zone, due in (("Asia/Kolkata", "2026-11-20T22:30:00Z"), ("UTC", "2026-11-21T04:00:00Z")):
@@ -215,7 +215,7 @@ def test_changed_schedule_has_another_tick_name() -> None:
 
 
 class EverySeven(BaseSchedule):
-    """Of a user's own, due when seconds since midnight are divisible by seven."""
+    """A user's own schedule that is due when the seconds since midnight are divisible by seven."""
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
         last = self.maybe_make_aware(last_run_at)
@@ -232,7 +232,7 @@ class EverySeven(BaseSchedule):
 
 
 class SinceLast(EverySeven):
-    """Of a user's own, and counts from the last run: an interval by another name."""
+    """A user's own schedule that counts from the last run: an interval by another name."""
 
     def remaining_estimate(self, last_run_at: datetime) -> timedelta:
         return self.maybe_make_aware(last_run_at) + timedelta(seconds=7) - self.now()
@@ -372,7 +372,7 @@ def latest_due(made: crontab, now: datetime, zone: ZoneInfo, days: int = 800) ->
 
 
 def is_near_a_change(moment: datetime, zone: ZoneInfo) -> bool:
-    """Whether the zone's clocks change within a day: what is due then, other tests say."""
+    """Return True if the zone's clocks change within a day; other tests cover such days."""
     around = (moment + timedelta(hours=hours) for hours in (-25, 0, 25))
     return len({when.astimezone(zone).utcoffset() for when in around}) > 1
 

@@ -1,4 +1,4 @@
-"""Clocks that change, twice a year: what beats send together is what a lone one would send."""
+"""Clocks that change, twice a year: beats send together exactly what a lone beat sends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUICK = {
     "Australia/Lord_Howe": ["*/30 * * * *", "*/7 * * * *"],
     "America/New_York": [],
 }
-"""What `make test` takes: of the zone that changes by half an hour, where that matters."""
+"""Entries that `make test` tries; the zone that changes by half an hour only where that matters."""
 Pause = tuple[timedelta, timedelta]
 
 
@@ -43,11 +43,14 @@ class DaysOfChange:
         self._schedule.nowfun = lambda: self._now.astimezone(self._zone)
 
     def lone(self) -> list[Tick]:
-        """What a lone beat sends."""
+        """Return the ticks that a lone beat sends."""
         return self._run([(0.01, None)], claims=None)
 
     def guarded(self, *beats: tuple[float, Pause | None]) -> list[Tick]:
-        """What beats send together; each one's phase in seconds, and its pause."""
+        """Return the ticks that several beats send together.
+
+        Each is given by its phase in seconds and its pause.
+        """
         return self._run(beats, claims={})
 
     def _run(self, beats: Any, claims: dict[str, datetime] | None) -> list[Tick]:
@@ -87,7 +90,7 @@ def names_of(ticks: Sequence[Tick]) -> list[str]:
 
 
 def quick(specs: Sequence[str], changes: Sequence[tuple[str, str]]) -> Any:
-    """Each of them on each day; what is not quick is slow."""
+    """Parametrize with each entry on each day; entries outside `QUICK` are marked slow."""
     return pytest.mark.parametrize(
         ("zone", "change", "spec"),
         [

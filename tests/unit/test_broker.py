@@ -1,4 +1,4 @@
-"""What a message that waits is told of its broker: how it is delayed, how long it may be kept."""
+"""Facts of the broker for a waiting message: how it is delayed, and how long it may be kept."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.names import Log, Patch
 pytest.importorskip("celery.utils.quorum_queues", reason="Celery 5.4 has no quorum queues")
 ZEROS = "0." * 26
 DELAYED = {"exchange": "celery_delayed_delivery", "routing_key": f"{ZEROS}1.1.feed.eu"}
-"""Of a message that was delayed for three seconds."""
+"""Delivery info of a message that was delayed for three seconds."""
 
 
 def queue(name: str, kind: str, key: str = "", **arguments: Any) -> Queue:
@@ -149,7 +149,7 @@ def test_queues_of_an_app_are_walked_once(rabbit: Celery, monkeypatch: Patch, as
 
 
 def test_queue_added_by_a_worker_is_seen(rabbit: Celery) -> None:
-    """As `app.control.add_consumer` has it done: `select_add`."""
+    """`app.control.add_consumer` adds it by `select_add`."""
     rabbit.conf.task_queues = [queue("plain", "direct")]
     assert not has_quorum_queues(rabbit)
     arguments = {"x-queue-type": "quorum", "x-consumer-timeout": 90_000}
@@ -185,13 +185,13 @@ BREAKS = [
 
 @pytest.fixture
 def error() -> Exception:
-    """What sending raises, unless a test says otherwise."""
+    """Return the exception that sending raises, unless a test overrides this."""
     return BREAKS[0]
 
 
 @pytest.fixture
 def failing(monkeypatch: Patch, app: Any, error: Exception) -> list[int]:
-    """How often it fails yet to send; and no time is spent on trying."""
+    """Make sending fail as often as the returned list says, without time spent on attempts."""
     left = [10**6]
 
     def send(*_args: Any, **_options: Any) -> None:

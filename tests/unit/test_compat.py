@@ -1,4 +1,4 @@
-"""What other libraries' options become, and which are refused. No server."""
+"""Options of other libraries: their translation, and which are refused. No server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def job() -> None: ...
 
 
 def options(base: Any, conf: Any = {}, **given: Any) -> Any:  # noqa: B006
-    """Those of a task that is made so."""
+    """Return the lock options of a task that is declared with these."""
     app = make(**conf)
 
     @app.task(base=base, shared=False, name="moved.task<1>", **given)

@@ -1,4 +1,4 @@
-"""What the log says of a node: once, that it works again, and no flood."""
+"""Log lines about nodes: one for each failure, one for the recovery, and no flood."""
 
 from __future__ import annotations
 

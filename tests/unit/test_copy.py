@@ -54,7 +54,7 @@ def declare(app: Any) -> Callable[..., Any]:
 def test_copy_of_a_running_delivery_is_kept_out_by_every_policy(
     first: Lease, declare: Any, sent: list[Any], policy: str
 ) -> None:
-    """And for as long as it takes: its first delivery may still die."""
+    """The copy waits as long as necessary, because its first delivery may still die."""
     options = {"acks_late": True, "lock_on_deadline": "skip", "lock_wait": 0}
     task = declare(lock_on_conflict=policy, lock_retry_deadline=10.0, **options)
     task.backend.store_result("the-id", None, states.STARTED)
@@ -139,7 +139,7 @@ def test_copy_runs_when_the_first_delivery_has_not_succeeded(
 
 
 def test_redelivered_message_that_met_no_holder_runs_whatever_its_state(declare: Any) -> None:
-    """Its id may have been used before; a worker that stops gives back what it has not begun."""
+    """The id may have been used before; a worker that stops returns messages it has not begun."""
     task = declare()
     task.backend.store_result("the-id", "yesterday's", states.SUCCESS)
     assert deliver(task, **AGAIN)[0] == "ran"
@@ -168,7 +168,7 @@ def test_copy_runs_where_the_result_backend_cannot_answer(
 def test_copy_ends_quietly_if_the_first_delivery_ends_while_it_waits(
     first: Lease, redlock: FakeRedlock, declare: Any, sent: list[Any], waits: Waits
 ) -> None:
-    """It has seen who holds the lock before it waits in its process."""
+    """The copy has seen the holder of the lock before it waits in its process."""
     task = declare(lock_wait=0.3)
 
     def then(wait: float | None) -> None:
@@ -182,7 +182,7 @@ def test_copy_ends_quietly_if_the_first_delivery_ends_while_it_waits(
 
 
 class Received:
-    """What a main process knows of a message."""
+    """A message as a worker's main process has it."""
 
     def __init__(
         self, task: Any, id: str = "the-id", redelivered: bool = True, body: bytes = b"[[], {}]"

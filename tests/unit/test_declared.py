@@ -79,7 +79,7 @@ def warned(app: Any, caplog: Log, *words: str) -> None:
 
 
 def found(app: Any) -> list[str]:
-    """What the doctor says of an app, with which no worker starts."""
+    """Return the findings of the doctor for an app with which no worker starts."""
     with pytest.raises(SystemExit):
         check(SimpleNamespace(app=app, hostname="here"))
     return [finding.what for finding in examine_tasks(app) if finding.check == "configuration"]
@@ -98,7 +98,7 @@ def found(app: Any) -> list[str]:
 def test_option_on_a_task_without_a_lock_is_a_warning(
     app: Any, caplog: Log, options: dict[str, Any], how: str
 ) -> None:
-    """It may be that of another lock: one import of ours must not keep its worker from starting."""
+    """The option may belong to another lock: importing ours must not stop that worker."""
     if how == "finalized before":
         app.finalize()
     if how == "shared":

@@ -62,7 +62,7 @@ def test_spellings_of_broker_use_ssl_are_read_as_redis_py_reads_them(given: Any,
 
 
 def test_tls_options_in_the_brokers_url_replace_broker_use_ssl() -> None:
-    """As in kombu, where they also make TLS of redis://."""
+    """kombu does the same, and there these options turn TLS on for redis:// as well."""
     for broker in ("redis://h:1/0", "rediss://h:1/0"):
         address = node(f"{broker}?ssl_cert_reqs=CERT_NONE", broker_use_ssl=OURS)
         assert tls_of(address) == {"ssl_cert_reqs": "none"}

@@ -1,4 +1,4 @@
-"""When a worker asks for what is waited for in it, and how much that asks of the nodes."""
+"""Times at which a worker requests keys for its parked deliveries, and the load on the nodes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from celery_redlock.worker.parking.dispatcher import (
 from tests.support.fake_lock import FakeRedlock
 
 Went = tuple[str, bool, bool]
-"""What may be asked for, whether it was seen free, and whether it queues in the pool."""
+"""A delivery that went: its key, whether the key was seen free, whether it queues in the pool."""
 
 
 class Watch:
@@ -191,7 +191,7 @@ def test_worker_without_a_slot_hands_its_notification_on(watch: Watch) -> None:
 
 
 def test_notification_that_no_delivery_used_is_handed_on(watch: Watch) -> None:
-    """Its release has called us, and its slot does not become free."""
+    """The release of the running body has notified the worker; its slot does not become free."""
     running = watch.park()
     watch.queue.take(("r",), watch.clock(), free=True)
     watch.park(held=False)

@@ -1,4 +1,4 @@
-"""What the pages say exists: names, options, links, log lines, constants."""
+"""Names, options, links, log lines and constants on the pages of docs: each exists."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def prose(page: str) -> str:
 
 
 def spans(page: str) -> list[str]:
-    """What stands between single backticks."""
+    """Return all texts between single backticks."""
     return re.findall(r"`([^`\n]+)`", prose(page))
 
 
@@ -228,7 +228,7 @@ for path in PACKAGE.rglob("*.py"):
 
 
 def named(module: Any, dotted: str) -> bool:
-    """Whether a module has a name, and that one the next."""
+    """Return True if a module has the dotted name, attribute by attribute."""
     thing = module
     for name in dotted.split("."):
         if not hasattr(thing, name):
@@ -306,7 +306,7 @@ def test_landing_page_begins_as_the_readme_does() -> None:
 TERMS = """lease quorum round vote token fencing drift deadline watchdog driver handshake node
 reservation park parked tick policy delivery holder owner survey doctor outage ttl body beat claim
 conflict extension guard key resource scope sidecar supervisor"""
-"""Of which the code, its log lines and all pages are made."""
+"""Terms that the code, its log lines and all pages consist of."""
 
 
 def test_glossary_has_each_term_in_alphabetical_order() -> None:
@@ -347,13 +347,13 @@ def test_methods_of_redlock_and_leases_are_all_documented(
 
 @functools.cache
 def nodes() -> list[ast.AST]:
-    """Of the syntax trees of the package."""
+    """Return the nodes of the package's syntax trees."""
     trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
     return [node for tree in trees for node in ast.walk(tree)]
 
 
 def given_to(method: str) -> set[Any]:
-    """What methods of this name are given first, where that is a constant."""
+    """Return the constants that are given as first argument to methods of this name."""
     calls = [node for node in nodes() if isinstance(node, ast.Call)]
     first = [one.args[0] for one in calls if getattr(one.func, "attr", "") == method and one.args]
     return {node.value for node in first if isinstance(node, ast.Constant)}

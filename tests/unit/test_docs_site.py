@@ -1,4 +1,7 @@
-"""The site: its pictures are those of the script; what looks at its links finds the broken ones."""
+"""The site of the docs: its pictures are those of the script.
+
+The check of links finds broken ones.
+"""
 
 from __future__ import annotations
 

@@ -55,12 +55,12 @@ def declare(app: Any) -> Callable[..., Any]:
 
 
 def marks(redlock: FakeRedlock, name: str = MARK) -> int:
-    """How many nodes know it."""
+    """Return the number of nodes that have the mark."""
     return [node.token(name, redlock.clock()) for node in redlock.fakes].count(DONE)
 
 
 def ran(found: tuple[Any, Any]) -> bool:
-    """Whether the body has run; else it ended quietly."""
+    """Return True if the body has run, and check that it ended quietly if not."""
     result, info = found
     if result == "ran":
         return True
@@ -213,7 +213,10 @@ def test_done_mark_of_several_resources_needs_all_of_them(declare: Any) -> None:
 def test_early_acknowledged_delivery_is_marked_done_only_if_redelivered(
     redlock: FakeRedlock, declare: Any
 ) -> None:
-    """It comes again only if nobody had begun with it: then either is late."""
+    """A message is delivered again only if its task had not begun.
+
+    Then it counts as late-acknowledged.
+    """
     task = declare(acks_late=False)
     assert ran(deliver(task))
     assert marks(redlock) == 0
@@ -279,7 +282,7 @@ def test_copy_asks_again_later_if_too_few_nodes_answer_about_the_done_mark(
 def test_refused_copy_of_a_done_delivery_ends_quietly_under_every_policy(
     redlock: FakeRedlock, declare: Any, sent: list[Any], policy: str
 ) -> None:
-    """Another task has the lock by now; a skip would be told of the first delivery."""
+    """Another task has the lock by now; a skip would be reported for the first delivery."""
     task = declare(lock_on_conflict=policy, lock_wait=0)
     assert ran(deliver(task))
     redlock.acquire("k", owner=Owner("there", 1, task_id="other"))
@@ -317,7 +320,7 @@ def test_message_sent_again_and_delivered_again_runs_once(
     why: str,
     order: str,
 ) -> None:
-    """Its worker lost the broker before it could acknowledge the old message."""
+    """The worker lost the broker before it could acknowledge the old message."""
     task = declare(acks_late=acks_late)
     with monkeypatch.context() as patch:
         if why == "held":
@@ -407,7 +410,7 @@ def test_done_mark_look_up_sees_a_slot_held_under_a_larger_limit(redlock: FakeRe
 def test_copy_takes_no_other_slot_of_a_key_with_a_limit(
     redlock: FakeRedlock, declare: Any, sent: list[Any], monkeypatch: Patch
 ) -> None:
-    """Its first delivery is at work in one; there are two more."""
+    """The first delivery is at work in one slot; there are two more."""
     seen = Delivery.__init__
 
     def limited(self: Any, message: Any, held: Any) -> None:

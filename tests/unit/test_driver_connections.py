@@ -324,7 +324,7 @@ def test_node_that_ends_every_handshake_is_connected_to_after_growing_pauses(
 def test_a_node_whose_connection_has_ended_is_not_polled(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
-    """Its socket is closed: polled on, it would be ready all the time."""
+    """A closed socket would be ready all the time if it were polled."""
     peers = [world.peer(mute), world.peer(mute), world.peer(Line.request)]
     driver = world.driver()
     acquire(driver, "r", SHORT)

@@ -59,7 +59,7 @@ def test_thread_takes_over_polling_when_the_polling_thread_leaves(
 
 
 class Struck(BaseException):
-    """What a time limit raises, to the code that it interrupts."""
+    """The exception that a time limit raises in the code it interrupts."""
 
 
 @pytest.fixture

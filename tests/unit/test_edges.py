@@ -86,7 +86,7 @@ def test_arrived_answer_is_read_before_a_newer_extension_is_asked(
 def test_old_server_is_not_asked_again_for_an_attempt_that_is_over(
     node: RedisNode, wire: Wire, interrupted: bool
 ) -> None:
-    """Redis 6.2 does not know SET .. NX GET; by the time it says so the attempt may be over.
+    """Redis 6.2 rejects SET .. NX GET; the attempt may be over by the time that answer arrives.
 
     Nobody closes the round of one that was interrupted: it has ended, and no more is to be seen.
     """
@@ -123,7 +123,7 @@ def test_write_proves_a_master_only_at_the_time_of_its_request(wire: Wire) -> No
 
 @pytest.mark.parametrize("uptime", [50.0, 99.0], ids=["restarted", "restarted right after it"])
 def test_unread_answer_does_not_turn_a_later_restart_into_a_swap(uptime: float) -> None:
-    """Nobody waits for the answer to a release: an idle process reads it with its next request."""
+    """An idle process reads the answer to a release only with its next request."""
     trust = idle_node_meets(uptime)
     assert (trust.memory.what, trust.memory.began) == ("started", 101.0 - uptime)
 
@@ -173,7 +173,7 @@ def test_request_interrupted_before_it_is_written_drops_its_connection(
 
 @pytest.mark.parametrize("over", ["ended", "closed", ""])
 def test_etcd_attempt_that_was_given_up_is_not_put_again(over: str) -> None:
-    """It would be put behind its own undoing, and stay until its ttl is over."""
+    """If put again, the key would be set after its own removal, and stay until its ttl is over."""
     mine = Claim(("one", "two"), "mine", 10.0, 1)
     round_ = next(quorum.acquire(mine, 1.0, 0.5))
     steps = conversation(round_, Keys(PREFIX), lambda ttl: "7")
@@ -189,7 +189,7 @@ def test_etcd_attempt_that_was_given_up_is_not_put_again(over: str) -> None:
 
 
 def test_second_of_two_concurrent_connections_to_a_node_is_closed(monkeypatch: Patch) -> None:
-    """What was asked on the first would never be answered on the second."""
+    """Requests sent on the first would never be answered on the second."""
     wires = [Wire(), Wire()]
     made = iter(wires)
     monkeypatch.setattr(RedisNode, "connect", lambda _node: (next(made), NodeInfo()))
@@ -227,7 +227,7 @@ def test_driver_closed_while_connecting_reports_nothing_about_the_node(
 
 
 def test_expiry_learnt_from_the_extender_shortens_none_that_was_confirmed_here() -> None:
-    """A keeper that knows less of a node than we were told ourselves."""
+    """The extender knows less of a node than this process learnt itself."""
     mine = Claim("r", "mine", 10.0, 3)
     for index in range(3):
         mine.acknowledged(index, NOW, NOW)
@@ -316,7 +316,7 @@ def test_quorum_that_names_another_reservation_refuses_ours(redlock: FakeRedlock
 
 
 def test_reservation_that_only_a_quorum_has_is_its_own(redlock: FakeRedlock) -> None:
-    """One that the publisher was not yet connected to may answer before one that has it."""
+    """A node that the publisher had not yet connected to may answer before one that has it."""
     take(redlock, "mine", nodes=3)
     redlock.driver.dead = {0}
     (token,) = redlock.tokens("order:1#reserved") - {None}

@@ -209,7 +209,7 @@ def test_error_callback_sent_as_a_task_ends_as_its_policy_says(
 def test_error_callback_with_a_scope_reserves_its_key_if_it_is_sent(
     books: Books, box: Box, caplog: Log, scope: Any
 ) -> None:
-    """And where another has reserved it, it is sent all the same, and skipped with a line."""
+    """If another task has reserved the key, it is sent all the same and skipped with a log line."""
     caplog.set_level("INFO")
     callback = books.compensate(scope=scope)
     books.fail(callback.s(1))
@@ -274,7 +274,7 @@ def test_error_callback_with_the_key_of_the_failed_task_runs_under_its_lock(
 def test_error_callback_made_of_the_failed_task_s_function_is_no_delivery_of_that(
     books: Books, box: Box, base: Any, args: Any
 ) -> None:
-    """That delivery has failed before its body, so nothing else says that it is over."""
+    """The delivery has failed before its body, so nothing else reports that it is over."""
 
     @locked("ledger:<order>", on_conflict="raise")
     def body(request: Any, exc: Any, traceback: Any, order: Any) -> None: ...
@@ -403,7 +403,7 @@ def test_key_function_of_an_error_callback_gets_the_same_from_call_and_message(
 def test_error_callback_that_cannot_be_sent_is_logged_as_lost(
     books: Books, box: Box, caplog: Log, monkeypatch: Patch
 ) -> None:
-    """And the callbacks beside it are called."""
+    """The other callbacks of the task are called."""
 
     def fails(*_args: Any, **_options: Any) -> None:
         raise OperationalError("away")
@@ -457,7 +457,7 @@ def test_error_callback_of_an_eager_call_is_a_plain_call(
 
 
 def test_call_inside_an_error_callback_is_a_plain_call(books: Books, box: Box) -> None:
-    """Its refusal is an error of the callback's body."""
+    """A refusal inside is an error of the callback's body."""
     refused: list[Callable[..., Any] | str] = []
     inner = books.compensate()
 

@@ -22,9 +22,9 @@ from tests.support.etcd_peer import MemoryEtcd, http
 from tests.support.odd_json import ODD, bent, paths
 
 MOST = 20
-"""Answers to one question; of what would be asked for ever, more are not given."""
+"""Answers to one question at most; a question without end gets no more."""
 EACH = 8
-"""How many odd things are tried in each field."""
+"""Odd values that are tried in each field."""
 
 
 def held(etcd: MemoryEtcd, name: str, token: str = "other") -> None:
@@ -75,7 +75,7 @@ ASKED: dict[str, Callable[[], tuple[Verb, list[Any]]]] = {
     "to wait no more": lambda: (Verb.DEQUEUE, [entry("mine", "free")]),
     "to pass it on": lambda: (Verb.HAND_ON, [entry("mine", "free")]),
 }
-"""One question of each kind, and of each way to answer it."""
+"""Questions of each kind, and of each way to answer them."""
 
 
 class InMemory:

@@ -26,10 +26,10 @@ from tests.support.peer_world import PeerWorld, acquire, votes
 from tests.support.wait import wait_until
 
 BUFFERED = 20 * 2**20
-"""Bytes that the system may hold between the two: these are taken, and read by nobody."""
+"""Bytes that the system may hold between both ends: they are sent, and never read."""
 FLOOD = 200 * 2**20
 PATIENCE_S = 0.2
-"""How long these tests wait for a member's answer; a second by default."""
+"""Seconds for which these tests wait for a member's answer; the default is one."""
 
 OK = b"HTTP/1.1 200 OK\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -37,7 +37,7 @@ TRUE = http({"header": {"cluster_id": "77"}, "version": "3.5.21", "leader": "1"}
 
 
 def flood(begin: bytes, piece: bytes) -> Iterator[bytes]:
-    """Yield a beginning, and then a piece for ever."""
+    """Yield the beginning, and then the piece again and again."""
     yield begin
     many = piece * (65536 // len(piece) + 1)
     for _ in range(FLOOD // len(many)):
@@ -59,7 +59,7 @@ ENDLESS: dict[str, Callable[[], Iterable[bytes]]] = {
     "100 Continue": lambda: flood(b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "answers": lambda: flood(b"", TRUE),
 }
-"""What a member sends without end."""
+"""Answers of a member that never end."""
 
 
 def body(text: str) -> bytes:
@@ -95,7 +95,7 @@ NONSENSE = {
     "a code that is a list": body('{"code": [], "error": {}}'),
     "a code that is an object": body('{"code": {}, "error": []}'),
 }
-"""What a member sends before it closes."""
+"""Malformed answers of a member that then closes the connection."""
 
 
 def hostile(line: Line, sends: Iterable[bytes]) -> None:

@@ -116,7 +116,7 @@ def test_etcd_locks_of_a_long_ttl_share_a_lease_and_of_a_short_one_do_not(world:
 
 
 def test_new_etcd_connection_has_leases_of_its_own(world: PeerWorld) -> None:
-    """Whether those of the one before were granted is not known."""
+    """It is unknown whether the leases of the previous connection were granted."""
 
     def breaks(line: Line) -> None:
         for _ in range(2 if line.number == 0 else 0):  # a lease and a transaction
@@ -132,7 +132,7 @@ def test_new_etcd_connection_has_leases_of_its_own(world: PeerWorld) -> None:
 
 
 def test_etcd_key_put_with_a_lease_that_was_not_granted_does_not_count(world: PeerWorld) -> None:
-    """Its id may be another's, whose end would be the end of the lock."""
+    """The id of that lease may belong to another client, whose end would end the lock."""
 
     def refuses(line: Line) -> None:
         while (asked := line.request()) is not None:
@@ -357,7 +357,7 @@ def test_etcd_member_whose_answer_drips_is_left_as_a_silent_one() -> None:
 
 
 def test_etcd_member_that_makes_progress_is_not_left() -> None:
-    """Its answers come one by one, each before a silent member is left, all of them later."""
+    """Its answers arrive one by one, each before it would be left, and all of them later."""
     node, wire, clock, undone = asking(3)
     for _ in undone[1:]:
         wire.peer.sendall(http({"responses": [{"response_txn": {}}]}))

@@ -1,4 +1,4 @@
-"""What etcd is asked for each verb, and what its answers mean: over a cluster in memory."""
+"""Requests to etcd for each verb, and the meaning of its answers: over a cluster in memory."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_etcd_attempt_that_holds_only_some_of_its_keys_gets_the_others(memory: C
 
 @pytest.mark.parametrize("how", ["ended", "closed"])
 def test_etcd_attempt_that_is_over_is_not_put_again(memory: Cluster, how: str) -> None:
-    """It would be set behind its own undoing, and nobody would free it."""
+    """If put again, the key would be set after its own removal, and nothing would free it."""
     mine = claim()
     memory.run(Verb.ACQUIRE, mine)
 
@@ -271,7 +271,7 @@ def test_etcd_wait_queue_is_left_once(memory: Cluster) -> None:
 def test_leaving_etcd_waiter_notifies_the_next_unless_the_key_is_held(
     memory: Cluster, held: bool, called: bool
 ) -> None:
-    """One that was woken is in the queue no more: it wakes the next in any case."""
+    """A waiter that was woken is no longer in the queue: it wakes the next in any case."""
     memory.put(b"p", b"")
     leaving = entry("p", "leaving", 1)
     if held:

@@ -77,7 +77,7 @@ def test_etcd_scan_finds_locks_tokens_and_queues_by_name(
 def test_etcd_scan_of_many_keys_reads_each_page(
     etcd: MemoryEtcd, reader: EtcdReader, monkeypatch: Patch
 ) -> None:
-    """One key a page; the next after "a" is "a!", which is less than "a0"."""
+    """One key a page. The key after "a" is "a!", which is less than "a0"."""
     monkeypatch.setattr(reader_module, "PAGE", 1)
     names = {"a", "a!", "a!!", "b"}
     for name in names:
@@ -216,7 +216,7 @@ def test_etcd_reader_that_never_connected_can_be_closed(peer: EtcdPeer) -> None:
 
 
 def test_etcd_reader_refuses_a_surplus_answer() -> None:
-    """It would be taken for the answer to the next question."""
+    """A surplus answer would be taken for the answer to the next question."""
 
     def twice(line: Line) -> None:
         line.send(line.peer.answer(line.request()) * 2)

@@ -1,4 +1,7 @@
-"""What only the fake can do (time), and what it refuses; the rest is in the contract tests."""
+"""Features of the fake alone (its clock), and what it refuses.
+
+The rest is in the contract tests.
+"""
 
 from __future__ import annotations
 

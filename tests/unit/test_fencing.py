@@ -51,7 +51,7 @@ def asked(claim: Claim, answers: str | list[Any], proposal: int = 100) -> tuple[
 
 
 def told(steps: Steps, answers: list[bool | None]) -> Round:
-    """Its FENCE round, answered."""
+    """Return the FENCE round of an attempt, with these answers."""
     round_: Round = steps.send(NOW + 0.02)
     assert round_.verb is Verb.FENCE
     for node, answer in enumerate(answers):
@@ -180,7 +180,7 @@ def late(token: str, nodes: int = 3) -> Claim:
 
 
 def overtaken(nodes: list[FakeNode]) -> tuple[int | None, int | None]:
-    """A request of B's is under way to node 2 while A is granted the lock, and gives it back.
+    """Let a request of B be under way to node 2 while A acquires and releases the lock.
 
     Returns:
         The tokens that A and B are granted, in this order; None for what is not granted.
@@ -261,7 +261,7 @@ def test_proposed_fencing_token_exceeds_earlier_ones_if_the_wall_clock_steps_bac
 def test_wall_clock_for_fencing_is_read_after_the_start_of_the_lease(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A process that was stopped in between would propose what has long been overtaken."""
+    """If read before, a process stopped in between would propose a number overtaken long ago."""
     events = []
 
     def proposal() -> int:

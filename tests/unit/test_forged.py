@@ -1,4 +1,4 @@
-"""Headers that somebody forged: what they say of a lock counts for nothing; over fake nodes.
+"""Forged headers: nothing that they claim about a lock counts. Over fake nodes.
 
 Whoever may publish can run a task with any arguments. He can keep others waiting for it, too, but
 run no body without its lock, keep no key for longer than its own task would, and free nothing.
@@ -72,7 +72,10 @@ def test_forged_header_does_not_take_the_lock_from_a_body(ran: Ran, scope: str, 
 def test_confirmed_reservation_with_a_lockless_scope_does_not_skip_the_lock(
     ran: Ran, redlock: FakeRedlock, scope: str
 ) -> None:
-    """Of a producer that still let a call do without: it waits for its lock now."""
+    """Such messages come from a producer that still allowed a call without a lock.
+
+    Now they wait for it.
+    """
     token = token_of()
     reserve(redlock, token)
     task = ran.task(scope)
@@ -135,7 +138,7 @@ def test_forged_header_keeps_no_key_after_the_body(
 def test_forged_header_keeps_no_key_while_the_body_runs(
     ran: Ran, declared: str, token: str
 ) -> None:
-    """One more could not be published; and its caller would be given this one's result."""
+    """Otherwise no further call could be published; its caller would get this one's result."""
     given = header("until_executed", **({"token": token} if token else {}))
     deliver(ran.task(declared), 1, **{RESERVATION: given})
     assert ran.reserved == [{None}]
@@ -167,7 +170,7 @@ def test_reservation_header_with_other_resources_does_not_touch_them(
 def test_header_passed_on_by_a_producer_does_not_choose_the_scope(
     ran: Ran, redlock: FakeRedlock, box: Box, given: Any
 ) -> None:
-    """Of another message, or of nobody's."""
+    """The header is that of another message, or made up."""
     ran.task("until_executed").apply_async((1,), task_id="mine", headers={RESERVATION: given})
     assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
@@ -225,7 +228,7 @@ def test_forged_header_reserves_no_longer_than_its_task_would(
 def test_redelivered_message_is_reserved_no_longer_than_its_task_would(
     ran: Ran, redlock: FakeRedlock
 ) -> None:
-    """What is left of it if its worker dies."""
+    """The remaining time counts if its worker dies."""
     token, left = token_of(), []
     reserve(redlock, token)
     ran.then = lambda: left.extend(node.held[RESERVED][1] for node in redlock.fakes)
@@ -238,7 +241,10 @@ def test_redelivered_message_is_reserved_no_longer_than_its_task_would(
 def test_worker_renews_a_reservation_for_no_longer_than_its_task_would(
     ran: Ran, monkeypatch: Patch, scope: str
 ) -> None:
-    """Of a call's reservation as well; where the nodes do not hold the token, that is nothing."""
+    """The reservation may be a call's, too.
+
+    Where the nodes do not hold the token, nothing happens.
+    """
     asked: list[float] = []
     monkeypatch.setattr(
         "celery_redlock.messages.endings.hold", lambda _one, note: asked.append(note.ttl)
@@ -325,7 +331,7 @@ def test_retry_renews_a_reservation_for_no_longer_than_its_task_would(
 def test_message_sent_again_is_reserved_for_no_longer_than_its_task_would(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
-    """It had none, for the nodes were away; its `expires` is its sender's word."""
+    """It has no reservation because the nodes were away; its `expires` is its sender's claim."""
     task = ran.task("until_expired", lock_on_unavailable="run")
 
     def again() -> None:
@@ -421,7 +427,7 @@ def test_redelivered_message_frees_the_reservation_of_its_first_delivery(
 def test_message_that_cannot_be_sent_again_keeps_no_key(
     ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
-    """Its reservation went with the next one, and comes back to it."""
+    """The reservation went to the next message, and comes back to this one."""
     task = ran.task("until_executed")
 
     def fail(*_args: Any, **_options: Any) -> None:
@@ -445,7 +451,7 @@ def test_message_that_cannot_be_sent_again_keeps_no_key(
 def test_redelivered_message_that_may_have_begun_is_no_duplicate(
     ran: Ran, redlock: FakeRedlock, scope: str, again: bool, late: bool
 ) -> None:
-    """Then it has freed what another may have reserved since.
+    """If it has begun, it has freed its reservation, and another may have reserved the key since.
 
     A message that is acknowledged early has not begun if it comes back.
     """
@@ -459,7 +465,7 @@ def test_redelivered_message_that_may_have_begun_is_no_duplicate(
 def test_retry_without_its_reservation_is_sent_again_all_the_same(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
-    """It meets its lock, and must not be taken for a duplicate of itself where it is published."""
+    """The retry meets its lock, and must not count as its own duplicate where it is published."""
     take(redlock, "the-id")
     redlock.acquire("order:1", owner=Owner("there", 7, "the-id"))
     _, info = deliver(ran.task("until_executed"), 1)
@@ -470,7 +476,7 @@ def test_retry_without_its_reservation_is_sent_again_all_the_same(
 def test_message_of_protocol_1_keeps_its_reservation_header(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
-    """And so has what its sender reserved, without being taken at its id's word."""
+    """Its sender's reservation counts too, though the id in the message alone proves nothing."""
     ran.app.conf.task_protocol = 1
     task = ran.task("until_executed")
     task.delay(1)

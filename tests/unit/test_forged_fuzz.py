@@ -72,7 +72,7 @@ tokens = st.sampled_from(
 
 
 def some(**known: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """What looks like the header; each field as it should be, or not, or missing."""
+    """Return values that resemble the header: each field valid, invalid or missing."""
     fields = {name: values | junk for name, values in known.items()}
     return st.fixed_dictionaries({}, optional=fields) | junk
 
@@ -101,7 +101,7 @@ ENDLESS = {**HUGE, "scope": "until_expired", "ttl": 1e10}
 
 @pytest.fixture
 def raised(monkeypatch: Patch) -> Iterator[list[str]]:
-    """What handlers of signals raise; Celery only logs it."""
+    """Collect the exceptions of signal handlers, which Celery only logs."""
     said: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
@@ -160,7 +160,7 @@ def test_any_attempts_header_is_read_within_bounds(
 
 @pytest.mark.parametrize("given", [10**5000, nested(100_000)], ids=["a number", "a list"])
 def test_huge_or_deeply_nested_header_values_raise_nothing(app: Celery, given: Any) -> None:
-    """Of other serializers: JSON has no such thing."""
+    """Such values come from other serializers; JSON has none of them."""
     assert short_id(given) == f"no id, but a {type(given).__name__}"
     assert queue_of(app, {"delivery_info": {"exchange": given, "routing_key": given}}) is None
     assert without_delays({"x-death": [{"queue": given}]}) == {"x-death": [{"queue": given}]}

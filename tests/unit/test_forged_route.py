@@ -1,4 +1,4 @@
-"""Messages that say they came by what is no queue: kombu returns a message on Redis to there."""
+"""Messages whose route names no queue: kombu returns a message on Redis to that route."""
 
 from __future__ import annotations
 

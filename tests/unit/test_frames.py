@@ -1,4 +1,4 @@
-"""What a delivery that is sent again leaves behind until a full collection: no frames."""
+"""A delivery that is sent again leaves no frames behind until a full collection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def uncollected() -> Iterator[None]:
 
 
 def frames() -> list[FrameType]:
-    """Of deliveries; each has its result, and Celery's copy of the traceback in it."""
+    """Return the frames of deliveries; each refers to its result and to Celery's traceback."""
     every = (one for one in gc.get_objects() if type(one) is FrameType)
     return [frame for frame in every if frame.f_code.co_name == "trace_task"]
 
@@ -72,7 +72,7 @@ def deep(depth: int, end: Callable[[], None]) -> None:
 def test_own_failure_or_retry_sends_no_frames_to_the_main_process(
     app: Any, sent: list[Any], what: str
 ) -> None:
-    """All who are told of it in its process have them: reports of errors show local variables."""
+    """Receivers in the task's process have them: reports of errors show local variables."""
     seen: list[Any] = []
 
     @app.task(name=f"ends-in-{what}", base=SingletonTask, lock_key="k", bind=True)

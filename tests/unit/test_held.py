@@ -1,4 +1,4 @@
-"""What a holder has in hand: a lease that speaks of now, nested use that counts, one end."""
+"""A lease in its holder's hands: its state is current, nested use is counted, and it ends once."""
 
 from __future__ import annotations
 
@@ -427,7 +427,7 @@ def test_slow_on_lost_delays_nothing_else(redlock: FakeRedlock) -> None:
 def test_thread_with_the_context_of_its_parent_does_not_share_its_lock(
     redlock: FakeRedlock,
 ) -> None:
-    """As Python without a GIL starts each of its threads."""
+    """Python without a GIL starts each thread with the context of its parent."""
     refused: list[bool] = []
 
     def other() -> None:

@@ -1,4 +1,4 @@
-"""What people and programs around us are told, or can make us do. See docs/hostile.md."""
+"""Output for people and programs around us, and what they can make us do. See docs/hostile.md."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A body whose lease is lost is struck; what comes after the body never is."""
+"""A body whose lease is lost is interrupted; the code after the body never is."""
 
 from __future__ import annotations
 
@@ -389,7 +389,7 @@ def test_greenlet_is_interrupted_once_when_it_waits(monkeypatch: Patch, when: st
 
 @both
 def test_body_that_returns_after_its_lease_ended_unnoticed_ends_with_the_loss() -> None:
-    """Such as a C call that held the GIL: nobody could look at the clock, nobody was struck."""
+    """It may be a C call that kept the GIL: no thread could look at the clock or interrupt it."""
 
     with pytest.raises(LeaseLost, match="the one that says"):
         Interruptible(loss, lambda: True).run(lambda: 5)

@@ -1,4 +1,4 @@
-"""One call, one key: by position or by name, before and after the broker, dict or model."""
+"""Equal calls have one key: by position or by name, before and after the broker, dict or model."""
 
 from __future__ import annotations
 

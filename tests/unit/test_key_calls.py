@@ -125,7 +125,7 @@ def _spelt_anew(draw: st.DrawFn, signature: inspect.Signature, call: Call) -> Ca
 
 
 def meaning(function: Callable[..., None], template: str | None, call: Call) -> Any:
-    """What a call's key is to tell apart: its arguments, or those that the template names."""
+    """Return what a call's key must distinguish: its arguments, or those the template names."""
     bound = inspect.signature(function).bind(*call[0], **call[1])
     bound.apply_defaults()
     told = {

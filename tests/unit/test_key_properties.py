@@ -1,4 +1,4 @@
-"""A key can be read back: that is what makes it impossible to forge one value with another.
+"""A key can be read back: that makes it impossible to forge one value with another.
 
 `read` below is the inverse of `text_of`, written from the documented grammar alone. As long as
 it recovers every value from its text, no two values that differ can share a text.

@@ -1,4 +1,4 @@
-"""What a key may be: templates, names of arguments, a function; and what it begins with."""
+"""Valid keys: templates, names of arguments, functions, and the prefix of each."""
 
 from __future__ import annotations
 
@@ -92,7 +92,10 @@ def test_key_of_another_type_is_refused_when_the_task_is_declared(key: Any) -> N
 
 
 def test_argument_name_without_brackets_is_refused_as_a_template() -> None:
-    """It would be one key for all calls, and is easily written for `<src>`, or for `["src"]`."""
+    """The template would be one key for all calls.
+
+    It is easily written for `<src>` or `["src"]`.
+    """
     for key in ("src", Templates(("src", "dst")), Templates(("account:<src>", "dst"))):
         with pytest.raises(ConfigurationError, match=r"write '<(src|dst)>' for its value, or \['"):
             made(key)

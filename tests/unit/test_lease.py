@@ -146,7 +146,7 @@ def test_node_that_lost_the_token_counts_no_more() -> None:
 
 @pytest.mark.parametrize(("node", "now"), [(0, 110.5), (2, 106.0)])
 def test_missing_token_on_a_node_that_need_not_have_it_is_no_amnesia(node: int, now: float) -> None:
-    """Its time was over there, or it never had it."""
+    """The key had expired there, or was never set."""
     claim = claim_of(100.0, 105.0, granted=105.0) if node else claim_of(100.0, 105.0, 105.0)
     assert claim.granted_at is not None or claim.grant(105.0)
     assert not claim.forgotten(node, now)
@@ -322,7 +322,7 @@ def test_extension_after_a_pause_that_the_supervisor_bridged_counts() -> None:
 
 
 def test_expiry_learnt_from_another_process_is_not_passed_back() -> None:
-    """Of two that tell each other, one may know that a node has forgotten since."""
+    """If two processes passed on what they learn, one might know that a node has forgotten."""
     holder, keeper = held_on(3), Claim("r", "t", 10.0, 3)
     keeper.granted_at = NOW
     keeper.learn(holder.acknowledgements())

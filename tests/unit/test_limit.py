@@ -71,7 +71,7 @@ def test_acquire_finds_the_free_slot_with_one_look_if_its_first_is_taken(
 
 
 def test_lock_without_a_limit_takes_one_of_the_slots(redlock: FakeRedlock) -> None:
-    """So that never more than the largest limit hold it, while a limit is being changed."""
+    """Thus the holders never exceed the largest limit while a limit is being changed."""
     alone = redlock.acquire("r")
     leases = [redlock.acquire("r", limit=2)]
     leases += [redlock.acquire("r", limit=3)]
@@ -267,7 +267,10 @@ def test_holders_can_be_asked_for_one_resource_at_a_time(redlock: FakeRedlock) -
 
 
 def test_holders_never_exceed_the_largest_limit_in_use(redlock: FakeRedlock) -> None:
-    """One with a smaller limit takes one of its own slots, and those above do not count for it."""
+    """A holder with a smaller limit takes one of its own slots.
+
+    Holders of higher slots do not count for it.
+    """
     five = [redlock.acquire("r", limit=5) for _ in range(5)]
     assert redlock.try_acquire("r", limit=5) is redlock.try_acquire("r", limit=3) is None
     by_slot = sorted(five, key=lambda one: one.resources)
@@ -278,7 +281,7 @@ def test_holders_never_exceed_the_largest_limit_in_use(redlock: FakeRedlock) -> 
 
 
 def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:
-    """As a task does whose limit was lowered by an operator."""
+    """Acquire as a task does whose limit was lowered by an operator."""
     request = replace(redlock.client.request(name), limit=Limits((limit,), (wide,)))
     try:
         return blocking(leases.acquire(redlock.client, request))
@@ -330,7 +333,7 @@ def test_nested_block_with_the_same_limit_shares_its_slot(redlock: FakeRedlock) 
 
 
 def test_stricter_block_nested_in_a_laxer_one_is_refused(redlock: FakeRedlock) -> None:
-    """It would keep others out for which the outer one has made room."""
+    """The inner block would keep others out for whom the outer one has made room."""
     with redlock.lock("r", limit=2) as outer:
         for lock in (redlock.lock("r"), redlock.lock(["q", "r"])):
             with (

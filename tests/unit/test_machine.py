@@ -1,4 +1,4 @@
-"""What the tests themselves stand on: the machine's stalls, and what is missing on it."""
+"""Facts about the machine that the tests rely on: its stalls, and which programs are missing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def stalls(tmp_path: Path, monkeypatch: Patch) -> Path:
-    """What the watcher has written: one stall of 0.4 s, from second 10 on."""
+    """Write the watcher's file: one stall of 0.4 s, from second 10 on."""
     path = tmp_path / "stalls"
     path.write_text("10.0 10.4\n")
     monkeypatch.setenv(machine.VARIABLE, str(path))
@@ -54,7 +54,7 @@ def test_by_wall_clock_allows_for_stalls_as_in_time_does(stalls: Path, monkeypat
 def test_watcher_of_the_machine_sees_that_it_was_stopped(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:
-    """As it is when the machine gives it no core."""
+    """The watcher is stopped as if the machine gave it no core."""
     path = tmp_path / "seen"
     begin = time.monotonic()
     monkeypatch.setenv(machine.VARIABLE, "")

@@ -1,4 +1,4 @@
-"""What one node of five can do through each key that is read besides locks: a liar, a node that
+"""One node of five with wrong answers for each key that is read besides locks: a liar, one that
 has forgotten everything, and a key that somebody has written there by hand.
 
 Over fake nodes; the table is in docs/hostile.md. What the scripts of a server do with a key of the
@@ -51,9 +51,9 @@ EVER = 10 * 365 * 86_400.0
 STRANGER = Owner("there", 1, task_id="stranger", stamp="x", task="other").token("0" * 32)
 
 PRESENT = pytest.mark.parametrize("how", ["liar", "forged"])
-"""One node has a key that no other has: it says so of every key, or the key was written there."""
+"""One node has a key that no other has: it reports every key, or the key was written there."""
 ABSENT = pytest.mark.parametrize("how", ["liar", "forgetful"])
-"""One node lacks a key that all others have: it says so of every key, or has forgotten it."""
+"""One node lacks a key that all others have: it reports no key, or has forgotten it."""
 
 
 def plant(node: FakeNode, now: float, how: str, name: str, value: str = STRANGER) -> None:
@@ -90,7 +90,7 @@ def deny(node: FakeNode, how: str) -> None:
 
 @pytest.fixture(autouse=True)
 def _liar_answers_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It answers before the others, and what is decided waits for no other answer."""
+    """Let the liar answer first; a decided round waits for no other answer."""
 
     def carry(self: FakeDriver, round_: Round) -> None:
         round_.begin()

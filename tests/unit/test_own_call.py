@@ -18,7 +18,7 @@ entered: list[str] = []
 
 
 class Plain(Task):  # type: ignore[type-arg]
-    """As Flask's documentation makes one: it calls `run` alone."""
+    """A task class as in Flask's documentation: it calls `run` alone."""
 
     abstract = True
 

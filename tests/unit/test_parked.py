@@ -1,4 +1,4 @@
-"""Who counts as parked: what a worker tells, and what is made of it beside the nodes' queues."""
+"""Parked deliveries as workers report them, and how they are combined with the nodes' queues."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_task_that_waits_for_several_keys_counts_at_each() -> None:
 
 
 def test_queue_that_empties_while_it_is_read_is_no_foreign_key() -> None:
-    """It is there when its value is asked for, which is none, and gone when its members are."""
+    """The queue exists when its value is requested, which is none, and not when its members are."""
     reader: Any = SimpleNamespace(
         values=lambda keys: dict.fromkeys(keys, KeyValue(FOREIGN, 9.0)),
         queues=lambda _keys, _members: {},

@@ -1,4 +1,4 @@
-"""The bound of what a worker parks, and what becomes of what is beyond it."""
+"""The bound on parked deliveries, and the fate of those beyond it."""
 
 from __future__ import annotations
 

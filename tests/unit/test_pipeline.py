@@ -1,4 +1,4 @@
-"""What one node has been asked: order, reconnection, releases that are owed."""
+"""Requests that one node has been sent: their order, reconnection, releases that are owed."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_unacknowledged_release_is_owed(channel: Pipeline) -> None:
 def test_release_without_a_connection_is_owed_until_the_ttl_is_over(
     later: float, lapses: bool, owed: bool
 ) -> None:
-    """And for good where ttls start over once the node is back."""
+    """Where ttls start over when the node is back, it is owed for good."""
     channel = Pipeline(0, lapses=lapses)
     channel.connected(NOW)
     mine = set_here(channel, claim())

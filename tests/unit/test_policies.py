@@ -1,4 +1,4 @@
-"""The conflict policies that wait, reject, replace or ask; what is done at a deadline.
+"""Conflict policies that wait, reject, replace or ask, and what happens at a deadline.
 
 Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these are.
 """
@@ -39,7 +39,7 @@ HOLDER = "the-holder"
 
 @pytest.fixture
 def revoked(app: Any, monkeypatch: Patch) -> list[Any]:
-    """Whose revocation was asked for, rather than asking for it."""
+    """Record requests for revocation instead of sending them."""
     found: list[Any] = []
     monkeypatch.setattr(
         app.control, "broadcast", lambda command, arguments: found.append((command, arguments))
@@ -73,7 +73,7 @@ def rejected(result: Any) -> None:
 
 
 def ends(found: tuple[Any, Any], how: str, caplog: Log) -> None:
-    """It has given up, as `on_deadline` says."""
+    """Check that the task gave up in the way `on_deadline` demands."""
     result, info = found
     assert "gives up after" in caplog.text
     if how == "raise":
@@ -108,7 +108,7 @@ FEW, HELD = QuorumUnavailable("few"), ResourceHeld("held")
 def test_policy_and_attempts_decide_the_action_of_a_refusal(
     declared: Any, refusal: Any, attempts: Any, action: Action
 ) -> None:
-    """For a worker, and for `celery redlock explain`."""
+    """A worker and `celery redlock explain` decide by the same function."""
     every = {name: option.default for name, option in TASK.items()}
     options = TaskOptions(**{**every, **declared}, waits={"retry": 0.5, "skip": 0.0, "wait": 7.0})
     assert decide(options, refusal, attempts) == action
@@ -145,7 +145,10 @@ def test_reservation_of_another_call_decides_the_next_step(
 def test_holder_whose_result_is_stored_is_waited_for_a_moment(
     redlock: FakeRedlock, held: Any, declare: Any, waits: Waits, policy: str, monkeypatch: Patch
 ) -> None:
-    """Such as a member of the group whose chord's body this is. With "retry" it tries again."""
+    """The holder may be a member of the group whose chord's body this is.
+
+    With "retry" it tries again.
+    """
 
     def state_of(_task: Any, task_id: str) -> str:
         assert task_id == HOLDER
@@ -290,7 +293,7 @@ def test_policy_replace_does_not_revoke_a_holder_that_is_no_other_task(
 def test_policy_replace_does_not_revoke_a_holder_of_less_than_a_quorum(
     redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
 ) -> None:
-    """It tried, as we did; it does not hold the lock."""
+    """The other has tried to acquire it, as this task did; it does not hold the lock."""
     for index, node in enumerate(redlock.fakes[:4]):
         token = Owner("there", 1, task_id=f"t{index % 2}").token("0" * 32)
         node.held["k"] = (token, redlock.clock() + 60)
@@ -426,7 +429,7 @@ def test_message_is_sent_again_with_the_serializer_it_came_with(
 
 @pytest.mark.parametrize("throws", [(), (KeyError,), KeyError])
 def test_only_the_refusal_of_a_delivery_is_logged_without_traceback(throws: Any) -> None:
-    """What a body raises of another lock that it wanted keeps its traceback in the log."""
+    """A refusal of another lock that the body wanted keeps its traceback in the log."""
     task = SimpleNamespace(throws=throws)
     for kind in (ResourceHeld, QuorumUnavailable):
         refusal = kind("r is held")

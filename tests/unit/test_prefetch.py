@@ -1,4 +1,4 @@
-"""The prefetch window: Celery's own count, and what is parked, told to the broker as one."""
+"""The prefetch window: Celery's own count and the parked deliveries, as one number."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from celery_redlock.worker.parking.prefetch import LOOP_S, RENEWED_AT_ONCE, Pref
 
 
 class Consumer:
-    """A consumer's window, on a broker that is told of it."""
+    """A consumer with a window on a broker that records what it is sent."""
 
     def __init__(
         self, driver: str = "redis", app: Any = None, window: int = 8, rabbitmq: str = "3.13.7"
@@ -46,12 +46,12 @@ class Consumer:
         self.connect()
 
     def connect(self) -> None:
-        """As `celery.worker.consumer.tasks` does."""
+        """Set up the window as `celery.worker.consumer.tasks` does."""
         self.qos = QoS(lambda prefetch_count: self.told.append(prefetch_count), self.window)
         self.qos.prev = self.window
 
     def loop(self) -> int:
-        """As the consumer's loop does; what the broker was told last."""
+        """Update the window as the consumer's loop does, and return the broker's last number."""
         if self.qos.prev != self.qos.value:
             self.qos.update()
         return self.told[-1] if self.told else self.window
@@ -114,7 +114,7 @@ def test_unchanged_prefetch_window_is_not_sent(consumer: Consumer, prefetch: Pre
 
 
 def test_celery_may_set_its_prefetch_count_anew(consumer: Consumer, prefetch: Prefetch) -> None:
-    """As it does after a reconnect, while it restores the window step by step."""
+    """Celery sets it after a reconnect, when it restores the window step by step."""
     prefetch.widen(20)
     consumer.loop()
     consumer.qos.value = 4
@@ -214,7 +214,7 @@ def test_window_that_cannot_be_widened_is_full_by_all_waiting_messages(
 def test_window_is_full_when_it_must_not_be_wider_for_what_exceeds_memory(
     window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is at work and acknowledged is not in it. Without a window any message is too much."""
+    """Acknowledged messages at work are not in it. Without a window any message is too much."""
     consumer = Consumer(window=window)
     prefetch = Prefetch(consumer)
     prefetch.connected()
@@ -229,7 +229,7 @@ def test_window_is_full_when_it_must_not_be_wider_for_what_exceeds_memory(
 
 
 class Wire:
-    """An AMQP connection that nobody may read but the main loop."""
+    """An AMQP connection that only the main loop may read."""
 
     confirm_publish = False
 
@@ -252,7 +252,7 @@ class Wire:
 
 
 def test_prefetch_count_over_amqp_is_sent_without_waiting_for_the_answer() -> None:
-    """Celery tells the broker in threads of the pool, too, while the main thread reads."""
+    """Celery sets it from threads of the pool, too, while the main thread reads."""
     consumer, wire = Consumer("amqp"), Wire()
     channel = Channel(wire)
     consumer.task_consumer.channel = channel
@@ -272,7 +272,10 @@ def test_prefetch_count_over_amqp_is_sent_without_waiting_for_the_answer() -> No
 
 
 class RedisQoS:
-    """What kombu keeps of unacknowledged messages on Redis; `down` is why it cannot."""
+    """kombu's record of unacknowledged messages on Redis.
+
+    `down` is the error that makes it fail.
+    """
 
     unacked_index_key = "unacked_index"
     visibility_timeout = 3600.0

@@ -1,4 +1,4 @@
-"""What a program loads that declares tasks with locks, and what it loads when one first runs."""
+"""Modules that a program with locked tasks loads: at its start, and when a task first runs."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ RUNS = (
     *(f"celery_redlock.messages.{name}" for name in ("endings", "publication", "reservation")),
     *("celery_redlock.worker.startup", "celery_redlock.protocol.restart_guard"),
 )
-"""What takes locks, gives them back and reserves, or is taken along by what does."""
+"""Modules that acquire, release or reserve, or are loaded with modules that do."""
 
 
 def program(code: str) -> str:
-    """What a program prints that declares the tasks and does this."""
+    """Return the output of a program that declares the tasks and then runs this code."""
     done = subprocess.run(
         [sys.executable, "-c", DECLARES + code], capture_output=True, text=True, timeout=60
     )

@@ -1,4 +1,4 @@
-"""When a body is silent for too long, who hears of it, and what counts as a report."""
+"""Silent bodies: when a body is silent for too long, which hooks run, what counts as a report."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT = 10.0
 
 
 class Watch:
-    """A body under a lock, and the turns that the watchdog takes; time passes when it is told."""
+    """A body under a lock, and the watchdog's turns; time passes when the test moves the clock."""
 
     def __init__(self, redlock: FakeRedlock, patch: Patch, on_lost: object) -> None:
         self.clock = FakeClock(1000.0)

@@ -121,7 +121,7 @@ def meanwhile(charge: Any, monkeypatch: Patch) -> Any:
 def test_reservation_is_short_until_its_message_is_out(
     redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any, seconds: float, lasts: bool
 ) -> None:
-    """A producer that is killed in between blocks its key for no longer.
+    """A producer that is killed before it has sent blocks its key for no longer.
 
     One that has ended is not set again: its message may have come to its end as well.
     """
@@ -228,7 +228,7 @@ def test_reservation_of_an_ended_task_is_waited_for_a_moment(
 def test_reservation_that_an_ended_task_kept_gives_way_unless_the_task_runs(
     redlock: FakeRedlock, charge: Any, box: Box, ends: Any, monkeypatch: Patch, state: str
 ) -> None:
-    """Its process died before it could free it; or nobody has seen that it was revoked."""
+    """Its process died before it could free the key; or no worker has seen that it was revoked."""
     ends(state, 0.0 if state == "REVOKED" else 0.05)
     take(redlock, "first")
     second = charge.delay(1)
@@ -246,7 +246,7 @@ def test_reservation_that_an_ended_task_kept_gives_way_unless_the_task_runs(
 def test_task_id_used_again_is_not_taken_for_its_ended_namesake(
     charge: Any, box: Box, ends: Any
 ) -> None:
-    """What its result says is of its last time."""
+    """The stored result is that of its previous run."""
     ends("FAILURE")
     first = charge.apply_async((1,), task_id="daily")
     assert charge.apply_async((1,), task_id="daily").id == first.id
@@ -257,7 +257,7 @@ def test_task_id_used_again_is_not_taken_for_its_ended_namesake(
 def test_reservation_of_a_task_revoked_here_gives_way_at_once(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, given: Any
 ) -> None:
-    """No worker need have heard of it, and there need be no result backend."""
+    """No worker needs to have received the revocation, and no result backend is needed."""
     monkeypatch.setattr("celery_redlock.messages.revokes._revoked", OrderedDict())
     take(redlock, "first")
     charge.app.control.revoke(given, destination=["one@worker"])  # the others would run it
@@ -336,7 +336,7 @@ def test_result_backend_is_not_asked_about_a_task_that_stores_none(
 
 
 def test_end_of_a_task_unknown_here_is_unknown(charge: Any) -> None:
-    """As in a queue that `purge` looks through."""
+    """Such a task may be in a queue that `purge` looks through."""
     assert stored_end(charge.app.tasks.get("shop.unknown"), "first") is None
 
 
@@ -370,7 +370,7 @@ def test_foreign_key_in_the_place_of_a_reservation_keeps_no_call_back(
 def test_call_of_another_task_with_the_same_key_is_no_duplicate(
     redlock: FakeRedlock, app: Celery, box: Box, caplog: Log, policy: str
 ) -> None:
-    """It would never run, or what it replaces would not, and nobody would say so."""
+    """Otherwise the call would never run, or the one it replaces would not, without any message."""
     first = declare(app).delay(1)
     sent = declare(app, lock_on_duplicate=policy).delay(1)
     assert sent.id != first.id
@@ -711,7 +711,7 @@ def test_malformed_reservation_header_counts_as_none(bad: Any) -> None:
 
 @pytest.mark.parametrize("task_id", ["other", None, 5, ["id"]])
 def test_token_of_a_reservation_header_for_another_task_id_is_dropped(task_id: Any) -> None:
-    """Such as in headers that a task has handed on."""
+    """Such a token is in headers that a task has passed on."""
     note = Reservation.of(GOOD.header(), task_id)
     assert note is not None and note.token == ""
 

@@ -142,7 +142,7 @@ def test_late_yes_improves_the_lease_it_belongs_to() -> None:
 
 
 def outcome(votes: str) -> str:
-    """What users are told of these votes."""
+    """Return the kind of refusal that users get for these votes."""
     round_ = attempt(votes, len(votes))[2]
     round_.close("no answer")
     error = refusal("r", round_, [f"node {i}" for i in range(len(votes))], TTL)
@@ -214,7 +214,7 @@ def test_supervisor_renewal_waits_for_all_answers_and_extension_for_a_quorum() -
 
 
 def test_supervisor_renewal_is_lost_only_when_all_answers_are_in() -> None:
-    """It knows of three of the five nodes that hold it, and hears first from one that does not."""
+    """It knows three of the five nodes that hold it, and the first answer is from another node."""
     held = claim()
     for node in range(3):
         held.acknowledged(node, NOW, NOW)
@@ -364,7 +364,7 @@ def test_vote_of_a_node_has_a_readable_text() -> None:
 
 
 def test_node_that_says_yes_to_all_lets_two_majorities_hold_at_once() -> None:
-    """What no Redlock can prevent: it is the one node that the two share."""
+    """No Redlock can prevent that: the node is the one that both majorities share."""
     one, two = claim(token="one"), claim(token="two")
     for holder, votes in ((one, "yyynn"), (two, "ynnyy")):
         steps = quorum.acquire(holder, NOW, PATIENCE)

@@ -89,7 +89,7 @@ def test_resource_name_of_a_start_is_refused(redlock: FakeRedlock) -> None:
 
 
 def test_task_over_its_rate_is_sent_again_when_the_next_may_start() -> None:
-    """And not after a random time: the nodes have told when that is."""
+    """The time is not random, because the nodes have reported when that is."""
     options: Any = SimpleNamespace(rate="2/m", retry_backoff=1.0, retry_backoff_max=60.0)
     refusal = ResourceHeld("r", holder=Holder("r", None, 3, 3, expires_in=30.0))
     for _ in range(20):

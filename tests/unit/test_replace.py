@@ -155,7 +155,7 @@ def test_queued_call_is_revoked_when_its_replacement_is_out_and_not_before(
 def test_call_that_begins_while_its_replacement_is_sent_runs_and_leaves_no_reservation(
     stage: Stage, scope: str, fails: bool
 ) -> None:
-    """Its reservation was freed for the other; given back then, it would block its key."""
+    """Its reservation was freed for the other call; if restored then, it would block its key."""
     task = stage.declare(scope)
     first = stage.call(task, "first")
 
@@ -249,7 +249,7 @@ def test_call_that_cannot_take_the_place_it_has_freed_does_not_bring_the_replace
 def test_replaced_calls_do_not_run_in_whichever_order_they_come_back(
     stage: Stage, scope: str, order: tuple[int, ...], again: bool, late: bool
 ) -> None:
-    """Such as to a worker that was started after they were revoked."""
+    """Such calls come back to a worker that was started after they were revoked."""
     task = stage.declare(scope, acks_late=late)
     messages = [stage.call(task, text) for text in ("one", "two", "three")]
     for number in order:
@@ -322,7 +322,7 @@ def test_id_that_is_used_again_is_not_taken_for_the_call_that_was_replaced(stage
 def test_call_is_published_while_the_body_before_it_has_its_lock(
     stage: Stage, redlock: FakeRedlock
 ) -> None:
-    """It has its lock, and is about to free its reservation: no newer call may be lost for it."""
+    """The body before it is about to free its reservation: no newer call may be lost."""
     task = stage.declare("until_and_while_executing")
     first = stage.call(task, "first")
     note = Reservation.of(first.headers[RESERVATION], first.headers["id"])

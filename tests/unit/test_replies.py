@@ -1,4 +1,4 @@
-"""What a node sends: read once, believed only where it fits, and bounded in every direction."""
+"""Replies of a node: read once, accepted only where they fit, and bounded in every direction."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_redis_reply_without_a_length_is_given_up_when_it_is_too_long() -> None:
 
 
 def test_redis_reply_that_drips_is_parsed_once() -> None:
-    """It was parsed anew with each byte: 1 200 locks a second fell to 14."""
+    """Parsed again with each byte, 1 200 locks a second fell to 14."""
     reply = wire([TOKEN * 4, 9999] * 200)
     begun = time.process_time()
     whole = list(Replies().feed(reply))
@@ -169,7 +169,7 @@ def test_look_has_room_for_a_batch_of_the_longest_values() -> None:
 
 
 class Peer:
-    """What a parser knows of a connection, and its other end."""
+    """A connection as its parser has it, with the other end."""
 
     def __init__(self, timeout: float) -> None:
         self._sock, self.other = socket.socketpair()
@@ -289,7 +289,7 @@ def test_any_decoded_answer_fits_or_is_the_silence_of_its_node(
      b"*1\r\n-ERR x\r\n", b":4\r\n", b":-1\r\n"],
 )  # fmt: skip
 def test_odd_reply_of_a_node_raises_nothing_in_the_reading_thread(verb: Verb, reply: bytes) -> None:
-    """It may be anybody's thread, with a round of its own for other nodes."""
+    """The reading thread may be any caller's, with a round of its own for other nodes."""
     line = Wire()
     node = RedisNode(
         *(0, parse_nodes(["redis://127.0.0.1:1"])[0], "p:", RestartGuard(False, 30.0, print), []),
@@ -334,7 +334,7 @@ def test_info_of_a_node_between_two_requests_must_be_short() -> None:
 def test_node_that_answers_and_does_not_read_is_asked_nothing_more(
     reads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blindly, what it can guess. What it is asked would pile up here forever."""
+    """Such a node guesses its answers. Its requests would pile up here for ever."""
     monkeypatch.setattr("celery_redlock.stores.node.MAX_UNSENT_BYTES", 600_000)
     now = [100.0]
     line = Wire()

@@ -59,7 +59,10 @@ def guard(said: list[str]) -> RestartGuard:
 def met(
     guard: RestartGuard, facts: NodeInfo, now: float, before: tuple[NodeInfo, float] | None = None
 ) -> Memory:
-    """What is made of a node; `before`: of whom it was until when, over another connection."""
+    """Return what is concluded of a node.
+
+    `before`: server and last answer of an earlier connection.
+    """
     guard._met.clear()
     if before is not None:
         guard._met[0] = Memory(before[0], heard=before[1])
@@ -87,7 +90,7 @@ def test_info_of_a_node_is_read() -> None:
 
 
 def test_server_whose_clock_was_set_back_counts_as_just_started(guard: RestartGuard) -> None:
-    """Its uptime is negative then. It does say it: without an uptime, it would vote at once."""
+    """Its uptime is reported, as negative; without an uptime it would vote at once."""
     facts = NodeInfo.of("run_id:a\r\nuptime_in_seconds:-7200\r\n")
     assert facts.uptime == 0.0
     assert guard.doubt(met(guard, facts, NOW), NOW)
@@ -165,7 +168,7 @@ def test_restart_since_the_last_answer_counts_from_the_start_however_late_met(
 def test_only_its_own_restart_takes_the_vote_of_a_node_however_idle_the_process(
     nodes: int, every: float
 ) -> None:
-    """One restart after the other; each process asks all nodes now and then, or hardly ever."""
+    """One restart follows the other; each process asks all nodes now and then, or hardly ever."""
     random = Random(f"{nodes} {every}")
     for pause in (0.1, 7.0, 40.0, 300.0):
         guard, now = RestartGuard(True, TTL, print), NOW
@@ -265,7 +268,7 @@ def test_program_that_slept_over_a_failover_trusts_the_mark_behind_sentinels(
 
 
 def test_another_server_at_an_address_may_have_forgotten_all_locks(guard: RestartGuard) -> None:
-    """It was up when the one that we knew there last answered: no restart of that one."""
+    """It was up when the known server there last answered, so it is no restart of that one."""
     other = replace(FRESH, run_id="other", uptime=100.0)
     for heard in (NOW, NOW - 50.0, NOW - 99.0):
         memory = met(guard, other, NOW, (FRESH, heard))
@@ -293,7 +296,7 @@ def test_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: Restar
 
 
 def test_new_server_is_distrusted_from_the_last_answer_of_the_old_one(guard: RestartGuard) -> None:
-    """Two connections of one process: what was granted there, the new one has not heard of."""
+    """Locks granted over the old connection are unknown to the new one of the same process."""
     old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
     new = guard.meet(0, replace(FRESH, run_id="other", uptime=1e6), NOW + 10, NOW + 10)
     guard.heard(0, old, NOW + 20)
@@ -320,7 +323,7 @@ def test_write_proves_a_master_unless_a_look_failed(
 
 
 def test_unchanged_replication_info_proves_a_master(guard: RestartGuard) -> None:
-    """Told by the text alone: this is read ahead of nearly every request."""
+    """The text alone is compared, because this is read ahead of nearly every request."""
     said = "role:{}\r\nmaster_replid:{}\r\nmaster_replid2:{}\r\nmaster_repl_offset:7\r\n"
     a, b, none = "a" * 40, "b" * 40, "0" * 40
     trust = Trust(guard, 0)
@@ -343,7 +346,7 @@ def test_unchanged_replication_info_proves_a_master(guard: RestartGuard) -> None
 def test_server_ages_between_its_info_and_a_later_look(
     guard: RestartGuard,
 ) -> None:
-    """It was up all the time, though another was met at its address over another connection."""
+    """It was up all the time, though another connection met another server at its address."""
     trust, other = Trust(guard, 0), Trust(guard, 0)
     trust.connected(replace(FRESH, uptime=100.0), NOW, NOW)
     other.connected(replace(FRESH, run_id="other", uptime=1e6), NOW + 10, NOW + 10)
@@ -433,7 +436,7 @@ def ballot(verb: Verb, granted: bool = False) -> tuple[Round, Claim]:
 
 @pytest.mark.parametrize("reply", [None, "token", "another"])
 def test_vote_of_a_restarted_node_is_silence_and_counts_for_no_lease(reply: str | None) -> None:
-    """It may hold no more than another's attempt, which cannot succeed any more than this one."""
+    """It may hold no more than another client's attempt, which cannot succeed either."""
     round_, claim = ballot(Verb.ACQUIRE)
     round_.answer(0, reply, 1.1, "started 1 s ago")
     assert (round_.votes[0], round_.details[0]) == (Vote.SILENT, "started 1 s ago")
@@ -463,7 +466,7 @@ def test_holder_named_by_a_restarted_node_counts_and_free_does_not() -> None:
 
 @pytest.mark.parametrize("outcome", ["1", "2"])
 def test_extension_on_a_restarted_node_counts_for_a_held_lease(outcome: str) -> None:
-    """Until the old deadline nobody else can hold it: nothing of theirs can be forgotten."""
+    """Until the old deadline no other client can hold it, so no other grant can be forgotten."""
     round_, claim = ballot(Verb.EXTEND, granted=True)
     round_.answer(0, "1", 1.1)
     round_.answer(2, outcome, 1.1, "started 1 s ago")

@@ -1,4 +1,4 @@
-"""A password on its way to a node: who else can learn it, and what prevents that."""
+"""A password on its way to a node: who else could read it, and what prevents that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several resources in one lock: all of them or none, and shared by who is nested in it."""
+"""Several resources in one lock: all of them or none, and shared by nested blocks."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ SCOPES = ("until_executing", "until_executed", "until_and_while_executing", "unt
 def test_reservation_of_another_task_with_the_same_key_skips_no_message(
     ran: Ran, scope: str, had_one: bool
 ) -> None:
-    """Whether our message came without a reservation, or its own has expired since."""
+    """Its own message came without a reservation, or with one that has expired since."""
     task = ran.task(scope)
     take(ran.redlock, "another-id", task="shop.another")
     theirs = ran.redlock.tokens(RESERVED)

@@ -168,7 +168,10 @@ def test_process_stopped_while_it_takes_a_block_stops_no_other(table: SharedLeas
 
 
 def test_lease_record_that_is_being_written_is_not_read(table: SharedLeaseTable) -> None:
-    """Nor is one whose writer was killed meanwhile; the next holder of the slot begins again."""
+    """A record whose writer was killed is not read either.
+
+    The next holder of the slot starts it anew.
+    """
     claim = granted(table)
     (note,) = notes(table)
     table._records[note.slot].generation += 1
@@ -239,7 +242,7 @@ def test_expiry_kept_for_a_claim_is_not_taken_for_its_successor(table: SharedLea
 def test_expiry_partly_rewritten_by_the_supervisor_is_read_for_each_node(
     table: SharedLeaseTable,
 ) -> None:
-    """It may be stopped in between: its word of before is no reason to call a lease lost."""
+    """The supervisor may be stopped in between: its earlier values do not prove a loss."""
     claim = granted(table)
     (note,) = notes(table)
     table.extended(note, [120.0, 130.0, 130.0])
@@ -306,7 +309,7 @@ def test_lease_table_for_too_many_nodes_is_refused() -> None:
 def test_names_in_a_lease_record_are_stored_whole(
     table: SharedLeaseTable, names: list[str]
 ) -> None:
-    """What the supervisor cannot read it does not extend."""
+    """The supervisor does not extend a lease whose names it cannot read."""
     claim = Claim(checked_names(names) if len(names) > 2 else names, "t" * 500, 10.0, NODES)
     table.register(claim)
     (note,) = notes(table)

@@ -43,7 +43,7 @@ OTHER = Owner("there", 1, task_id="other-id", task="other")
 
 
 class Ears:
-    """Hears all signals."""
+    """A receiver of all signals."""
 
     def __init__(self) -> None:
         self.heard: list[tuple[str, Any, dict[str, Any]]] = []
@@ -96,7 +96,7 @@ def charge(app: Any) -> Any:
 
 
 def test_first_signal_receiver_subscribes_the_core_and_the_last_unsubscribes_it() -> None:
-    """One of skipped tasks costs locks nothing."""
+    """A receiver of skipped tasks adds no cost to locks."""
 
     def receive(**_more: Any) -> None: ...
 
@@ -244,7 +244,7 @@ def test_signal_receiver_that_raises_stops_nothing(redlock: FakeRedlock, caplog:
 def test_signals_of_a_delivery_have_its_task_as_sender(
     redlock: FakeRedlock, app: Any, ears: Ears, scope: str
 ) -> None:
-    """And its reservation is no lock, though the same watchdog extends it."""
+    """Its reservation is no lock, though the same watchdog extends it."""
 
     @app.task(base=SingletonTask, name="charge", lock_key="k", lock_scope=scope)
     def charge() -> None:
@@ -262,7 +262,7 @@ def test_signals_of_a_delivery_have_its_task_as_sender(
 def test_signals_from_another_thread_have_the_task_as_sender(
     redlock: FakeRedlock, charge: Any, ears: Ears, monkeypatch: Patch
 ) -> None:
-    """Of a block inside a body too, whose owner names no task."""
+    """This includes a block inside a body, whose owner names no task."""
     with redlock.lock("of none"):
         rob(redlock, "of none")
 
@@ -418,7 +418,7 @@ def test_second_delivery_of_a_done_task_sends_task_skipped(
 def test_suppressed_tick_sends_beat_deduplicated_and_no_lock_signals(
     monkeypatch: Patch, ears: Ears
 ) -> None:
-    """And of its claims nothing else: they are no locks."""
+    """Claims of ticks are no locks."""
     world = World(monkeypatch, lambda: entries(crontab()), beats=[])
     one, other = world.start(), world.start()
 

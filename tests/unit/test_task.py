@@ -184,7 +184,7 @@ def test_task_options_are_inherited_and_overridden(app: Any) -> None:
 
 
 def body(x: int, y: int = 2) -> str:
-    """What it does."""
+    """Return the resource of the current lease."""
     return current_lease().resource
 
 
@@ -213,7 +213,7 @@ WAYS = {
 
 @pytest.fixture(params=WAYS)
 def task(request: pytest.FixtureRequest, app: Any) -> Any:
-    """One task, declared in every way."""
+    """Return a task, declared in each of the ways."""
     app.set_current()
     task = WAYS[request.param](app)
     app.finalize()
@@ -319,7 +319,7 @@ def test_locked_task_with_pydantic_receives_models(redlock: FakeRedlock, app: An
 
 
 def test_body_has_the_request_of_its_delivery_or_eager_call(redlock: FakeRedlock, app: Any) -> None:
-    """What it writes there counts when it has ended."""
+    """Changes that the body makes to it count when the body has ended."""
     written: list[object] = []
 
     class Writes(SingletonTask):
@@ -654,7 +654,7 @@ def test_retry_waits_only_for_the_lock_of_its_predecessor(
 def test_split_vote_is_no_conflict(
     app: Any, redlock: FakeRedlock, sent: list[Any], waits: Waits, policy: str
 ) -> None:
-    """Two others tried at the same moment: were all three to go away, nobody would do the work."""
+    """Two others tried at the same moment: if all three gave up, the work would not be done."""
     others = [Claim("k", token, 10.0, 5) for token in ("one", "two")]
     for node, other in zip(redlock.fakes, (others * 2), strict=False):
         node.execute(Verb.ACQUIRE, [other], redlock.clock())

@@ -120,7 +120,7 @@ def test_loss_of_a_lock_sends_task_lock_lost(redlock: FakeRedlock, app: Any, box
 def test_broker_that_is_away_delays_no_sender_of_task_events(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What cannot be kept is dropped, and the log says so once."""
+    """Events that cannot be kept are dropped, and the log reports it once."""
     asked, away = threading.Event(), threading.Event()
 
     def dispatcher(**_options: Any) -> Any:
@@ -143,7 +143,7 @@ def test_broker_that_is_away_delays_no_sender_of_task_events(
 
 
 def test_monitor_reads_task_lock_events_as_states_that_outrank_started() -> None:
-    """As docs/signals.md says; so there is an event when the waiting ends."""
+    """docs/signals.md promises it; so an event marks the end of the waiting."""
     state = Celery("monitor", set_as_current=False).events.State()
     seen = []
     for clock, name in enumerate(

@@ -50,7 +50,7 @@ class Traces:
         return span
 
     def told(self) -> dict[str, Any]:
-        """Of the one acquire."""
+        """Return the attributes of the span of the one acquire."""
         return {
             name.removeprefix("celery_redlock."): value
             for name, value in (self.one().attributes or {}).items()
@@ -135,7 +135,7 @@ def test_span_without_a_quorum_is_an_error(redlock: FakeRedlock, traces: Traces)
 def test_span_in_a_task_is_a_child_of_the_span_of_the_task(
     redlock: FakeRedlock, app: Any, traces: Traces
 ) -> None:
-    """That of opentelemetry-instrumentation-celery, which begins and ends it in these signals."""
+    """The parent is opentelemetry-instrumentation-celery's; these signals start and end it."""
 
     @app.task(base=SingletonTask, name="charge", lock_key="k")
     def charge() -> None:
@@ -209,7 +209,7 @@ def test_uninstrument_ends_tracing(redlock: FakeRedlock, traces: Traces) -> None
 
 
 def samples(families: Iterable[Metric]) -> dict[tuple[str, tuple[str, ...]], float]:
-    """Of this library, without when each began."""
+    """Return the samples of this library, without their times of creation."""
     return {
         (sample.name, tuple(v for k, v in sorted(sample.labels.items()) if "otel_" not in k)): (
             sample.value

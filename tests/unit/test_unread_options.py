@@ -42,7 +42,7 @@ def declare(app: Any, request: Any) -> Callable[..., Any]:
 
 
 def starts(app: Any) -> bool:
-    """Whether a worker starts; then the doctor finds nothing to change."""
+    """Return True if a worker starts; then the doctor must find nothing to change."""
     wrong = [found.what for found in examine_tasks(app) if found.check == "configuration"]
     try:
         check(SimpleNamespace(app=app, hostname="here"))
@@ -219,7 +219,7 @@ def test_annotation_of_one_task_that_nothing_reads_is_refused(app: Any) -> None:
 def test_policy_function_may_not_answer_replace_with_a_limit(
     app: Any, redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two who hold it, it may be that both are revoked: each look shows one of them."""
+    """If two hold the lock, both might be revoked, because each look shows one of them."""
     revoked: list[str] = []
     monkeypatch.setattr(app.control, "revoke", lambda task_id, **_: revoked.append(task_id))
     for name in ("one", "other"):

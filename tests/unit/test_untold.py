@@ -16,12 +16,12 @@ from tests.support.names import Patch
 
 
 class Unstorable(Exception):
-    """What Celery raises where it cannot store that a body has raised SystemExit."""
+    """The exception of Celery where it cannot store that a body has raised SystemExit."""
 
 
 @pytest.fixture
 def found(monkeypatch: Patch) -> list[Reservation]:
-    """What was freed."""
+    """Record the reservations that are freed."""
     found: list[Reservation] = []
     endings = "celery_redlock.messages.endings"
     monkeypatch.setattr(f"{endings}.free_soon", lambda _redlock, note: found.append(note))
@@ -33,7 +33,7 @@ def found(monkeypatch: Patch) -> list[Reservation]:
 def test_redelivered_message_known_to_be_done_keeps_no_reservation(
     ran: Ran, found: list[Reservation], again: bool, failed: int, freed: int
 ) -> None:
-    """Its first body's process died before it was to free it; what has failed may come back."""
+    """The process of its first body died before it could free it; a failed one may come back."""
     request = Received(ran.task("until_executed"), header("until_executed", token=token_of()))
     request.delivery_info = {"redelivered": again}
     task_received.send(sender=None, request=request)

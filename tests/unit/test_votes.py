@@ -1,4 +1,4 @@
-"""What commands say about a node's vote agrees with what a worker that meets the node decides."""
+"""Commands and workers agree on the vote of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which deliveries can be parked."""
+"""Deliveries that can be parked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When leases are extended, and who hears of a loss, and by when."""
+"""Times at which leases are extended, and reports of a loss: to whom, and how soon."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def claim() -> Claim:
 
 @pytest.fixture
 def schedule(claim: Claim) -> Schedule:
-    """Of one lease."""
+    """Return a schedule of one lease."""
     schedule = Schedule()
     schedule.add(watched(claim), NOW)
     return schedule
@@ -119,7 +119,7 @@ class Thread:
 
 
 def test_unnoticed_loss_is_reported_once_when_the_lease_is_released() -> None:
-    """Such as beside a greenlet that never waits: the watchdog could not run. And told once."""
+    """It is unnoticed beside a greenlet that never waits, because the watchdog cannot run."""
     thread, claim, other = Thread(), held(), held("other")
     thread.watch(claim)
     thread.watch(other)
