@@ -61,7 +61,7 @@ def test_a_delivery_goes_once_one_holder_has_been_seen_for_its_deadline(
     assert delivery.until == pytest.approx(NOW if goes else NOW + 0.1)
 
 
-def test_one_refusal_is_enough_for_a_delivery_that_goes() -> None:
+def test_delivery_that_goes_needs_only_one_refusal() -> None:
     delivery = parked()
     assert goes_now(delivery, watched(5.0, "t"), NOW)
     assert stuck(delivery, "t") == pytest.approx(5.0, abs=0.1)
