@@ -50,7 +50,7 @@ class Hold:
 
 @dataclass
 class Outcome:
-    """What a campaign came to."""
+    """Result of a campaign."""
 
     restarts: int = 0
     holds: list[Hold] = field(default_factory=list)
@@ -163,7 +163,7 @@ class Campaign:
             lock.close()
 
     def _contend(self, redlock: Redlock, who: str, over: threading.Event) -> None:
-        """Ask for everything, again and again; keep what is granted for a moment."""
+        """Ask for all resources again and again, and keep each lease for a moment."""
         while not over.is_set():
             for number in range(RESOURCES):
                 resource = f"r{number}"

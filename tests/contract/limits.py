@@ -28,7 +28,7 @@ from celery_redlock.server import LocalServer, start_servers
 
 THREADS = 64
 PLAIN = {"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0", "MALLOC_ARENA_MAX": "1"}
-"""glibc keeps for each thread what it has freed: with 64 of them that grows for minutes, to some
+"""glibc keeps what each thread has freed: with 64 threads that grows for minutes, to some
 20 MiB, and would hide what we are looking for. So this program runs without, and starts itself
 again if need be."""
 MANY = 1000
@@ -36,12 +36,12 @@ MANY = 1000
 LONGEST = 60.0
 """Seconds they may take."""
 WARM = 0.3
-"""Of the seconds: when everything that is made once has been made."""
+"""Part of the seconds after which everything that is made once has been made."""
 
 
 @dataclass
 class Figures:
-    """What was measured at one moment.
+    """Figures measured at one moment.
 
     Attributes:
         conflicts: So far.
@@ -62,7 +62,7 @@ class Figures:
 
 @dataclass
 class Campaign:
-    """What all of it came to."""
+    """Result of a campaign."""
 
     seconds: float
     before: Figures
@@ -137,7 +137,7 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
             go.set()
 
     def go_on(seconds: float, count: float) -> None:
-        """For that long; on a busy machine until there were so many conflicts."""
+        """Go on for so long; on a busy machine until there have been so many conflicts."""
         time.sleep(seconds)
         deadline = time.monotonic() + LONGEST
         while sum(conflicts) < count and time.monotonic() < deadline:
@@ -167,7 +167,10 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
 
 
 def _settled(figures: Any, before: Figures) -> Figures:
-    """What is left after `close()`: threads need a moment to end, and servers to notice."""
+    """Return the figures after `close()`.
+
+    Threads need a moment to end, and servers to notice it.
+    """
     deadline = time.monotonic() + 10.0
     while True:
         last: Figures = figures()

@@ -1,4 +1,4 @@
-"""The ACL rule in the docs: enough for every operation, and nothing in it for nothing."""
+"""The ACL rule in the docs allows every operation and contains nothing superfluous."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.contract.amnesia import Campaign, Hold, Outcome
 def test_campaign_of_restarts_without_the_guard_finds_an_overlap(
     servers: list[LocalServer],
 ) -> None:
-    """What proves that the next test could fail."""
+    """Proves that the next test could fail."""
     outcome = Campaign(servers, "off", seed=7).run(20, until_overlap=True)
     assert outcome.overlaps, str(outcome)
 

@@ -34,7 +34,7 @@ from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
 SHORT = 2.0
-"""Of a lock that ends, or is extended, in a test; a node then has 0.2 s, on a busy machine too."""
+"""Ttl, in seconds, of a lock that ends or is extended in a test; a node then has 0.2 s."""
 
 Make = Callable[..., Any]
 

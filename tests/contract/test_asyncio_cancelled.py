@@ -34,7 +34,7 @@ def servers() -> Iterator[list[LocalServer]]:
 
 @pytest.fixture(autouse=True)
 def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who was forgotten in a queue would not be seen, if others tried by themselves."""
+    """Keep waiters from trying by themselves, so that a forgotten waiter is noticed."""
     monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
@@ -57,7 +57,7 @@ async def until(predicate: Callable[[], Any], what: str) -> None:
 
 
 async def nothing_is_left(redlock: AsyncRedlock, admins: list[redis.Redis]) -> None:
-    """No key, no waiter, no claim, and nobody who waits for an answer."""
+    """Wait until no key, waiter, claim or pending request is left."""
     await until(lambda: left_on(admins) == [[]] * len(admins), f"{left_on(admins)} is left")
     client: Any = redlock.client
     assert not client.claims and not client.watchdog.schedule.watched
@@ -154,7 +154,7 @@ async def released(redlock: AsyncRedlock, held: Any) -> None:
 async def test_async_waiter_cancelled_at_any_wait_leaves_the_queue_and_wakes_the_next(
     servers: list[LocalServer], admins: list[redis.Redis], resource: Any, late: bool
 ) -> None:
-    """Behind it stands another, who is called by it or by the holder, and by nobody else."""
+    """Another waiter stands behind it, and only this one or the holder can wake that."""
     async with another(servers) as redlock, another(servers) as next_one:
         for other in (redlock, next_one):
             client: Any = other.client

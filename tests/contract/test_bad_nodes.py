@@ -28,7 +28,7 @@ from tests.support.wait import wait_until
 
 CANARY = "s3cr3t-canary"
 PATIENCE = 1.0
-"""Seconds: a tenth of the ttl. So long that a healthy node is never late on a busy machine."""
+"""Seconds: a tenth of the ttl, long enough for a healthy node on a busy machine."""
 
 Ailing = Callable[[ExitStack], "str | Proxy"]
 """Makes one bad node: its URL, or a proxy that falls ill once it is connected."""
@@ -174,7 +174,7 @@ def log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
 
 
 def about(log: pytest.LogCaptureFixture, name: str) -> list[str]:
-    """What was said about a node that people would see."""
+    """Return the log lines about a node that users would see."""
     return [
         record.getMessage()
         for record in log.records
@@ -248,7 +248,10 @@ def test_unwell_majority_is_unavailable_and_the_error_has_the_reason_of_each_nod
 def test_threads_of_ours_do_not_touch_the_random_state_of_the_application(
     servers: list[LocalServer], log: pytest.LogCaptureFixture
 ) -> None:
-    """They try again at random times; an application that has seeded `random` must not notice."""
+    """The threads try again at random times.
+
+    An application that has seeded `random` must not notice.
+    """
     with redlock_with(no_redis, 1, servers[:2]) as redlock:
         with redlock.lock("r"), pytest.raises(ResourceHeld):
             redlock.acquire("r", wait=0.01)  # it listens from now on

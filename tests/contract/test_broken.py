@@ -1,4 +1,4 @@
-"""What once broke the lock from outside: strange replies, callbacks, providers, a closed lock."""
+"""Faults that once broke the lock from outside: strange replies, callbacks, a closed lock."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def publish(app: Any, count: int = COUNT) -> None:
 
 
 def lasting(servers: Servers) -> int:
-    """How many reservations are there on the first node for longer than until they are sent."""
+    """Return how many reservations on the first node outlast the time of an unsent message."""
     with admin(servers[0]) as node:
         left = [node.pttl(f"redlock:burst:{n}#reserved") for n in range(COUNT)]
     return sum(ttl > 2000 * UNSENT_TTL_S for ttl in left)

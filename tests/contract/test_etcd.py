@@ -57,7 +57,7 @@ def make(three: LocalEtcd, lock_over: Locks) -> Locks:
 
 
 def leader(three: LocalEtcd) -> Member:
-    """Which member leads, as they say themselves."""
+    """Return the leader, by the status that the members report."""
     for member in three.members:
         connection = parse(f"etcd://127.0.0.1:{member.port}", "").connect(timeout=10.0)
         said = connection.ask("maintenance/status", {})
@@ -76,7 +76,7 @@ def asked(redlock: Redlock) -> int:
 
 
 def taken(lock: Redlock, resource: str = "r") -> bool:
-    """Whether it can take a resource now; it gives it back."""
+    """Return True if the lock can take a resource now; the resource is released."""
     try:
         return lock.release(lock.acquire(resource))
     except (QuorumUnavailable, ResourceHeld, ConfigurationError):
@@ -166,7 +166,7 @@ def test_request_to_a_hanging_etcd_member_is_answered_by_another(
 def test_release_lost_by_an_etcd_member_goes_to_another_by_itself(
     three: LocalEtcd, make: Locks, then: str
 ) -> None:
-    """It is the last thing that this process asks for, and the key would be locked for a ttl."""
+    """The release is the last request of this process, and the key would be locked for a ttl."""
     freed = partial(taken, make(ttl=60.0))
 
     def hang(port: int) -> Member:
@@ -244,7 +244,7 @@ def test_etcd_fencing_number_grows_with_each_grant_and_stays_for_a_retry(etcd: E
 
 
 def fenced(token: str) -> Claim:
-    """It proposes the time, as every holder does."""
+    """Return a claim that proposes the time, as that of every holder does."""
     new = claim(token)
     new.proposal = time.time_ns() // 1000
     return new
@@ -289,7 +289,10 @@ def leases(etcd: Etcd) -> int:
 
 
 def test_many_etcd_locks_share_few_leases(etcd: Etcd, lock_over: Locks, monkeypatch: Patch) -> None:
-    """Each lasts until its end, an hour say: what is locked within a sixteenth of it shares one."""
+    """A lease lasts to the end of its lock, say an hour.
+
+    Locks within a sixteenth of it share one.
+    """
     etcd.flush()
     lock, other = (lock_over([etcd.server.url], ttl=3600.0) for _ in range(2))
     before = leases(etcd)
@@ -369,7 +372,7 @@ def test_hundred_names_and_many_claims_fit_into_etcd_transactions(etcd: Etcd) ->
 def test_beat_over_etcd_is_not_kept_from_its_next_tick_by_its_own_last_one(
     etcd: Etcd, lock_over: Locks
 ) -> None:
-    """The key lives on for a second or more; whoever has sent the tick frees it in time."""
+    """The key lives on for a second or more; the beat that sent the tick releases it in time."""
     etcd.flush()
     app = Celery("ticks", set_as_current=False)
     entry = ScheduleEntry("tick", "tick", datetime.now(), schedule=schedule(1.4, app=app), app=app)

@@ -1,4 +1,4 @@
-"""Fencing tokens over real nodes: they grow, whoever asks, whatever the wall clocks say."""
+"""Fencing tokens over real nodes: they grow, whichever client asks, whatever the clocks show."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How long a node that may have forgotten has no vote, for each thing that nodes keep: the table of
-docs/guarantees.md, "What a node may forget". The nodes here have been known for a minute.
+"""Time without a vote of a node that may have forgotten, for each kind of key that nodes keep.
+
+The table is in docs/guarantees.md, "What a node may forget". The nodes here have been known for a
+minute.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def declare(app: Celery) -> Declare:
 
 
 def votes_on_locks(redlock: Redlock) -> bool:
-    """Whether any lock can be taken, by this process and by one that begins now."""
+    """Return True; raise if a lock cannot be taken, by this process or by one that starts now."""
     assert redlock.client.guard.longest == TTL
     redlock.release(redlock.acquire("any"))
     return True
@@ -168,7 +170,7 @@ def test_fencing_number_silences_no_node(redlock: Redlock) -> None:
 def test_worker_checks_its_nodes_by_the_ttls_of_its_tasks_alone(
     redlock: Redlock, app: Celery, declare: Declare, monkeypatch: Patch
 ) -> None:
-    """What it notes before its pool is forked: the children inherit it."""
+    """The worker notes the longest ttl before its pool is forked: the children inherit it."""
     declare(lock_hold_for=HOUR)
     declare(lock_rate="2/d")
     asked: list[float] = []

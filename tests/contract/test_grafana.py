@@ -41,7 +41,7 @@ CHARGE = Owner("web-1", 42, "id", task="shop.charge")
 
 
 class Exposed:
-    """What a process and the exporter show after some traffic.
+    """Metrics of a process and of the exporter, after some traffic.
 
     Attributes:
         labels: The labels of each sample, by its name.

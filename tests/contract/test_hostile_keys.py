@@ -1,6 +1,6 @@
-"""Keys of other programs under our names, names of any kind, forged leases: nobody's lock suffers.
+"""Keys of other programs under our names, names of any kind, forged leases: no lock suffers.
 
-Whoever may write to the nodes can block a resource; it is said whose key it is, never deleted.
+Other writers on the nodes can block a resource; its owner is reported, and the key never deleted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def redlock(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Re
 
 @pytest.fixture
 def clients(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
-    """They read bytes."""
+    """Yield a client for each of three nodes; replies are bytes."""
     with ExitStack() as stack:
         yield [stack.enter_context(redis.Redis(port=server.port)) for server in servers[:3]]
 

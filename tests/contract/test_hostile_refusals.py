@@ -50,7 +50,7 @@ class Ailing:
 
 
 class Misconfigured(Ailing):
-    """Its last snapshot failed."""
+    """A node whose last snapshot failed."""
 
     code = "MISCONF"
 
@@ -78,7 +78,7 @@ class Misconfigured(Ailing):
 
 
 class NoReplicas(Ailing):
-    """It must have a replica to write, and has none."""
+    """A node that needs a replica to write, and has none."""
 
     code = "NOREPLICAS"
 
@@ -90,7 +90,7 @@ class NoReplicas(Ailing):
 
 
 class ReadOnly(Ailing):
-    """It was made a replica of a master that cannot be reached: it keeps what it has."""
+    """A node that was made a replica of a master that cannot be reached; it keeps its keys."""
 
     code = "READONLY"
 
@@ -102,7 +102,7 @@ class ReadOnly(Ailing):
 
 
 class Busy(Ailing):
-    """It runs somebody's endless script."""
+    """A node that runs an endless script of another client."""
 
     code = "BUSY"
 
@@ -173,7 +173,7 @@ def said(log: Log, name: str, words: str) -> int:
 
 
 def everywhere(redlock: Redlock, ailing: list[Ailing], resource: str) -> None:
-    """Wait until also the nodes that nobody had to wait for have it."""
+    """Wait until all nodes have the key, those beyond the quorum included."""
     for one in ailing:
         wait_until(lambda o=one: o.client.exists(f"redlock:{resource}"), 5, "it is set")
 
@@ -249,7 +249,7 @@ def test_full_node_keeps_held_locks(binary: str | None, lock_over: Locks) -> Non
 def test_replica_that_answers_0_does_not_confirm_a_release(
     servers: Servers, lock_over: Locks
 ) -> None:
-    """It says the same as a node where the key is another's."""
+    """A node where another client has the key gives the same answer."""
     with LocalServer(config=["--repl-diskless-sync-delay", "0"]) as empty, ExitStack() as stack:
         redlock = all_connected(lock_over(servers[:3], ttl=TTL))
         lease = redlock.acquire("r")
@@ -308,7 +308,7 @@ def test_node_without_room_for_clients_is_not_hammered(
 def test_server_that_quotes_a_request_gets_no_token_into_the_log(
     command: str, servers: Servers, lock_over: Locks, caplog: Log
 ) -> None:
-    """Of an unknown command it says with which arguments it was called."""
+    """The error about an unknown command quotes its arguments."""
     caplog.set_level(logging.DEBUG)
     with Impostor(servers[0].port) as impostor:
         seen: list[bytes] = []

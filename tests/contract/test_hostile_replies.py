@@ -148,7 +148,7 @@ def test_surplus_reply_ends_the_connection_and_shifts_no_other(
 
 
 def test_malformed_reply_is_not_shown(servers: Servers, caplog: Log) -> None:
-    """It may be what another was to read: a token."""
+    """The reply may have been meant for another client: a token."""
     caplog.set_level(logging.DEBUG)
     with with_impostors(servers, 2) as (redlock, impostors):
         for one in impostors:

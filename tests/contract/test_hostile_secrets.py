@@ -1,6 +1,6 @@
-"""A password in the addresses, a token in every lease: neither is ever shown, whatever goes wrong.
+"""A password in the addresses, a token in each lease: neither is ever shown, whatever fails.
 
-Every fault is made, at level DEBUG; then all that was logged, told to listeners, raised, pickled or
+Each fault is made at level DEBUG; then all that was logged, sent to listeners, raised, pickled or
 printed is searched for both.
 """
 
@@ -32,7 +32,7 @@ CANARY = "s3cr3t-c4n4ry"
 
 
 class Everything(Listener):
-    """All that listeners are told, as they might print it."""
+    """A listener that records each argument as it might print it."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -44,7 +44,7 @@ class Everything(Listener):
 
 
 class Catch:
-    """What was raised, and what is left of it in every form in which errors travel."""
+    """Context that records an error in every form in which errors travel."""
 
     def __init__(self) -> None:
         self.seen: list[str] = []
@@ -72,7 +72,7 @@ class Catch:
 
 @pytest.fixture
 def shown(caplog: Log) -> Iterator[list[str]]:
-    """What a test has seen; searched at its end, with the whole log and all events."""
+    """Collect the output of a test, and search it at the end with the whole log and all events."""
     caplog.set_level(logging.DEBUG)
     seen: list[str] = []
     listener = Everything()
@@ -145,7 +145,7 @@ def test_password_and_token_are_not_shown_at_a_loss(
 
 
 class Provider(redis.CredentialProvider):
-    """Fails, and tells the secret."""
+    """A provider of credentials that fails and puts the secret into its error."""
 
     def __init__(self, error: type[Exception]) -> None:
         self.error = error
@@ -155,7 +155,7 @@ class Provider(redis.CredentialProvider):
 
 
 def bad_nodes(stack: ExitStack) -> dict[str, Any]:
-    """One address of each kind that does not work; all of them hold the password."""
+    """Return an address of each kind that does not work; each contains the password."""
     other = stack.enter_context(LocalServer(password="another"))
     plain = stack.enter_context(LocalServer())
     with redis.Redis(port=plain.port) as client:

@@ -24,7 +24,10 @@ RUN_ID = rb"run_id:[0-9a-f]{40}"
 
 
 class Liar(Forger):
-    """In front of a node. What it says of itself, and how late, can be changed while it runs."""
+    """A proxy in front of a node.
+
+    Its claims about that node, and their delay, can be changed any time.
+    """
 
     def __init__(self, port: int, pattern: bytes, says: bytes) -> None:
         self.says = says

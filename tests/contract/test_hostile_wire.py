@@ -21,7 +21,7 @@ from tests.support.names import Locks, Patch, Servers
 from tests.support.wait import wait_until
 
 BUFFERED = 20 * 2**20
-"""Bytes that the system may hold between the two: these are taken, and read by nobody."""
+"""Bytes that the system may hold between both ends: they are sent, and never read."""
 FLOOD = 200 * 2**20
 
 
@@ -41,7 +41,7 @@ LONG_TTL = b"*2\r\n$1\r\na\r\n:1" + b"0" * 400 + b"\r\n"
 def test_ttl_of_401_digits_is_the_silence_of_its_node_and_ends_no_waiter(
     servers: Servers, admins: list[redis.Redis], lock_over: Locks
 ) -> None:
-    """It ended the thread of each waiter with an OverflowError."""
+    """Once it ended the thread of each waiter with an OverflowError."""
     with Impostor(servers[0].port, LONG_TTL, (b"local seen = {}",)) as impostor:
         ours, others = (lock_over([impostor, *servers[1:3]], ttl=5.0) for _ in range(2))
         lease = others.acquire("r")
@@ -86,7 +86,7 @@ def test_handshake_without_an_end_is_given_up(header: bytes, servers: Servers) -
 
 
 def test_handshake_with_a_surplus_reply_makes_no_connection(servers: Servers) -> None:
-    """What came unasked would be the first lock's answer."""
+    """The surplus reply would be taken for the answer to the first lock."""
     answers = b"$0\r\n\r\n" * 5 + b":1\r\n" * 2  # to INFO, and to both kinds of scripts
     with beside(servers, answers, b"\r\nINFO\r\n") as (redlock, impostor):
         channel = redlock.client.driver.nodes[0].channel

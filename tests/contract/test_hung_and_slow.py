@@ -115,7 +115,7 @@ def test_connection_that_renegotiates_its_tls_keys_is_not_dropped(wants: type[OS
 def test_answer_that_has_arrived_is_read_however_late(
     servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in a process that is stopped right after it has asked: the node was not silent."""
+    """The process was stopped right after its request: the node was not silent."""
     redlock = Redlock([servers[0].url], ttl=60.0, node_timeout=0.25)
     redlock.connect(5.0)
     (node,) = redlock.client.driver.nodes

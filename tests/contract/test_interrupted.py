@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 
 
 class Struck(BaseException):
-    """What a soft time limit or SystemExit is to the code it strikes."""
+    """Stands for a soft time limit or SystemExit in the code it interrupts."""
 
 
 @pytest.fixture

@@ -62,7 +62,7 @@ def test_release_with_a_mark_uses_the_script_of_a_plain_release(valkey: Real) ->
 
 
 def test_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:
-    """The work is done all the same; and nobody else's lock is freed."""
+    """The work is done all the same, and the lock of another is not released."""
     node.ask(Verb.ACQUIRE, claim("theirs"))
     assert node.ask(Verb.RELEASE, marked()) is False
     assert mark(node)[0] == DONE
@@ -76,8 +76,10 @@ def test_undo_sets_no_mark(node: Subject) -> None:
 
 
 def test_mark_and_release_are_written_in_one_request(valkey: Real, debian: Real) -> None:
-    """The mark first: whoever finds the one finds the other, and a connection that breaks between
-    them is told both again."""
+    """The mark comes first, so each client that finds the release finds the mark.
+
+    A connection that breaks between them sends both again.
+    """
     for real in (valkey, debian):
         real.flush()
         real.ask(Verb.ACQUIRE, claim("mine"))

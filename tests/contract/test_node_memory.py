@@ -1,4 +1,4 @@
-"""Who may vote, on real servers: the restarted, the promoted; and who is no node."""
+"""Votes of real servers: restarted and promoted ones, and servers that are no nodes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def three() -> Iterator[list[LocalServer]]:
 
 @pytest.fixture
 def known(three: Servers) -> Servers:
-    """Servers that may vote at once; empty but for the mark that says so."""
+    """Servers that may vote at once; they have no key but the mark that allows it."""
     as_new(three)
     make_known(three)
     return three
 
 
 def votes(redlock: Redlock, resource: str = "r") -> list[Vote]:
-    """What each node answers to somebody who asks for a free resource, and does not get it."""
+    """Return the vote of each node on a request for a free resource that is not granted."""
     with pytest.raises(QuorumUnavailable) as refusal:
         redlock.acquire(resource)
     return [vote.vote for vote in refusal.value.votes]
@@ -135,7 +135,7 @@ def test_running_redlock_notices_a_restart_and_recognises_the_same_run(
 
 
 def test_held_locks_survive_the_restart_of_every_node(lock: Locks) -> None:
-    """One after the other: an extension counts on a node that has no vote yet."""
+    """The nodes restart one after the other; an extension counts on a node that has no vote yet."""
     with start_servers(3) as servers:
         redlock = lock(servers, ttl=30.0, restart_guard="off")
         guarded = lock(servers, ttl=30.0)
@@ -221,7 +221,7 @@ def test_replica_is_refused_as_a_node(lock: Locks) -> None:
 
 
 def test_promoted_replica_has_no_vote_like_a_restarted_node(lock: Locks) -> None:
-    """It has been up for long, and may lack what its master acknowledged last."""
+    """The replica has been up for long, and may lack its master's last acknowledged writes."""
     with start_servers(2) as (master, replica):
         follow(replica, master)
         trusted = lock([master], ttl=TTL)
@@ -340,7 +340,7 @@ def test_nodes_that_are_away_are_no_error_of_the_check(known: Servers, lock: Loc
 def test_node_that_turns_unsuitable_after_its_check_is_silent(
     known: Servers, lock: Locks, log: Log
 ) -> None:
-    """A worker has been checked at its start. Its children do not fail a task for what is later."""
+    """A worker is checked at its start; later changes do not fail a task in its children."""
     with LocalServer() as third:
         make_known([third])
         redlock = lock([known[0], known[1], third])

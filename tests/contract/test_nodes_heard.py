@@ -1,4 +1,4 @@
-"""How nodes do, as listeners are told: real servers that answer, hang, die, refuse and forget."""
+"""The state of nodes as listeners receive it: real servers that answer, hang, die or forget."""
 
 from __future__ import annotations
 

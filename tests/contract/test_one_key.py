@@ -1,7 +1,8 @@
-"""Keys that somebody writes on one node of five under the names that are ours, by real servers.
+"""Keys that other programs write on one node of five under our names, on real servers.
 
-What a liar or a forgetful node can do is in tests/unit/test_one_node.py, over fakes. Here is what
-those cannot show: the scripts meet keys of wrong types, and waiters are called in real threads.
+The faults of a liar or a forgetful node are in tests/unit/test_one_node.py, over fakes. The tests
+here show the rest: scripts that meet keys of wrong types, and waiters that are woken in real
+threads.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def redlock(servers: list[LocalServer], lock_over: Callable[..., Redlock]) -> Re
 
 @pytest.fixture(params=KINDS)
 def dumps(request: pytest.FixtureRequest, servers: list[LocalServer]) -> Iterator[Dumps]:
-    """Write keys of one type on one node, under all our names; returns what is there."""
+    """Write keys of one type on one node, under all our names.
+
+    Return a function that dumps them.
+    """
     with redis.Redis(port=servers[4].port) as client:
         for name in NAMES:
             KINDS[request.param](client, f"redlock:{name}")

@@ -1,4 +1,4 @@
-"""How connections to PostgreSQL end: in mid-request, in a fork, with their process."""
+"""Ends of connections to PostgreSQL: during a request, in a fork, with their process."""
 
 from __future__ import annotations
 

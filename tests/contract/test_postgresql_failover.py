@@ -91,7 +91,7 @@ def taken(client: Redlock) -> bool:
 
 
 def behind(primary: LocalPostgres, standby: LocalPostgres) -> None:
-    """What is written from now on it never hears of."""
+    """Disconnect the standby from all later writes of its primary."""
     postgres.sql(standby, "ALTER SYSTEM SET primary_conninfo = ''")
     postgres.sql(standby, "SELECT pg_reload_conf()")
     following = "SELECT 1 FROM pg_stat_replication"
@@ -212,7 +212,7 @@ def restarted(server: LocalPostgres) -> None:
 
 
 def one_killed(server: LocalPostgres) -> None:
-    """All others end with it, and what was not written yet is gone; the first process stays."""
+    """Kill a server process: all sessions end, unwritten changes are lost; the postmaster stays."""
     (pid,) = (
         row[0]
         for row in postgres.sql(

@@ -1,5 +1,7 @@
-"""What fails in PostgreSQL is a silent node: nothing is held without a valid deadline, and what is
-free is taken within a second once it is back."""
+"""A failure of PostgreSQL is a silent node: no lock is held without a valid deadline.
+
+A free lock is granted within a second once the server is back.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +113,7 @@ def test_lock_on_a_hanging_postgresql_is_lost_at_its_deadline(
 def test_killed_postgresql_remembers_its_locks_after_a_restart(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
-    """And those who hold go on: also with the guard, it is known not to have forgotten."""
+    """The holders go on: with the guard, too, it is known to have forgotten nothing."""
     # Far longer than the server takes to start after a crash.
     redlock, other = make(restart_guard="uptime", ttl=20.0), make(restart_guard="uptime", ttl=20.0)
     with redlock.lock("r", fencing=True) as held:
@@ -282,7 +284,7 @@ GRANTS = {
     "redlock_waiter": ["SELECT", "INSERT", "UPDATE", "DELETE"],
     "redlock_memory": ["SELECT", "INSERT", "UPDATE"],
 }
-"""What its user must be granted, besides to connect: no more, and no less."""
+"""Rights that the user of the locks needs, besides the right to connect: no more, and no less."""
 
 
 @pytest.fixture

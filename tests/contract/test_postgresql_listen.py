@@ -1,4 +1,4 @@
-"""Who waits for a lock in PostgreSQL is called by NOTIFY: over processes, breaks and forks."""
+"""NOTIFY wakes waiters for a lock in PostgreSQL: across processes, broken connections and forks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many processes on few names of one PostgreSQL: nobody is inside twice, nobody is stuck."""
+"""Many processes on few names of one PostgreSQL: never two holders, never a stuck waiter."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_crowd_on_few_names_never_overlaps_and_meets_no_error(
 
 
 class Session:
-    """A transaction that is open for as long as the test likes, and a thread for what waits."""
+    """A transaction, open for as long as the test likes, and a thread for blocking queries."""
 
     def __init__(self, database: LocalPostgres) -> None:
         self.connection = psycopg.connect(database.url)
@@ -179,7 +179,7 @@ def test_acquire_during_a_release_is_granted_with_a_larger_fence(
 def test_lease_extended_while_another_acquire_waits_stays_with_its_holder(
     session: Callable[[], Session],
 ) -> None:
-    """Its ttl was over when the other came: it is whose row was locked first."""
+    """The ttl was over when the other came; the first to lock the row has the lease."""
     first, second = session(), session()
     first.do(ACQUIRE, ["r"], "one", None, None)
     first.do("UPDATE redlock_lease SET until = '-infinity' RETURNING 1")
@@ -208,7 +208,10 @@ def test_missing_key_taken_during_an_extension_is_not_set_again(
 def test_waiter_that_joins_during_a_release_is_notified_or_granted(
     session: Callable[[], Session],
 ) -> None:
-    """The release saw nobody in line. Whoever then tries waits for its end, and finds it free."""
+    """The release saw an empty queue.
+
+    The next attempt waits for its commit, and finds the key free.
+    """
     first, second = session(), session()
     first.do(ACQUIRE, ["r"], "one", None, None)
     first.connection.commit()
@@ -226,7 +229,7 @@ RENEW = "SELECT redlock_extend(%s, %s, %s, %s, %s, false)"
 def test_lease_released_while_the_supervisor_renews_it_stays_free(
     session: Callable[[], Session],
 ) -> None:
-    """They are two connections; the release is first."""
+    """Both use connections of their own; the release is first."""
     holder, keeper = session(), session()
     holder.do(ACQUIRE, ["r"], "mine", None, None)
     holder.connection.commit()
@@ -247,7 +250,10 @@ def test_lease_released_while_the_supervisor_renews_it_stays_free(
 def test_names_are_locked_in_the_order_of_their_bytes(
     session: Callable[[], Session], query: str
 ) -> None:
-    """Of bytes, whatever the database sorts by: who waits for the first has none behind it."""
+    """The order ignores the collation of the database.
+
+    A waiter for the first name has locked no later one.
+    """
     first, second, third = session(), session(), session()
     assert first.do(ACQUIRE, ["B"], "one", None, None) == (None, 0)
     second.begin(query, ["a", "B"])

@@ -1,4 +1,4 @@
-"""What locks over one PostgreSQL do as well; more of that is in the tests of Redis's."""
+"""Further promises of locks over one PostgreSQL; more are in the tests of Redis."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from tests.support.subjects import Postgres, claim
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 LONG = "".join(random.Random(1).choices(LETTERS, k=20_000))
-"""It cannot be compressed: what can, may be longer in an index."""
+"""An incompressible name: a compressible one may be longer in an index."""
 AWKWARD = ["'", '"', "''; --", "\\", "\\0041", "a\0b", "{}", "{a,b}", "NULL", "%s %(x)s $1", "a,b"]
 AWKWARD += ["\n\r\t", " ", "é", "日本", "\U0001f512", "\ud800", "\udcff\udc00", "…", "\u202eabc"]
 

@@ -1,4 +1,4 @@
-"""A neighbour may create objects in the schema of the tables: nobody executes them.
+"""A neighbour may create objects in the schema of the tables: none of them is executed.
 
 PostgreSQL takes the function or operator whose types fit best, of all schemas of the search_path.
 So whoever may create objects there (up to version 14 everybody may, in `public`) can have a
@@ -53,7 +53,7 @@ TYPES = (
     *("timestamp with time zone", "text[]", "integer[]", "double precision[]", "oid", "regclass"),
 )
 FEW = ("text", "integer", "double precision", "text[]")
-"""For three arguments and more."""
+"""Types of the traps for calls with three arguments and more."""
 DEFAULTS = (("date DEFAULT NULL",), ("VARIADIC date[] DEFAULT NULL",))
 """Arguments that a call need not have."""
 OPERATORS = ("=", "<>", "<", "<=", ">", ">=", "+", "-", "*", "||")

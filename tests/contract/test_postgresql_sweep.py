@@ -1,4 +1,4 @@
-"""What is over is deleted from PostgreSQL: by one of those who use it, once a minute."""
+"""Expired rows in PostgreSQL are deleted once a minute, by one of the processes that use it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_simultaneous_sweeps_run_once_and_nobody_waits(database: LocalPostgres) 
 
 
 def test_sweep_leaves_a_row_that_is_just_taken(database: LocalPostgres) -> None:
-    """It looks over to who sweeps, until the other has committed."""
+    """The row looks expired to the sweeper until the other transaction has committed."""
     with psycopg.connect(database.url) as other:
         other.execute("SELECT redlock_acquire('{over}', 'new', 60, NULL, NULL)")
         postgres.sql(database, "SET lock_timeout = '1s'; SELECT redlock_sweep()")

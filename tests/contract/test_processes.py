@@ -24,11 +24,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 
 SHORT = 2.0
-"""Seconds of a ttl that is to be extended meanwhile: a busy machine may stop us for one."""
+"""Ttl, in seconds, of a lease that is extended meanwhile: a busy machine may stop us for one."""
 
 
 def in_child(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a forked child, or the error it met there."""
+    """Return the result of `work` in a forked child, or the traceback of its error."""
     receiver, sender = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -57,7 +57,7 @@ def redlock(urls: list[str], lock_over: Callable[..., Redlock]) -> Redlock:
 
 
 def commands(url: str) -> dict[str, int]:
-    """How often each command was called on a server, but for those that look."""
+    """Return the calls of each command on a server, without commands that only look."""
     with redis.Redis.from_url(url) as client:
         stats = client.info("commandstats")
     looking = ("cmdstat_info", "cmdstat_client", "cmdstat_hello")

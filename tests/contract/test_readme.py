@@ -78,7 +78,7 @@ def keys(servers: list[LocalServer]) -> list[list[str]]:
 def test_first_readme_example_prints_what_the_page_shows(
     nobody_else: None, server: LocalServer, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One order at a time, and another beside it."""
+    """Calls for one order run one at a time, and those for another order beside them."""
     names: dict[str, Any] = {"__name__": "shop"}
     exec(compile(FIRST.replace("redis://localhost", server.url), "README.md", "exec"), names)
     app, charge = names["app"], names["charge"]

@@ -22,7 +22,7 @@ MILLISECOND = 0.001
 
 
 class Users:
-    """One who holds a lock to the end of the test, and one whose thread is interrupted."""
+    """A client that holds a lock to the end of the test, and one whose thread is interrupted."""
 
     def __init__(self, urls: list[str]) -> None:
         self.other = Redlock(urls, ttl=600.0, node_timeout=3.0)
@@ -35,7 +35,7 @@ class Users:
         self._number = 0
 
     def use(self) -> None:
-        """Ask for what is another's, then take and free what is free."""
+        """Ask for a lock of the other client, then acquire and release a free one."""
         self._number += 1
         name = f"free:{self._number}"
         try:
@@ -67,7 +67,7 @@ def users(request: Request, servers: Servers) -> Iterator[Users]:
 
 @pytest.fixture(autouse=True)
 def _no_hang() -> Iterator[None]:
-    """Who hangs is made to raise."""
+    """Raise in a thread that hangs."""
 
     def hangs(_signum: int, _frame: object) -> None:
         raise AssertionError("it hangs")
@@ -113,7 +113,7 @@ def test_signal_handler_may_use_the_lock_that_it_interrupts(users: Users) -> Non
 
 
 def test_lock_used_at_each_line_of_itself_is_right_or_refused(users: Users) -> None:
-    """Whatever it interrupts: what is another's is not granted, and what is free is."""
+    """Whatever line it interrupts: the lock of another is not granted, and a free one is."""
     handled = Counter[str]()
 
     def handler() -> None:
@@ -130,7 +130,7 @@ def test_lock_used_at_each_line_of_itself_is_right_or_refused(users: Users) -> N
 
 
 def test_broken_reentrance_check_would_be_noticed(users: Users, monkeypatch: Patch) -> None:
-    """As it was once: of this the test above must not be silent."""
+    """The check was broken once; the test above must fail then."""
     monkeypatch.setattr(Driver, "_reentered", lambda _self: False)
     good = {"used", "refused"}
     try:

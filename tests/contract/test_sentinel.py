@@ -1,4 +1,4 @@
-"""One Redis behind Sentinels: a node whose address moves, and which may forget as it does."""
+"""One Redis behind Sentinels: a node whose address changes, and which may forget meanwhile."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tests.support.sentinels import SERVICE, Puppet
 from tests.support.wait import wait_until
 
 BUFFERED = 20 * 2**20
-"""Bytes that the system may hold between the two: these are taken, and read by nobody."""
+"""Bytes that the system may hold between both ends: they are sent, and never read."""
 FLOOD = 100 * 2**20
 
 

@@ -1,4 +1,4 @@
-"""Local servers start together, do as they are told, and never outlive who started them."""
+"""Local servers start together, follow their options, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def ping(server: LocalServer, timeout: float = 2.0) -> bool:
 
 
 def alive(pid: int) -> bool:
-    """A zombie is dead: in some containers nobody collects an orphan."""
+    """Return True if the process runs.
+
+    A zombie is dead: some containers never collect an orphan.
+    """
     return state(pid) not in ("gone", psutil.STATUS_ZOMBIE)
 
 

@@ -39,7 +39,7 @@ def keys(admins: list[redis.Redis]) -> set[str]:
 
 
 class Store(NamedTuple):
-    """Nodes of one kind, and what is held there."""
+    """Nodes of one kind, and a look at the keys held there."""
 
     urls: list[str]
     held: Callable[[], set[str]]
@@ -81,12 +81,15 @@ def test_hundred_keys_with_limits_of_a_hundred_are_acquired(make: Locks) -> None
 
 
 def in_queue(admins: list[redis.Redis], name: str) -> list[int]:
-    """How many stand in the wait queue of a resource, per node."""
+    """Return the number of waiters in the queue of a resource, per node."""
     return [admin.zcard(f"redlock:{name}#line") for admin in admins]
 
 
 class Waiting:
-    """Waits for both, in a thread; stands in the queue of what is held once this is made."""
+    """A waiter for both resources, in a thread.
+
+    It has joined the queue of the held one once it is made.
+    """
 
     def __init__(self, redlock: Redlock, admins: list[redis.Redis], held: str) -> None:
         self.granted = 0.0
@@ -104,7 +107,7 @@ class Waiting:
 
 @pytest.fixture
 def never_by_itself(monkeypatch: Patch) -> None:
-    """Who is not called does not try, nor look."""
+    """Keep waiters from trying or looking by themselves."""
     monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
@@ -161,7 +164,7 @@ def test_notification_for_one_key_is_handed_on_while_another_is_held(
 def test_waiter_for_several_limits_is_woken_by_a_slot_of_the_full_one(
     make: Locks, admins: list[redis.Redis]
 ) -> None:
-    """And a call for one of them is handed on while another is full, whichever slots are held."""
+    """A notification for one is passed on while the other is full, whichever slots are held."""
     holder, single, several = make(), make(), make()
     ours = [holder.acquire("tenant", limit=2, ttl=60.0) for _ in range(2)]
     theirs = [holder.acquire("all", limit=3, ttl=60.0) for _ in range(3)]

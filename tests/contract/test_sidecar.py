@@ -1,4 +1,4 @@
-"""How a helper process is started: what it imports, and beside forks of other threads."""
+"""Start of a helper process: its imports, and forks of other threads meanwhile."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def clients(server: LocalServer) -> int:
 def test_sidecar_imports_nothing_from_the_working_directory(
     way: str, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told the passwords of the nodes."""
+    """The helper receives the passwords of the nodes."""
     if way == "PYTHONPATH":
         monkeypatch.setenv("PYTHONPATH", str(here))
     else:
@@ -76,7 +76,7 @@ def test_package_in_the_working_directory_is_imported_last_by_the_sidecar(
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # there are threads: so be it
 def test_fork_waits_until_a_sidecar_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its child would have the pipe that tells of the start, for as long as it lives."""
+    """The child would keep the pipe that reports the start open for as long as it lives."""
     starting, go, forked = threading.Event(), threading.Event(), threading.Event()
     popen = subprocess.Popen
 

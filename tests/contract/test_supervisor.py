@@ -346,7 +346,7 @@ def test_release_of_a_dead_process_is_repeated_until_a_quorum_confirms_it(
     table: SharedLeaseTable,
     caplog: Log,
 ) -> None:
-    """Such as nodes that have hung up on a supervisor that seldom asks them anything."""
+    """Such nodes have closed the connections of a supervisor that seldom asks them anything."""
     refused = "cannot free r yet"
     with killed_while_away(keeper, redlock, servers[:3]) as child:
         wait_until(lambda: keeper.run_once() or refused in caplog.text, 10.0, "too few answer")

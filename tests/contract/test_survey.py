@@ -1,4 +1,4 @@
-"""What a survey of real nodes finds: all of ours, and none of what others put there can hurt it."""
+"""A survey of real nodes finds all our keys, and survives whatever others put there."""
 
 from __future__ import annotations
 

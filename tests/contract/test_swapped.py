@@ -78,7 +78,7 @@ def proxies(servers: Sequence[LocalServer]) -> Iterator[list[Proxy]]:
 def test_another_server_behind_a_known_address_has_no_vote_for_a_span(
     old: Servers, lock: Locks, caplog: Log
 ) -> None:
-    """It was started after we had connected to the one before, and long ago all the same."""
+    """It was started after our connection to the old one, and still long ago."""
     with proxies(old[:3]) as nodes, start_servers(2) as later:
         holder, other = lock(nodes), lock(nodes)
         other.release(other.acquire("mine"))  # connected, before these two were started...

@@ -63,7 +63,7 @@ def app() -> Iterator[Celery]:
 
 @pytest.fixture
 def lock(nodes: Nodes) -> Iterator[Redlock]:
-    """The application's own lock; it was told other nodes, which nobody has."""
+    """Yield the application's own lock; its nodes do not exist."""
     redlock = Redlock(["redis://127.0.0.1:1/0"], ttl=10.0)
     yield redlock
     redlock.close()
@@ -178,7 +178,7 @@ def test_lock_released_while_a_node_was_away_is_freed_when_it_is_back(
 
 
 def on_all_nodes(lock: Redlock) -> None:
-    """It was granted by a quorum; the last real node may be yet to hear of it."""
+    """Wait until the last node has the key, too; a quorum is enough for the grant."""
 
     def there() -> bool:
         holder = lock.holder("order:1")

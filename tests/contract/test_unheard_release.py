@@ -1,4 +1,4 @@
-"""A release whose answers nobody waits for, as at the end of a task in a pool child.
+"""A release without a wait for its answers, as at the end of a task in a pool child.
 
 It is written at once, and registered with a supervisor until a quorum has answered.
 """
@@ -25,7 +25,7 @@ from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
 PATIENCE_S = 3.0
-"""How long a release is waited for, where it is: long against what a busy machine takes."""
+"""Seconds for which a release is waited for, where it is: more than a busy machine needs."""
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ EXTENDING = [verb for verb in VERBS if verb.extends]
 
 
 def fenced(token: str = "mine", fence: int = 1, resource: str = "r", ttl: float = LONG) -> Claim:
-    """To acquire it proposes, and to fence it tells, this number."""
+    """Return a claim that proposes this number when it acquires, and sends it when it fences."""
     new = claim(token, resource, ttl)
     new.proposal = new.fencing_token = fence
     return new
@@ -225,7 +225,7 @@ def test_notified_waiter_that_gives_up_notifies_the_next(node: Subject, taken: b
 
 
 def test_waiter_that_leaves_a_free_key_notifies_the_next(node: Subject) -> None:
-    """It may have been called, and have joined the queue again for what it lacks besides."""
+    """It may have been notified, and have joined the queue again for another name that it lacks."""
     node.listen("p1")
     for since, who in enumerate(("p1:1", "p1:2")):
         node.ask(Verb.ENQUEUE, place(who, since))
@@ -584,8 +584,11 @@ COMMANDS = st.one_of(
 
 
 def simple(command: tuple[Any, Any]) -> bool:
-    """Whether it is for PostgreSQL: which knows nothing else under a name, is no one of several,
-    and is asked once about a name in a request."""
+    """Return True if a command is also for PostgreSQL.
+
+    PostgreSQL keeps nothing else under a name, has no slots of several nodes, and receives a name
+    once a request.
+    """
     what, claims = command
     if not isinstance(what, Verb):
         return what != "occupy"
@@ -627,7 +630,7 @@ def test_fake_node_answers_as_a_real_one(name: str, request: pytest.FixtureReque
 
 def test_fake_node_answers_as_postgresql(postgresql: Postgres) -> None:
     def replies(subject: Subject, commands: list[Any]) -> list[Any]:
-        """But that Redis answers its holder's retry with the token."""
+        """Return the replies, without the token that Redis sends to a holder that tries again."""
         return [None if one in ("t", "u", "v") else one for one in play(subject, commands)]
 
     @settings(

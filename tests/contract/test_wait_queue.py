@@ -1,4 +1,4 @@
-"""Those who wait stand in line: who is served when, and what happens when a call is lost."""
+"""The wait queue: the order in which waiters are served, and lost notifications."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def make(servers: Servers, lock_over: Callable[..., Redlock]) -> Callable[[], Re
 
 @pytest.fixture
 def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who is not called does not try, nor look; and nobody is too slow to give a sign of life."""
+    """Keep waiters from trying or looking by themselves, and from counting as dead."""
     monkeypatch.setattr("celery_redlock.stores.etcd.subscription.LISTENS_S", 60)
     monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
     monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
 
 class Waiting:
-    """Somebody who waits, in a thread of this process; stands in line once this is made."""
+    """A waiter in a thread of this process; it is in the queue once it is made."""
 
     def __init__(
         self, redlock: Redlock, servers: Servers, wait: float = 30.0, limit: int = 1
@@ -90,9 +90,11 @@ class Waiting:
 
 
 def hearing(redlock: Redlock, servers: Servers) -> None:
-    """Or it would try once more when it begins to hear, and might be quicker than who is called.
+    """Wait until the process listens to all nodes.
 
-    And all nodes are there to be asked: it would not stand in the line of one that comes later.
+    It would otherwise try once more when it starts to listen, and might be quicker than a waiter
+    that is notified. It must be connected to all nodes, too: it would not join the queue of a node
+    that comes later.
     """
     all_connected(redlock)
     with redlock.client.wakeup.waiter():
@@ -100,7 +102,7 @@ def hearing(redlock: Redlock, servers: Servers) -> None:
 
 
 def in_line(servers: Servers) -> list[int]:
-    """How many stand in the line, per node."""
+    """Return the number of waiters in the queue, per node."""
     lengths = []
     for server in servers:
         if isinstance(server, LocalPostgres):
@@ -117,7 +119,7 @@ def in_line(servers: Servers) -> list[int]:
 
 
 def put_in_line(server: LocalServer | LocalPostgres | LocalEtcd, who: str) -> None:
-    """As the first."""
+    """Put a waiter at the head of the queue."""
     if isinstance(server, LocalEtcd):
         etcd.ask(server, "kv/put", key=text(LINE + who.encode()), value=text(b"%020d" % 1))
         return
@@ -344,7 +346,7 @@ def test_waiters_for_slots_share_one_queue(make: Callable[[], Redlock], servers:
 def test_waiter_joins_the_queue_before_every_try_but_the_first(
     make: Callable[[], Redlock], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the release between a try and the line would call nobody."""
+    """Otherwise a release between an attempt and the queue would notify no waiter."""
     written: list[Verb] = []
     ask = Node.ask
 

@@ -42,7 +42,7 @@ class Call:
 
     @property
     def reserves(self) -> bool:
-        """Whether its task reserves its key."""
+        """Return True if the task of the call reserves its key."""
         return self.task in (*REPLACING, *ONCE)
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Move(NamedTuple):
 
 @dataclass
 class Account:
-    """All that producers and workers have written.
+    """Everything that producers and workers have written.
 
     Attributes:
         calls: By their numbers.

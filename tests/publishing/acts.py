@@ -1,4 +1,4 @@
-"""What is done in this campaign. Each act is a generator: it yields seconds to wait, then heals."""
+"""Faults of this campaign. Each act is a generator: it yields seconds to wait, then heals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WARM, COLD, KILL = "worker restart, warm", "worker restart, cold", "worker kill 
 
 
 class PublishingActs(NodeActs, LinkActs, WorkerActs):
-    """Those on nodes, on links of workers, on workers, and on the queue."""
+    """Faults of nodes, of links of workers, of workers, and of the queue."""
 
     TRACKS: Mapping[str, Mapping[str, int]] = {
         "nodes": {"stop_one": 3, "forget": 2, "stop_in_guard": 2},

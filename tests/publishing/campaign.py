@@ -42,7 +42,7 @@ DRAIN = VISIBILITY + 30.0
 REST = 13.0
 """Seconds within which all reservations are gone then: a producer's lasts for ten at first."""
 SHOWN = 6
-"""How many violations of each kind a report shows."""
+"""Violations of each kind that a report shows."""
 PHASES = (
     Phase("calm", 0.0, 0.0, 0.0),
     Phase("restarts", 0.0, 3.0, 0.8, only=("warm_all", "cold_all")),
@@ -55,12 +55,12 @@ PHASES = (
 OF_NODES = ("guard", "nodes")
 """Phases for which a store that is one node has nothing."""
 SHORT = PHASES[1:3]
-"""For `make test`."""
+"""Phases for `make test`."""
 
 
 @dataclass
 class Report:
-    """Of one run."""
+    """Report of one run."""
 
     seed: int
     broker: str

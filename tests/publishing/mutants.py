@@ -27,7 +27,7 @@ def _errback_in_place() -> None:
 
 
 def _kept_claims_count() -> None:
-    """For how long a claim on a tick is kept is taken for a ttl: nodes have no vote for so long."""
+    """Count the time for which a tick's claim is kept as a ttl: nodes have no vote for so long."""
     from celery_redlock.locking.client import LockClient
 
     hold_for = LockClient.hold_for
@@ -40,7 +40,7 @@ def _kept_claims_count() -> None:
 
 
 def _guard_in_vain() -> None:
-    """Who has no quorum waits for nodes without a vote, though another may answer at once."""
+    """Wait without a quorum for nodes that have no vote, though another may answer at once."""
     from celery_redlock.protocol import outcome
 
     def retry_after(ballot: Round) -> float | None:
@@ -90,7 +90,7 @@ def _guarded_if_asked() -> None:
 
 
 def _silent_purge() -> None:
-    """Whoever purges a queue leaves what its messages have reserved."""
+    """Purge a queue without freeing the reservations of its messages."""
     from celery_redlock.messages import purge
 
     purge.purge_first = lambda _app, _queue: (0, True)

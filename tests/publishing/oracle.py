@@ -1,4 +1,4 @@
-"""Was every call honoured? Judged from the accounts of producers and workers, and the faults. Pure.
+"""Judge from the accounts of producers and workers, and the faults, if every call was honoured.
 
 It shares no code with the library.
 

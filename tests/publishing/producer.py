@@ -20,7 +20,7 @@ from tests.publishing.project import what_of
 REPLACING = (project.debounced, project.settled, project.begun)
 ONCE = (project.once, project.surely, project.succeeded, project.expired)
 KEYS = 3
-"""Of its own, and as many that all producers share."""
+"""Keys of each producer alone, and as many that all producers share."""
 QUORUM = app.conf.get("task_default_queue_type") == "quorum"
 SPOILT = ("argument", "serializer", "broker", *["countdown"] * QUORUM)
 """Why a call cannot be published; RabbitMQ delays for whole seconds."""
@@ -78,7 +78,7 @@ class Producer:
         return f"{self._choose.choice((self._name, 'all'))}{self._choose.randrange(KEYS)}"
 
     def replace(self) -> None:
-        """Call what replaces what is queued, a few times; the last call may be in vain."""
+        """Call a task that replaces queued calls, a few times; the last call may fail."""
         task, key = self._choose.choice(REPLACING), self.key()
         countdown = float(self._choose.choice((0, 1, 2)))
         for _call in range(self._choose.choice((1, 2, 3))):
@@ -97,7 +97,7 @@ class Producer:
             time.sleep(self._choose.uniform(0.0, 0.1))
 
     def wait(self) -> None:
-        """Call what waits its turn."""
+        """Call a task that waits for its turn."""
         key = self.key()
         for _call in range(self._choose.choice((1, 2))):
             self.call(project.plain, key)

@@ -63,7 +63,7 @@ def begun(self: Task, key: str, number: str, seconds: float) -> None:
 
 @app.task(base=SingletonTask, bind=True, lock_key="once:{key}", lock_scope="until_executed")
 def once(self: Task, key: str, number: str, seconds: float) -> None:
-    """One in the queue or at work."""
+    """Run, as a task of which one may be queued or at work."""
     occupy(self, key, number, seconds)
 
 
@@ -77,14 +77,14 @@ def surely(self: Task, key: str, number: str, seconds: float) -> None:
 @app.task(base=SingletonTask, bind=True, lock_key="succeeded:{key}",
           lock_scope="until_succeeded", lock_reserve_ttl=KEPT)  # fmt: skip
 def succeeded(self: Task, key: str, number: str, seconds: float) -> None:
-    """One in so many seconds, from the end of a body on."""
+    """Run, as a task of which one may be queued within so many seconds of the end of a body."""
     occupy(self, key, number, seconds)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="expired:{key}", lock_scope="until_expired",
           lock_reserve_ttl=KEPT)  # fmt: skip
 def expired(self: Task, key: str, number: str, seconds: float) -> None:
-    """One in so many seconds, from the time at which it may run on."""
+    """Run, as a task of which one may be queued within so many seconds of the time it may start."""
     occupy(self, key, number, seconds)
 
 

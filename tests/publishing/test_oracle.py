@@ -1,4 +1,4 @@
-"""What the oracle of the publishing side must find, and what it must let pass."""
+"""Violations that the oracle of the publishing side must find, and accounts that it must accept."""
 
 from __future__ import annotations
 

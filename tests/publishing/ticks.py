@@ -47,14 +47,17 @@ class Beats:
                 beat.started()
 
     def count(self) -> None:
-        """Judge what is sent from now on: every tick must be. A beat may be slow to start."""
+        """Judge the ticks sent from now on: none may be missing. A beat may be slow to start."""
         for site in self.sites.values():
             with contextlib.suppress(AssertionError):
                 site.sent("tick", 3, timeout=SLOW)
         self._begin = time.time()
 
     def judge(self, verdict: Verdict, faults: Sequence[chronicle.Fault]) -> None:
-        """Each tick of each entry was sent once, at its time; add what is wrong to the verdict."""
+        """Check that each tick of each entry was sent once, in time.
+
+        Add violations to the verdict.
+        """
         end = time.time()
         past = end - now()
         lost = [

@@ -43,7 +43,7 @@ def reservations(cluster: Cluster) -> Iterator[Reservations]:
 
 @pytest.fixture(scope="module")
 def monitor(cluster: Cluster) -> Iterator[Monitor]:
-    """What a node is told about locks."""
+    """Record the requests about locks that a node receives."""
     with Monitor(cluster) as monitor:
         yield monitor
 

@@ -1,4 +1,4 @@
-"""Plays one ending on a real worker, asserts what the lock must do there, and measures it.
+"""Play one ending on a real worker, check what the lock must do there, and measure it.
 
 Who freed a lock is taken from a node's MONITOR: the connection on which the token came that was
 deleted is the one it was set on (the process of the body), or another one of the worker's.
@@ -33,12 +33,12 @@ GEVENT_ENDS_TASKS = (5, 5)
 BODY, MAIN, KEEPER, TTL, NOBODY = "body's process", "main process", "keeper", "ttl", "never taken"
 
 SLOW = 2.0
-"""Seconds within which a node is told of a release, though it may be the last; of a ttl, never."""
+"""Seconds within which even the last node has received a release; far less than a ttl."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of an ending."""
+    """Measurements of an ending."""
 
     freed: float | None
     by: str
@@ -48,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ending:
-    """One way a body ends, and what must be so then.
+    """One way in which a body ends, and the promises about it.
 
     Attributes:
         name: In words; what the table in the docs calls it.
@@ -102,7 +102,7 @@ class Stage:
 
     @property
     def run(self) -> Run:
-        """The first body of the task, as far as it has come."""
+        """Return the first body of the task, as far as it has come."""
         return self.cluster.runs(self.key, self.sent)[0]
 
     def begin(self, task: str, *args: Any, quiet: bool = False, **options: Any) -> None:
@@ -126,7 +126,7 @@ class Stage:
         return freed
 
     def by(self) -> str:
-        """Who freed the task's first lock."""
+        """Return the process that released the task's first lock."""
         resource, task = f"k:{self.key}", self.sent.id
         with contextlib.suppress(AssertionError):  # a quorum of other nodes may be faster
             wait_until(lambda: self.monitor.freed_by(resource, task), SLOW, "this node is told")
@@ -143,7 +143,7 @@ class Stage:
         return self.process(pid)
 
     def told(self) -> str:
-        """What the node was told of it, by whom."""
+        """Return the node's record of requests about the key, with the process of each."""
         mine = {os.getpid(): "test", self.worker.process.pid: "worker"}
         return "\n".join(
             f"{mine.get(pid, pid)} {source} {' '.join(words)[:200]}"
@@ -155,7 +155,7 @@ class Stage:
         return self.monitor.extended_by(f"k:{self.key}", self.sent.id)
 
     def process(self, pid: int | None) -> str:
-        """What a process is here."""
+        """Return the role of a process."""
         known = {None: TTL, self.worker.process.pid: MAIN, self.run.pid: BODY}
         return known.get(pid, KEEPER)
 
@@ -178,7 +178,7 @@ class Stage:
 def play(
     ending: Ending, cluster: Cluster, monitor: Monitor, pool: str, worker: Worker | None, key: str
 ) -> Row:
-    """Bring an ending about on a pool; assert what must be so; what was measured.
+    """Bring an ending about on a pool, check the promises, and return the measurements.
 
     Args:
         worker: One that may be shared; None if the ending wants its own.
@@ -228,5 +228,5 @@ def begin_again(stage: Stage, **conf: Any) -> Any:
 
 
 def until(moment: float) -> None:
-    """Wait for a moment that is part of what is tested."""
+    """Wait for a moment that belongs to what is tested."""
     wait_until(lambda: time.monotonic() >= moment, 60.0, "the time has come")

@@ -1,4 +1,4 @@
-"""A receiver of all signals, for the workers' app: it writes what it hears into the bodies' log."""
+"""A receiver of all signals, for the workers' app: it writes them into the bodies' log."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a lock must outlive: a body of 3 x ttl that sleeps, computes, keeps the GIL, is stopped.
+"""Strains that a lock must outlive: a body that sleeps, computes, keeps the GIL or is stopped.
 
-As data, like the endings: the tests assert it, and `make endings` prints it.
+Each lasts 3 x ttl. As data, like the endings: the tests check it, and `make endings` prints it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tests.worker.ending import VERSION, Stage, until
 from tests.worker.scenarios import POOLS
 
 TTL = 1.0
-"""Of `short_ttl`; seconds."""
+"""Ttl of `short_ttl`; seconds."""
 BODY = 3.5 * TTL
 PAUSE = 3 * TTL
 
 
 @dataclass(frozen=True)
 class Setup:
-    """A pool, and who extends what it holds."""
+    """A pool, and the extender of its leases."""
 
     name: str
     pool: str
@@ -39,14 +39,14 @@ class Setup:
 
 @dataclass(frozen=True)
 class Strain:
-    """What a body does, or suffers, for 3 x ttl."""
+    """The work or fault of a body, for 3 x ttl."""
 
     name: str
     kind: str
     act: Callable[[Stage], None] = lambda stage: None
     since: tuple[int, int] = (5, 4)
     ends: bool = False
-    """Whether it ends the worker."""
+    """True if it ends the worker."""
 
     def __str__(self) -> str:
         return self.name
@@ -54,7 +54,7 @@ class Strain:
 
 @dataclass(frozen=True)
 class Held:
-    """What was seen.
+    """Observations of a strained body.
 
     Attributes:
         held: Whether nobody else had the lock while the body lived, and nobody called it lost.
@@ -90,7 +90,7 @@ STRAINS = (
     Strain("soft shutdown", "sleep", soft_shutdown, since=(5, 5), ends=True),  # the last
 )
 PAUSED = ("C call that keeps the GIL", "SIGSTOP")
-"""What stops every thread of a process."""
+"""Strains that stop every thread of a process."""
 PROCESS = {"redlock_keeper": "process"}
 SETUPS = [
     Setup("prefork", "prefork"),
@@ -101,7 +101,7 @@ SETUPS = [
 
 
 def strained_by() -> list[Strain]:
-    """What this Celery can do."""
+    """Return the strains that this Celery can bear."""
     return [strain for strain in STRAINS if strain.since <= VERSION]
 
 

@@ -1,4 +1,4 @@
-"""The app of a worker that tells what its tasks have loaded: see `test_loading.py`."""
+"""The app of a worker whose tasks report the modules they have loaded: see `test_loading.py`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def publishes(key: str) -> None: ...
 
 @app.task(base=SingletonTask, lock_key="k:{key}")
 def tells(key: str) -> list[str]:
-    """What was loaded by deliveries up to this one: a refused one, and the body of another task."""
+    """Return the modules loaded so far: by a refused delivery, and by another task's body."""
     # Where nobody takes it: billiard's child waits for up to 30 s, if it ends a task as its worker
     # stops, whether that has read of the end.
     publishes.apply_async((key,), queue=f"nobody-{key}")

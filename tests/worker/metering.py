@@ -41,4 +41,4 @@ def skips(key: str) -> None:
 
 @app.task(base=SingletonTask)
 def never() -> None:
-    """Nobody sends it."""
+    """Do nothing; no test sends it."""

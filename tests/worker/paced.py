@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # workers import this, and would take longer for it than for 
     from tests.support.cluster import Cluster
 
 STARTS, WINDOW = 2, 1.0
-"""Of `paced`; seconds."""
+"""Rate of `paced`: starts within a window, and the window in seconds."""
 
 
 def declare(app: Celery, name: str) -> None:
@@ -40,7 +40,7 @@ def declare(app: Celery, name: str) -> None:
 
 
 def _body(self: Task, key: str, then: str = "return", seconds: float = 0.0) -> Any:
-    """It may overlap another of its key: only its start counts."""
+    """Write a start. Bodies of a key may overlap: only the starts count."""
     note("start", f"pace:{key}", self.request.id)
     first = sum(one.task == self.request.id for one in _starts(os.environ[VARIABLE], key)) == 1
     told, until = f"{os.environ[VARIABLE]}.{key}", time.monotonic() + seconds
@@ -69,6 +69,6 @@ def starts(cluster: Cluster, key: str) -> list[float]:
 
 
 def crowded(times: Sequence[float], most: int = STARTS, window: float = WINDOW) -> list[float]:
-    """How long it took, wherever more than `most` bodies started within a window."""
+    """Return the span of each group of more than `most` starts that fits into a window."""
     spans = (last - first for first, last in zip(times, times[most:], strict=False))
     return [span for span in spans if span < window]

@@ -56,7 +56,7 @@ def all_done(cluster: Cluster, sent: Sent, key: str, timeout: float = 20.0) -> N
 
 
 def reserved(cluster: Cluster, sent: Sent) -> int:
-    """How many of these are in a worker, and have not begun."""
+    """Return how many of these are in a worker and have not begun."""
     answers = cluster.app.control.inspect(timeout=0.3).reserved() or {}
     found = {task["id"] for of_one in answers.values() for task in of_one}
     return len(found & {one.id for one in sent})
@@ -67,7 +67,7 @@ def parked(cluster: Cluster, sent: Sent, count: int) -> None:
 
 
 def occupied(cluster: Cluster, worker: Worker, key: str) -> str:
-    """Have a body of another key take the worker's only slot until it is told to end."""
+    """Let a body of another key occupy the worker's only slot until the test ends it."""
     other = f"{key}-other"
     cluster.send("until_told_retry", other, queue=worker.queue)
     cluster.entered(other)
@@ -79,7 +79,7 @@ def done(cluster: Cluster, key: str) -> int:
 
 
 def goes_back(cluster: Cluster, key: str, queue: str, *pool: str) -> None:
-    """What is parked goes to another worker while a long body takes the only slot."""
+    """Check that parked deliveries go to another worker while a long body has the only slot."""
     with cluster.worker(*pool, "-c", "1", queue=queue) as first, contextlib.ExitStack() as held:
         held.enter_context(cluster.redlock.lock(f"k:{key}"))
         sent = send(cluster, "work", key, 20, 0.02, queue=queue)

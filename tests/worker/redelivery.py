@@ -72,7 +72,7 @@ def timeout_and_death(stage: Stage, ending: Ending) -> Row:
 
 
 def connection_loss(stage: Stage, ending: Ending) -> Row:
-    """Its worker itself may take the message again, on its new connection; or the second does."""
+    """The message may go to the worker itself, on its new connection, or to the second worker."""
     stage.begin(ending.task)
     _overdue(stage)
     stage.cluster.client.client_kill_filter(_type="normal", skipme=True)

@@ -22,7 +22,7 @@ NAME = "tests.worker.tasks"
 
 
 class Lingering(SingletonTask):
-    """Its reservation is freed a while after its successor was published."""
+    """A task that frees its reservation a while after its successor was published."""
 
     abstract = True
 
@@ -31,7 +31,7 @@ class Lingering(SingletonTask):
 
 
 def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
-    """One task per scope, with the same key and body, and some that are acknowledged late.
+    """Declare a task for each scope, with one key and body; some are acknowledged late.
 
     Not shared: several apps of one test process have them, and each finalizes its own.
 
@@ -100,7 +100,7 @@ class Reservations:
         return self.tasks[name]
 
     def tokens(self, key: str) -> list[str]:
-        """What each node holds for the reservation, where it holds any."""
+        """Return the token of the reservation on each node that has one."""
         held = [node.get(f"redlock:k:{key}#reserved") for node in self._nodes]
         return [token.decode() for token in held if isinstance(token, bytes)]
 
@@ -122,7 +122,7 @@ class Reservations:
             node.delete(f"redlock:k:{key}#reserved", *[f"redlock:k:{key}"] * lock)
 
     def kept(self, key: str, task: Any) -> None:
-        """It is still that task's."""
+        """Check that the task still has the reservation."""
         tokens = self.tokens(key)
         assert self._owner(tokens) == task.id, f"{task.id} has it on these nodes: {tokens}"
 

@@ -21,7 +21,7 @@ __all__ = ["ENDINGS", "POOLS", "params", "played_on"]
 POOLS = unstarted.POOLS
 ONE_PROCESS = unstarted.ONE_PROCESS
 DEATH = (MAIN, KEEPER)
-"""Who may free the lock of a pool child that has died."""
+"""Processes that may release the lock of a dead pool child."""
 LONG = 30.0
 """Seconds that a body lasts which does not come to its end by itself."""
 
@@ -191,7 +191,7 @@ ENDINGS = (
 
 
 def played_on(pool: str, own: bool) -> list[Ending]:
-    """What this Celery can do on a pool; on a worker of its own, or on one that is shared."""
+    """Return the endings that this Celery can play on a pool, with a worker of their own or not."""
     found = [ending for ending in ENDINGS if pool in ending.pools and ending.since <= VERSION]
     return [ending for ending in found if (ending.worker is not None) == own]
 

@@ -88,13 +88,13 @@ def world(store: str = "redis") -> Iterator[tuple[Cluster, Monitor]]:
 
 
 def chosen(pool: str, only: str = "") -> list[Ending]:
-    """What is to be played on a pool; on a shared worker first."""
+    """Return the endings to play on a pool, those on a shared worker first."""
     endings = [*played_on(pool, own=False), *played_on(pool, own=True)]
     return [ending for ending in endings if only in ending.name]
 
 
 def measure(pool: str, endings: list[Ending], store: str) -> dict[str, Row | None]:
-    """Play them; what was measured, None where something was not as it must be."""
+    """Play the endings and return the measurements, None where a promise was broken."""
     rows: dict[str, Row | None] = {}
     while left := [ending for ending in endings if ending.name not in rows]:
         with world(store) as (cluster, monitor), contextlib.ExitStack() as stack:
@@ -118,7 +118,7 @@ def measure(pool: str, endings: list[Ending], store: str) -> dict[str, Row | Non
 
 
 def strain(cluster: Cluster, monitor: Monitor, setup: Setup) -> dict[str, Held | None]:
-    """What became of the lock of one body after another, on one worker."""
+    """Return the fate of the lock of one body after another, on one worker."""
     found: dict[str, Held | None] = {}
     queue = f"held{SETUPS.index(setup)}"
     with cluster.worker("-P", setup.pool, "-c", "2", queue=queue, **SOFT, **setup.conf) as worker:

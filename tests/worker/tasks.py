@@ -58,7 +58,7 @@ PAUSE = app.conf.get("test_pause", 0.1)
 
 
 class Witness(Listener):
-    """Puts what a listener is told into the bodies' log."""
+    """A listener that writes each loss into the bodies' log."""
 
     def lost(self, loss: LeaseLost) -> None:
         note("lost", str(loss.resource), "", loss.reason)
@@ -76,10 +76,10 @@ if app.conf.get("test_hears"):
 
 
 def compute() -> None:
-    """A loop of Python's own. In a frame of its own: Python 3.13.0 would pass by the `finally`.
+    """Compute in Python, in a frame of its own: Python 3.13.0 would skip the `finally`.
 
-    Shorter than the switch interval, before what is written lets the GIL go and takes it back, it
-    would keep all other threads waiting.
+    It lasts longer than the switch interval. A shorter loop would keep all other threads waiting,
+    because each line that is written releases the GIL and takes it again.
     """
     end = time.monotonic() + 4 * sys.getswitchinterval()
     while time.monotonic() < end:
@@ -123,7 +123,7 @@ def work(self: Task, key: str, seconds: float = 0.05, then: str = "return") -> A
 
 
 def told(key: str) -> str:
-    """The file that `Cluster.tell` makes: when it is there, bodies of this key end."""
+    """Return the file that `Cluster.tell` makes; bodies of this key end once it exists."""
     return f"{os.environ[VARIABLE]}.{key}"
 
 
@@ -200,13 +200,13 @@ def long(self: Task, key: str, seconds: float) -> int:
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", acks_late=True, ignore_result=True)
 def long_ignored(self: Task, key: str, seconds: float) -> None:
-    """Only its mark on the nodes tells that it is done."""
+    """Ignore the result: only the mark on the nodes shows that the task is done."""
     occupy(self, key, seconds)
 
 
 def _until_told(policy: str) -> Any:
     def body(self: Task, key: str) -> int:
-        """The first delivery goes on until it is told to end; another is short."""
+        """Occupy the first delivery until the test ends it; later ones are short."""
         first = runs_of(self.request.id) == 0
         occupy(self, key, 60.0 if first else 0.05, until=told(key))
         return runs_of(self.request.id)
@@ -223,7 +223,7 @@ until_told_skip = _until_told("skip")
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", retry_on_worker_lost=True,
           default_retry_delay=max(PAUSE, 0.2))  # fmt: skip
 def lost_retry(self: Task, key: str) -> int:
-    """Of Celery 5.7; to an older one the option says nothing."""
+    """Use an option of Celery 5.7; an older Celery ignores it."""
     occupy(self, key, 0.05 if runs_of(self.request.id) else 30.0)
     return runs_of(self.request.id)
 
@@ -234,7 +234,7 @@ def once_a_minute() -> None: ...
 
 @app.task
 def left(key: str) -> dict[str, Any]:
-    """What an earlier task has left on the nodes, as whoever runs next in its process sees it."""
+    """Return what an earlier task left on the nodes, as the next task of this process finds it."""
     at, held = time.monotonic(), 0
     for url in app.conf.redlock_nodes:
         with redis.Redis(port=urlsplit(url).port) as client:  # not as the user of the locks
@@ -278,7 +278,7 @@ def crowd(self: Task, key: str, seconds: float = 0.2) -> str:
           lock_limit=lambda tenant, many, **_: (many, 2),
           lock_retry_backoff=0.2, lock_retry_backoff_max=0.4)  # fmt: skip
 def tenants(self: Task, key: str, tenant: str, many: int = 1, seconds: float = 0.1) -> str:
-    """So many at a time of a tenant, as a function says, and two of all of them."""
+    """Run at most so many at a time for a tenant, by a function, and two for all tenants."""
     for name in (key, f"{key}-{tenant}"):
         note("in", name, self.request.id)
     time.sleep(seconds)
@@ -289,7 +289,7 @@ def tenants(self: Task, key: str, tenant: str, many: int = 1, seconds: float = 0
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def stubborn(self: Task, key: str, seconds: float, after: float) -> None:
-    """Goes on for `after` seconds when it is told to exit."""
+    """Go on for `after` seconds after a request to exit."""
     run = uuid.uuid4().hex[:8]
     note("enter", f"k:{key}", self.request.id, run)
     end = time.monotonic() + seconds
@@ -306,7 +306,7 @@ def stubborn(self: Task, key: str, seconds: float, after: float) -> None:
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def tidy(self: Task, key: str, seconds: float, after: float) -> None:
-    """When it is told to exit, it tidies up for `after` seconds first."""
+    """Tidy up for `after` seconds after a request to exit."""
     run = uuid.uuid4().hex[:8]
     note("enter", f"k:{key}", self.request.id, run)
     try:
@@ -324,7 +324,7 @@ def patient(self: Task, key: str, seconds: float = 0.05) -> str:
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_fencing=True)
 def fenced(self: Task, key: str) -> int | None:
-    """Goes on until it is told to end."""
+    """Go on until the test ends it."""
     occupy(self, key, 60.0, until=told(key))
     return current_lease().fencing_token
 
@@ -361,7 +361,7 @@ def total(results: Any) -> None: ...
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=0.05,
           lock_retry_backoff=0.1)  # fmt: skip
 def slow_to_say(self: Task, key: str) -> None:
-    """Fails; its process dawdles until it is told to go on, when it has sent a message again."""
+    """Fail, in a process that waits for the test once it has sent a message again."""
     raise ValueError("as asked")
 
 
@@ -382,7 +382,7 @@ def _policy(policy: Any, name: str, **options: Any) -> Any:
 
 
 def _ask(holder: Any, request: Any) -> Any:
-    """What the message says; or who holds it."""
+    """Return the policy in the message, or raise an error with the holder."""
     say = request.args[1]
     if say == "fail":
         raise KeyError(holder.owner.task_id)
@@ -431,7 +431,7 @@ def lost_log(self: Task, key: str, seconds: float, kind: str = "sleep") -> bool:
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
 def punctual(self: Task, key: str, seconds: float, kind: str) -> list[Any]:
-    """Why it was told to stop, how long after its deadline, and whether its lease says the same."""
+    """Return why it was interrupted, how long after the deadline, and if the lease agrees."""
     try:
         occupy(self, key, seconds, kind)
     except LeaseLost:
@@ -458,7 +458,7 @@ def asks(self: Task, key: str, seconds: float) -> str | None:
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def in_a_thread(self: Task, key: str) -> list[str]:
-    """What a thread, or greenlet, that the body starts can do with the body's lock."""
+    """Return what a thread or greenlet of the body can do with the body's lock."""
     found: list[str] = []
 
     def other() -> None:
@@ -478,7 +478,7 @@ def in_a_thread(self: Task, key: str) -> list[str]:
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def named(self: Task, key: str, seconds: float) -> list[str]:
-    """What its current lease is called, asked often while others have theirs."""
+    """Return the names of the current lease, read often while others have leases."""
     names = set()
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -516,7 +516,7 @@ def silent(self: Task, key: str, seconds: float, kind: str = "sleep") -> None:
 
 @app.task(base=SingletonTask, **SILENCE)
 def deaf(self: Task, key: str, seconds: float) -> list[bool]:
-    """A body that is told, and goes on for so long."""
+    """Go on for so long after an interruption."""
     told = False
     try:
         occupy(self, key, 20.0)
@@ -610,7 +610,7 @@ def headers(self: Task, key: str) -> dict[str, Any]:
 
 
 class SlowAfterRetry(SingletonTask):
-    """Its `on_retry` keeps the first try, and its lock, alive after the second was published."""
+    """A task whose `on_retry` keeps the first try, and its lock, alive after the second is sent."""
 
     name = f"{NAME}.slow_after_retry"
     lock_key = "k:{key}"

@@ -1,4 +1,4 @@
-"""What once broke the lock from within: replaced tasks, annotations, solo workers."""
+"""Faults that once broke the lock from within: replaced tasks, annotations, solo workers."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def test_contended_tasks_on_quorum_queues_all_run_once(
 def test_task_waiting_for_its_eta_is_sent_anew_before_the_broker_drops_it(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
-    """It was with two workers that ended; the third return would be its end."""
+    """It was with two workers that ended; a third return would make the broker drop it."""
     settings = settings_of("direct", rabbitmq, x_delivery_limit=2)
     with own_queue(cluster, tmp_path, settings) as other, Connection(rabbitmq) as connection:
         with other.app.connection_for_write() as declaring:
@@ -74,7 +74,10 @@ def test_task_waiting_for_its_eta_is_sent_anew_before_the_broker_drops_it(
 def test_workers_survive_a_short_consumer_timeout(
     cluster: Cluster, key: str, tmp_path: Path
 ) -> None:
-    """RabbitMQ closes the channel of who keeps a message for longer; that ends a worker."""
+    """RabbitMQ closes the channel of a consumer that keeps a message too long.
+
+    That ends a worker.
+    """
     from tests.support.rabbitmq import missing, start_rabbitmq
 
     if missing():
@@ -199,7 +202,7 @@ EVERYWHERE = [
     for acks in ACKS
 ]
 USUAL = [pytest.param(("topic", "late"), id="topic-late", marks=kind_of("topic").marks)]
-"""What `make test` has of it."""
+"""The cases of `make test`."""
 RARE = [
     pytest.param(*one.values, id=one.id, marks=[*one.marks, pytest.mark.slow])
     for one in EVERYWHERE
@@ -272,7 +275,7 @@ def test_lock_is_free_after_each_ending_on_each_broker(
 def test_late_acknowledged_message_of_a_killed_worker_comes_back(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, kind: str, acks: str
 ) -> None:
-    """RabbitMQ gives it to another at once, who waits for the end of the dead one's ttl."""
+    """RabbitMQ gives it to another worker at once, which waits until the ttl has passed."""
     settings = settings_of(kind, rabbitmq) | {"task_acks_late": acks == "late"}
     with own_queue(cluster, tmp_path, settings) as other:
         with other.worker("-c", "1") as first:
@@ -323,7 +326,7 @@ def test_parked_tasks_keep_no_slot_idle(
 def test_parked_tasks_beside_rate_limited_ones_keep_no_slot_idle(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
-    """Celery's own: what waits for it is in the window, too."""
+    """Celery counts tasks that wait for their rate in the prefetch window, too."""
     settings = {**settings_of("topic", rabbitmq), "worker_prefetch_multiplier": 2}
     with (
         own_queue(cluster, tmp_path, settings) as other,

@@ -1,4 +1,4 @@
-"""What a task does whose lock another holds: wait its turn, be skipped, or fail."""
+"""A task whose lock is held: it waits its turn, is skipped, or fails."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_conflicting_task_waits_its_turn_and_keeps_id_and_retries(
 def test_final_state_is_not_hidden_by_an_earlier_retry(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Who is slow, between sending it again and being done with it, does not store RETRY then."""
+    """A slow process, between sending a message again and its end, does not store RETRY late."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("slow_to_say", key)
         worker.said(f"slow_to_say[{sent.id}] waits (held, attempt 1")
@@ -123,7 +123,7 @@ def test_task_sent_again_keeps_headers_and_options_of_its_user(
 
 
 def test_error_callbacks_wait_for_their_turn(cluster: Cluster, worker: Worker, key: str) -> None:
-    """Of a task that raises, of one whose process dies (its worker calls them), and of a chord."""
+    """The tasks: one that raises, one whose process dies (its worker calls), and a chord."""
     callback = cluster.signature("compensate", key)
     failing = [(f"{key}-{how}", 0.01, how) for how in ("raise", "SIGKILL")]
     with cluster.redlock.lock(f"k:{key}"):

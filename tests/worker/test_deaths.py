@@ -15,7 +15,7 @@ from tests.support.worker import Worker
 def test_child_is_killed_while_it_waits_for_a_lock(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """It holds nothing; and the one who holds it is not robbed."""
+    """The child holds nothing, and the holder keeps its lock."""
     with cluster.redlock.lock(f"k:{key}") as lease:
         sent = cluster.send("patient", key)
         pid = wait_until(lambda: cluster.accepted_by(sent), 5.0, "a child has taken it")

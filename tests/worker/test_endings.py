@@ -25,7 +25,7 @@ def test_lock_is_free_after_each_ending_in_prefork(
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["postgresql", "etcd"])
 def test_endings_free_the_lock_over_postgresql_and_etcd_too(store: str) -> None:
-    """As `make endings STORE=...` plays all of them."""
+    """`make endings STORE=...` plays all of them."""
     assert None not in measure("prefork", played_on("prefork", own=False), store).values()
 
 
@@ -72,12 +72,12 @@ def test_soft_time_limit_while_waiting_for_the_lock_fails_the_task(
 
 
 def test_soft_time_limit_at_any_moment_leaves_no_lock_held(cluster: Cluster, key: str) -> None:
-    """Struck while taking the lock, in the body or while giving it back: nothing stays held.
+    """Interrupted while it acquires, in the body or while it releases: no lock stays held.
 
-    A task that is struck in Celery's own code, outside of its body, never has a result; a child
-    that is struck between two tasks dies; and one that is struck while it tells what became of a
-    task may leave a worker that does nothing any more (shown with Celery alone). So it is a worker
-    of this test's own, and what is asked is whether the locks are free, whatever became of it.
+    A task that is interrupted in Celery's own code, outside of its body, never has a result. A
+    child that is interrupted between two tasks dies. One that is interrupted while it reports the
+    end of a task may leave a worker that does nothing any more (shown with Celery alone). So this
+    test has a worker of its own, and only checks that the locks are free.
     """
     limits = [0.001 + 0.0004 * i for i in range(40)]
     with cluster.worker("-c", "3", queue="struck") as worker:

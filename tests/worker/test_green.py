@@ -81,7 +81,7 @@ def test_greenlets_of_two_workers_take_turns(cluster: Cluster, worker: Worker, k
 def test_greenlet_does_not_share_the_lease_of_another(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Neither is it shared with a greenlet that the body starts: that has to wait for it."""
+    """A greenlet that the body starts does not share it either: it has to wait."""
     assert cluster.result(cluster.send("in_a_thread", key)) == [
         "there is no current lease",
         "ResourceHeld",

@@ -45,9 +45,10 @@ def played() -> Iterator[Any]:
 def test_lock_is_held_as_long_as_its_body_under_every_strain(
     cluster: Cluster, monitor: Monitor, key: str, setup: Setup, strains: list[Strain]
 ) -> None:
-    """Or lost, where nobody is left to extend it; and then the holder notices.
+    """Where no process is left to extend it, it is lost, and the holder notices.
 
-    Bodies that are processes of their own bear theirs side by side, but for what ends the worker.
+    Bodies in processes of their own are strained side by side, except by strains that end the
+    worker.
     """
     with cluster.worker("-P", setup.pool, "-c", "5", **SOFT, **setup.conf) as worker:
         if setup.conf == PROCESS:  # which takes a second to start, at the first lock

@@ -1,4 +1,4 @@
-"""What a worker does with messages that somebody forged, and what it shows of its secrets.
+"""Forged messages: what a worker does with them, and what it shows of its secrets.
 
 Whoever may write to the broker can run any task with any arguments. More than that he cannot: lock
 options come from the decorated code, and a lock that another delivery holds is neither freed nor
@@ -83,7 +83,7 @@ FORGED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 FAILS = {"eager", "headers that are none", "a deadline long ago"}
-"""They harm nobody but the task they ask for."""
+"""Forgeries that harm only the task they ask for."""
 
 
 @pytest.mark.parametrize("name", FORGED)
@@ -117,9 +117,9 @@ def test_forged_message_takes_its_turn_and_changes_no_lock(
 def test_forged_reservation_takes_the_lock_from_no_body(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """Nor does it keep the key for as long as it says, or stop the worker.
+    """It does not keep the key for as long as it claims either, nor stop the worker.
 
-    It does not say that its body has begun: then it would be parked.
+    It does not claim that its body has begun, because it would then be parked.
     """
     forged = {"resources": [f"k:{key}"], "scope": "until_executing", "on_duplicate": "skip",
               "ttl": 60.0}  # fmt: skip
@@ -295,7 +295,7 @@ def test_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> No
 
 
 def test_wrong_password_of_a_node_is_logged_when_a_worker_starts(cluster: Cluster) -> None:
-    """And the worker starts: a minority that refuses us costs nothing."""
+    """The worker starts: a minority of nodes that refuse us costs nothing."""
     with LocalServer(password="another") as other:
         wrong = f"redis://:{CANARY}@127.0.0.1:{other.port}/0"
         nodes = [wrong, *(node.url for node in cluster.nodes[1:3])]

@@ -1,4 +1,4 @@
-"""`celery inspect redlock`: a worker tells what it holds and waits for, and asks no node."""
+"""`celery inspect redlock`: a worker reports what it holds and waits for, and asks no node."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ POOLS = [
 
 
 def told(cluster: Cluster, name: str, kind: str, count: int) -> dict[str, Any]:
-    """What a worker answers, once it tells of so many."""
+    """Return the answer of a worker, once it reports so many of this kind."""
     asked = cluster.app.control.inspect(timeout=5.0, destination=[name], limit=1)
 
     def enough() -> dict[str, Any] | None:
@@ -61,7 +61,7 @@ def as_an_operator_sees(cluster: Cluster, node: str) -> dict[str, Any]:
 
 
 def shown(cluster: Cluster, resource: str) -> str:
-    """What `show` says to one who may look (docs/cli.md), once the worker has answered it."""
+    """Return the output of `show` for a user that may only look, once the worker answers it."""
     app = Celery("tests.worker.operator", set_as_current=False)
     app.conf.update(cluster.conf, redlock_nodes=[node.url for node in cluster.nodes])
 
@@ -74,7 +74,7 @@ def shown(cluster: Cluster, resource: str) -> str:
 
 
 def waiting(cluster: Cluster, resource: str) -> int:
-    """How many wait for it, as `ls` says once the worker has answered it."""
+    """Return the number of waiters, by `ls` once the worker answers it."""
     app = Celery("tests.worker.operator", set_as_current=False)
     app.conf.update(cluster.conf, redlock_nodes=[node.url for node in cluster.nodes])
     site = SimpleNamespace(app=app)
@@ -89,7 +89,7 @@ def waiting(cluster: Cluster, resource: str) -> int:
 
 
 def compared(app: Celery) -> list[Finding]:
-    """What the doctor finds, once the worker has answered it."""
+    """Return the findings of the doctor, once the worker answers it."""
     answered: list[list[Finding]] = []
 
     def look() -> bool:

@@ -1,4 +1,4 @@
-"""One key: of the producer's arguments, of the worker's decoded ones, and of the body's."""
+"""One key for the producer's arguments, the worker's decoded ones, and those of the body."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from tests.support.wait import wait_until
 
 
 def connections(node: LocalServer, since: set[int]) -> list[bool]:
-    """Those of locks that were not there before: whether each is one that listens."""
+    """Return, for each new connection of locks, if it is one that listens."""
     with redis.Redis.from_url(node.url) as client:
         return sorted(
             int(one["sub"]) > 0

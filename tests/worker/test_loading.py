@@ -42,7 +42,7 @@ def test_first_task_of_a_worker_loads_no_more_modules(
 
 
 def test_task_module_of_the_tests_loads_no_test_tools() -> None:
-    """Or each of their workers would take twice as long to start: three hundred do."""
+    """Otherwise each of the tests' three hundred workers would take twice as long to start."""
     code = "import sys, tests.worker.tasks; print({'pytest', 'docker'} & {*sys.modules})"
     env = {**os.environ, "TEST_CONF": "{}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)

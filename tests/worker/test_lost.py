@@ -22,7 +22,7 @@ from tests.support.worker import Worker, often
 BRIEF = 1.7
 """Seconds that a body lasts which goes on though its lease, of a second, is lost."""
 PUNCTUAL = 0.05
-"""Seconds after its deadline within which a body is told."""
+"""Seconds after its deadline within which a body is interrupted."""
 
 
 POOLS = [often(name) for name in ("prefork", "threads", "solo", "gevent")]
@@ -84,9 +84,9 @@ def test_lease_lost_is_raised_in_the_body(
 def test_body_is_interrupted_at_its_deadline_when_a_majority_is_gone(
     cluster: Cluster, worker: Worker, name: str, key: str, kind: str
 ) -> None:
-    """Told at the deadline: within 50 ms, unless the machine itself was busy elsewhere.
+    """It is interrupted within 50 ms, unless the machine was busy elsewhere.
 
-    Of three bodies the first counts, side by side or, where one stops others, one after the other.
+    Of three bodies the first counts: side by side or, where one stops others, one after the other.
     """
     interruptible(name, kind)
     alone = name == "solo" or kind == "loop"  # loops would keep one another from being told
@@ -102,7 +102,7 @@ def test_body_is_interrupted_at_its_deadline_when_a_majority_is_gone(
 
 
 def told_late(cluster: Cluster, key: str, kind: str, count: int) -> list[float]:
-    """Bodies that lose a majority: seconds after their deadlines when they are told."""
+    """Return the seconds from the deadline to the interruption of bodies that lose a majority."""
     sent = [cluster.send("punctual", f"{key}{i}", 20.0, kind) for i in range(count)]
     for i in range(count):
         cluster.entered(f"{key}{i}")
@@ -139,8 +139,11 @@ def test_sleeping_thread_is_interrupted_only_after_its_sleep(
 def test_bodies_with_on_lost_log_or_callable_and_repaired_leases_run_on(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
-    """Side by side: one that only logs its loss, one that has a function for it, one whose keys
-    are gone from a majority, but nobody's: repaired before the deadline, so it keeps its lock."""
+    """Side by side: a body that only logs its loss, one with a function for it, and a repaired one.
+
+    The keys of the last one are gone from a majority, and no other client has them: it is repaired
+    before the deadline and keeps its lock.
+    """
     sent = {}
     for task in ("lost_log", "lost_told"):
         sent[task] = cluster.send(task, f"{key}-{task}", BRIEF)
@@ -196,7 +199,7 @@ def test_silent_body_is_interrupted_and_stays_locked_until_it_has_ended(
 def test_unresponsive_body_keeps_its_lock_until_its_process_is_killed_or_it_ends(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
-    """For longer than the ttl, in any case; where its process is its own it is killed."""
+    """It keeps it beyond the ttl. A process of its own is killed."""
     killed = name == "prefork"
     sent = cluster.send("deaf", key, 20.0 if killed else 1.6)
     cluster.entered(key)
@@ -259,7 +262,7 @@ def test_body_that_reports_progress_or_is_only_watched_runs_on(
 def test_reporting_body_survives_a_long_stop_of_its_whole_worker(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """As by `docker pause`: for more than twice the time that it may be silent for."""
+    """The worker stops as by `docker pause`, for more than twice the time a body may be silent."""
     sent = cluster.send("reporting", key, 6.0)
     cluster.entered(key)
     with contextlib.ExitStack() as stops:

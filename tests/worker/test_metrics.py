@@ -47,7 +47,7 @@ def worker(cluster: Cluster, directory: Path) -> Iterator[Worker]:
 
 
 class Shown:
-    """What the worker's main process answers."""
+    """The metrics of the worker's main process."""
 
     def __init__(self, worker: Worker) -> None:
         worker.said("metrics on http://", READY)
@@ -58,7 +58,7 @@ class Shown:
         self.families = list(text_string_to_metric_families(self.text))
 
     def value(self, name: str, **labels: str) -> float | None:
-        """The sum over what has these labels; None if nothing has."""
+        """Return the sum of the samples with these labels; None if there are none."""
         values = [
             sample.value
             for family in self.families
@@ -74,7 +74,7 @@ def acquired(worker: Worker) -> float:
 
 
 def meet(cluster: Cluster, path: Path, count: int) -> set[int]:
-    """So many tasks, each in a child of its own; their processes."""
+    """Run so many tasks, each in a child of its own, and return their processes."""
     meeting = path / uuid.uuid4().hex
     meeting.mkdir()
     sent = [

@@ -1,4 +1,4 @@
-"""What an operator sees of a real worker over PostgreSQL: the same as over one Redis node."""
+"""An operator's view of a real worker over PostgreSQL: the same as over one Redis node."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ LOOKS = [
 LONG = 1800.0
 """Seconds; longer than this module takes, on a machine that is busy."""
 WAITING = {"k:held": 2, "crowd:some": 1}
-"""How many wait. One that is parked is tried now and then, and for that moment waits nowhere."""
+"""Waiters of each key. A parked delivery that is being tried waits nowhere for that moment."""
 
 
 class Place(NamedTuple):
-    """One store, a worker over it, and an app as an operator has it."""
+    """A store, a worker over it, and an operator's app."""
 
     cluster: Cluster
     worker: Worker
@@ -58,7 +58,7 @@ class Place(NamedTuple):
     tasks: dict[str, Any]
 
     def call(self, *arguments: str) -> str:
-        """What a command says, once the worker has answered it."""
+        """Return the output of a command, once the worker answers it."""
 
         def said() -> str:
             result = CliRunner().invoke(group, arguments, obj=Site(app=self.app))
@@ -96,7 +96,7 @@ def places(
 
 
 def _nobody_listens() -> None:
-    """What listens for calls closes its connection in its own thread, soon."""
+    """Wait until the listening thread has closed its connection."""
     wait_until(
         lambda: not any("celery_redlock listen" in one.name for one in threading.enumerate()),
         5.0,
@@ -145,7 +145,7 @@ def _waiting(entries: Iterable[dict[str, Any]]) -> dict[str, int]:
 
 
 def same(place: Place, said: str) -> list[str]:
-    """What is said without what is each place's own: times, numbers, ids, names of nodes."""
+    """Return the output without times, numbers, ids and names of nodes, which differ by place."""
     with contextlib.suppress(ValueError):  # JSON, of several lines
         said = json.dumps(json.loads(said), indent=2)
     for name in (*place.cluster.redlock.nodes, place.worker.hostname()):
@@ -168,7 +168,7 @@ def test_commands_show_the_same_for_postgresql_as_for_redis(
 
 
 def told(place: Place) -> dict[str, Any]:
-    """What the worker answers to `celery inspect redlock`."""
+    """Return the worker's answer to `celery inspect redlock`."""
     asked = place.app.control.inspect(timeout=5.0, limit=1)
 
     def said() -> dict[str, Any] | None:
@@ -220,7 +220,7 @@ def test_dashboard_shows_the_same_for_postgresql_as_for_redis(places: dict[str, 
 
 
 def _settled(client: Client) -> dict[str, Any]:
-    """What the page shows once it has asked the worker."""
+    """Return what the page shows once it has asked the worker."""
 
     def asked() -> dict[str, Any] | None:
         said = client.get("/locks.json").get_json()

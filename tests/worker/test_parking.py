@@ -30,12 +30,15 @@ def two(cluster: Cluster, narrow: Worker) -> Iterator[None]:
 
 
 def retries(states: Mapping[str, list[str]], sent: Sent) -> int:
-    """How often these were sent again."""
+    """Return how often these were sent again."""
     return sum(states.get(one.id, []).count("RETRY") for one in sent)
 
 
 def test_free_tasks_overtake_twenty_parked_ones(cluster: Cluster, narrow: Worker, key: str) -> None:
-    """One slot, twenty that wait: more than the worker would fetch. Each is sent again but once."""
+    """One slot, and twenty waiting tasks, more than the worker would fetch.
+
+    Each is sent again once.
+    """
     with cluster.states() as states:
         with cluster.redlock.lock(f"k:{key}"):
             sent = send(cluster, "work", key, 20, 0.01)
@@ -64,7 +67,7 @@ def test_tasks_of_one_key_in_one_worker_follow_each_other(
 def test_parked_tasks_of_many_keys_freed_at_once_do_not_wait_for_a_poll(
     cluster: Cluster, narrow: Worker, key: str
 ) -> None:
-    """One slot: whoever ends lets the next one go, whichever its key is."""
+    """The worker has one slot: the end of any body lets the next one go, whatever its key is."""
     names = [f"{key}-{number}" for number in range(60)]
     leases = [cluster.redlock.acquire(f"k:{name}") for name in names]
     sent = [cluster.send("work", name, 0.0, queue="narrow") for name in names]
@@ -98,7 +101,7 @@ def test_parked_tasks_can_be_revoked_and_expire(cluster: Cluster, narrow: Worker
 def test_countdown_of_a_retry_is_kept_after_parking(
     cluster: Cluster, narrow: Worker, key: str
 ) -> None:
-    """Of a task that had to wait for its lock before."""
+    """The task had to wait for its lock before."""
     with cluster.redlock.lock(f"k:{key}"):
         (sent,) = send(cluster, "work", key, 1, 0.0, "retry")
         parked(cluster, [sent], 1)
@@ -112,7 +115,7 @@ def test_countdown_of_a_retry_is_kept_after_parking(
 def test_full_pool_of_one_greenlet_does_not_wait_for_itself(
     cluster: Cluster, key: str, name: str
 ) -> None:
-    """Who ends in its only greenlet lets the next one go, and must leave it for that."""
+    """A body that ends in the only greenlet lets the next one go, and must leave it for that."""
     with cluster.worker("-P", name, "-c", "1", queue=f"full-{name}"):
         sent = send(cluster, "work", key, 10, 0.02, queue=f"full-{name}")
         all_done(cluster, sent, key)
@@ -132,7 +135,7 @@ def test_parked_tasks_run_after_a_hard_time_limit(cluster: Cluster, key: str) ->
 
 
 def test_two_workers_take_turns_without_polling(cluster: Cluster, two: None, key: str) -> None:
-    """Back to back, without polling: but for the first of each, few meet a held lock."""
+    """They run back to back. Except for the first of each, few meet a held lock."""
     with cluster.states() as states:
         sent = send(cluster, "work", key, 40, 0.02)
         all_done(cluster, sent, key)
@@ -142,10 +145,10 @@ def test_two_workers_take_turns_without_polling(cluster: Cluster, two: None, key
 
 
 def test_parked_tasks_are_not_lost_with_their_connection(cluster: Cluster, key: str) -> None:
-    """The broker delivers again what was parked; that it was parked here runs none of it twice.
+    """The broker delivers parked messages again, and none of them runs twice.
 
-    All are parked, for 11 s and more. One that is just being fetched may be with the broker as
-    delivered, and kombu looks for such when it connects, and then every 100 s.
+    All are parked, for 11 s and more. A message that is just being fetched may count as delivered
+    with the broker; kombu looks for such messages when it connects, and then every 100 s.
     """
     conf = {"broker_transport_options": {"visibility_timeout": 60}}
     with cluster.worker("-c", "2", queue="cut", **conf) as worker:

@@ -1,4 +1,4 @@
-"""What parking holds back, and from whom: never a free key from a worker that has a free slot."""
+"""Effects of parking on others: a worker with a free slot always finds a free key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.worker.parking import all_done, cut_off, done, flood, goes_back, occu
 
 
 def test_1200_parked_tasks_of_one_key_delay_no_other(cluster: Cluster, key: str) -> None:
-    """All of them are parked, and given back to nobody, and looked after in passing."""
+    """All of them are parked, none is returned, and a few are checked at a time."""
     with cluster.worker("-c", "2", queue="flood") as worker, cluster.redlock.lock(f"k:{key}"):
         flood(cluster, key, 1200, "flood")
         wait_until(
@@ -40,7 +40,7 @@ def test_1200_parked_tasks_of_one_key_delay_no_other(cluster: Cluster, key: str)
 def test_messages_beyond_the_memory_are_sent_again_a_few_at_a_time(
     cluster: Cluster, key: str
 ) -> None:
-    """They do not fill the pool, so that others pass by them; and none is lost."""
+    """They do not fill the pool, so other tasks pass them; none is lost."""
     conf = {"redlock_parking_memory": 65_536, "redlock_retry_backoff_max": 30.0}
     with cluster.worker("-c", "2", queue="beyond", **conf) as worker:
         with cluster.redlock.lock(f"k:{key}"):
@@ -79,7 +79,7 @@ def test_tasks_with_a_deadline_stay_parked_while_their_key_changes_hands(
 
 
 def test_worker_without_a_slot_keeps_no_key_from_another(cluster: Cluster, key: str) -> None:
-    """It may keep what is within its ordinary prefetch window, as without locks: four, and one."""
+    """It may keep its ordinary prefetch window, as without locks: four, and one."""
     with cluster.worker("-c", "1", queue="shared") as full:
         other = occupied(cluster, full, key)
         with cluster.worker("-c", "1", queue="shared"):
@@ -120,7 +120,7 @@ def test_warm_shutdown_gives_parked_tasks_back_at_once(cluster: Cluster, key: st
 
 
 def test_stopping_worker_keeps_nothing_in_its_socket(cluster: Cluster, key: str) -> None:
-    """Its last BRPOP is with the broker for up to a second: it takes what is sent meanwhile."""
+    """Its last BRPOP waits at the broker for up to a second, and takes messages sent meanwhile."""
     with contextlib.ExitStack() as held, cluster.worker("-c", "2", queue="pops") as worker:
         held.enter_context(cluster.redlock.lock(f"k:{key}"))
         other = f"{key}-other"
@@ -145,7 +145,7 @@ def test_stopping_worker_keeps_nothing_in_its_socket(cluster: Cluster, key: str)
 
 
 def test_full_worker_leaves_tasks_it_cannot_run_to_the_broker(cluster: Cluster, key: str) -> None:
-    """So a purge reaches it, as without locks."""
+    """A purge removes them, as without locks."""
     with cluster.worker("-c", "1", queue="purged"):
         sent = send(cluster, "until_told_retry", key, 40, queue="purged")
         cluster.entered(key)
@@ -180,7 +180,10 @@ def scores(cluster: Cluster) -> dict[str, float]:
 
 
 def test_parked_tasks_of_a_killed_worker_return_within_a_minute(cluster: Cluster, key: str) -> None:
-    """Redis gives back what is older than the visibility timeout: an hour. These are soon."""
+    """Redis returns messages after the visibility timeout, an hour.
+
+    The parked ones are due sooner.
+    """
     with cluster.redlock.lock(f"k:{key}"), cluster.worker("-c", "2", queue="dies") as worker:
         sent = send(cluster, "work", key, 20, queue="dies")
         parked(cluster, sent, 20)
@@ -211,10 +214,10 @@ def test_parked_tasks_of_a_killed_worker_return_within_a_minute(cluster: Cluster
 def test_parked_tasks_given_to_another_worker_are_dropped_here(
     cluster: Cluster, key: str, name: str
 ) -> None:
-    """As after a long pause of ours: they run there, and not twice; and none waits for a slot.
+    """They run there once, as after a long pause of ours, and none waits for a slot here.
 
-    Nor do they stay in the prefetch window, which is 8 here: the worker goes on. And at once: who
-    waits behind them has the turn of the first.
+    They leave the prefetch window, which is 8 here, so the worker goes on; and a delivery behind
+    them has the turn of the first at once.
     """
     arguments = ("-P", name, "-c", "2")
     with cluster.worker(*arguments, queue="given") as worker, contextlib.ExitStack() as held:

@@ -51,7 +51,7 @@ def paused(cluster: Cluster, pattern: str, seconds: float = 60.0) -> Iterator[fl
 
 
 def passed_by(cluster: Cluster) -> None:
-    """A task of another key runs: what was sent before it has come to the worker."""
+    """Wait until a task of another key has run: earlier messages have reached the worker."""
     for _ in range(3):
         assert cluster.state(cluster.send("work", f"other{next(numbers)}", 0.0)) == "SUCCESS"
 
@@ -104,7 +104,7 @@ def place(
 
 
 def test_paused_tasks_do_not_begin_and_go_on_within_a_second(place: tuple[Cluster, Worker]) -> None:
-    """Whatever the policy; what runs ends, what is parked waits, and others pass by."""
+    """Whatever the policy: running bodies end, parked deliveries wait, and others pass."""
     cluster, worker = place
     key = f"all{next(numbers)}-"
     running = cluster.send("until_told_retry", f"{key}1")
@@ -132,7 +132,7 @@ def test_paused_tasks_do_not_begin_and_go_on_within_a_second(place: tuple[Cluste
 
 
 def test_paused_task_in_the_queue_of_the_pool_does_not_begin(place: tuple[Cluster, Worker]) -> None:
-    """It was given to the pool before the pause, and has no slot before it is over."""
+    """The pool received it before the pause, and has a slot for it only afterwards."""
     cluster, _worker = place
     key = f"pool{next(numbers)}-"
     busy = [f"busy{next(numbers)}" for _ in range(2)]
@@ -155,7 +155,7 @@ def test_paused_task_in_the_queue_of_the_pool_does_not_begin(place: tuple[Cluste
 
 
 def at_work(cluster: Cluster, key: str) -> int:
-    """How many bodies of a key with a limit are at work."""
+    """Return the number of bodies of a key with a limit that are at work."""
     return len(cluster.lines("in", key)) - len(cluster.lines("out", key))
 
 
@@ -184,7 +184,7 @@ def test_limit_lowered_while_tasks_run_is_obeyed(place: tuple[Cluster, Worker]) 
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
 def test_raised_limit_lets_more_parked_tasks_begin_at_once(place: tuple[Cluster, Worker]) -> None:
-    """Of what is parked; the third of three has waited for one of two."""
+    """The third of three parked tasks has waited for one of two."""
     cluster, _worker = place
     key = f"raised{next(numbers)}"
     with cluster.worker("-c", "3", queue="raised") as _other:
@@ -261,7 +261,7 @@ def test_paused_task_can_be_revoked_and_goes_to_another_worker(
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
 def test_retry_deadline_does_not_run_during_a_pause(place: tuple[Cluster, Worker]) -> None:
-    """It may wait 0.6 s for one and the same holder; nobody holds its key."""
+    """A task may wait 0.6 s for one holder; during the pause there is no holder."""
     cluster, _worker = place
     key = f"deadline{next(numbers)}-"
     with paused(cluster, f"k:{key}*"):

@@ -121,7 +121,7 @@ def test_policy_replace_runs_once_the_revoked_holder_is_dead(
 def test_policy_replace_runs_once_a_killed_holder_is_dead(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """It goes on for longer than the new one waits: only its death frees its lock."""
+    """The holder goes on for longer than the new task waits: only its death releases its lock."""
     old = cluster.send("stubborn", key, 60.0, 60.0)
     pid = cluster.entered(key).pid
     new = cluster.send("policy_replace", key)
@@ -175,7 +175,7 @@ def test_second_of_two_tasks_that_replace_a_holder_replaces_the_first(
     assert cluster.state(old, 15.0) == "REVOKED"
 
     def replaced() -> tuple[Any, Any] | None:
-        """Who was replaced and by whom, once one of the two has got the other's place."""
+        """Return the replaced task and its replacement, once there is one."""
         for first, second in ((one, two), (two, one)):
             if f"policy_replace[{second.id}] replaces task {first.id}" in worker.text:
                 return first, second
@@ -192,7 +192,7 @@ def test_second_of_two_tasks_that_replace_a_holder_replaces_the_first(
 def test_policy_replace_waits_for_the_end_where_a_pool_terminates_no_task(
     cluster: Cluster, threads: Worker, key: str, kind: str
 ) -> None:
-    """Or for as long as `wait` says."""
+    """Where `wait` is shorter, it waits for so long."""
     old = cluster.send("work", key, 2.0, queue="threads")
     cluster.entered(key)
     skipped = cluster.send("policy_replace_skip", key, queue="threads")
@@ -249,7 +249,7 @@ def test_policy_function_chooses_among_all_policies(
 
 
 def test_pickled_message_is_sent_again_pickled(cluster: Cluster, worker: Worker, key: str) -> None:
-    """Its arguments may be such that nothing else can write them."""
+    """Its arguments may be such that no other serializer can write them."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("what_kind", key, {1, 2}, serializer="pickle")
         worker.said(f"what_kind[{sent.id}] waits (held, attempt 1")

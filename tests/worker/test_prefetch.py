@@ -1,4 +1,4 @@
-"""The prefetch window on RabbitMQ, told by other threads than the one that reads the connection."""
+"""The prefetch window on RabbitMQ, set by threads that do not read the connection."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def call(broker: Cluster) -> Call:
 
 
 def publish(reservations: Reservations, *keys: str) -> list[str]:
-    """One message for each key; which reserves it until its body has ended, begins, or later."""
+    """Publish a message for each key, with one of three scopes in turn; return the ids."""
     scopes = ("until_executed", "until_executing", "until_expired")
     return [reservations.tasks[scopes[number % 3]].delay(key).id for number, key in enumerate(keys)]
 
@@ -159,7 +159,7 @@ def test_purge_with_a_hung_node_says_that_the_keys_stay_there(
 def test_purge_leaves_the_reservation_of_another_message_alone(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
-    """That of the message has ended, and another has taken the key since."""
+    """The reservation of the message has ended, and another has taken the key since."""
     publish(reservations, "a")
     reservations.forget("a")
     (other,) = publish(reservations, "a")
@@ -208,7 +208,7 @@ def test_purge_without_a_quorum_leaves_the_rest_in_the_queue(
 def test_purge_keeps_the_reservation_of_a_running_body(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
-    """Its message comes again while it runs; that copy is purged."""
+    """Its message is delivered again while it runs; that copy is purged."""
     (one,) = publish(reservations, "a")
     with broker.app.connection_for_write() as connection:
         queue = broker.app.amqp.queues[broker.queue](connection.default_channel)
@@ -227,7 +227,7 @@ def test_purge_keeps_the_reservation_of_a_running_body(
 def test_purge_keeps_the_reservation_of_a_success(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
-    """It keeps its key for a time; its message came again, before that was known or afterwards."""
+    """The key is reserved for a time; the message came again, before its success or afterwards."""
     for number, again in enumerate((True, False)):
         key = f"success{number}"
         sent = reservations.until_succeeded.delay(key)

@@ -29,7 +29,7 @@ def started(cluster: Cluster, key: str, count: int) -> list[float]:
 def test_rate_holds_in_every_window_over_two_workers(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """And each window has all it may have: those that wait start when they may."""
+    """Each window is filled: waiting tasks start as soon as they may."""
     with cluster.worker("-c", "2"):
         sent = [cluster.send("paced", key) for _ in range(9)]
         for one in sent:
@@ -84,7 +84,7 @@ def test_terminated_body_counts_as_a_start(cluster: Cluster, worker: Worker, key
 def test_body_longer_than_the_window_of_a_rate_holds_up_no_other(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Its start is over after the window; the slots of the pool are another thing."""
+    """Its start leaves the window; the slots of the pool are another matter."""
     long = cluster.send("paced", key, "return", MINUTE)
     rest = [cluster.send("paced", key) for _ in range(3)]
     for one in rest:
@@ -119,7 +119,7 @@ def test_task_revoked_or_expired_before_its_start_does_not_count(
 def test_tasks_over_their_rate_are_parked_and_not_polled(
     cluster: Cluster, worker: Worker, monitor: Monitor, key: str
 ) -> None:
-    """With a minute to wait, the nodes are left alone, and an operator is told how long it is."""
+    """They wait a minute without requests to the nodes, and an operator sees how long it is."""
     assert cluster.result(cluster.send("paced_slowly", key))
     sent = [cluster.send("paced_slowly", key) for _ in range(5)]
     parked(cluster, sent, 5)

@@ -28,7 +28,7 @@ SOON = 2.0
 
 
 class Impatience:
-    """Gives back to its queue, again and again, what is not acknowledged in time.
+    """A consumer that keeps returning messages to their queue if they are not acknowledged in time.
 
     Args:
         cluster: Whose broker.
@@ -123,7 +123,7 @@ def test_twenty_bodies_of_8_s_end_once_with_a_visibility_timeout_of_2_s(
 def only_the_other_takes_it(
     cluster: Cluster, one: Worker, other: Worker, id: str, parent: int
 ) -> None:
-    """What a Redis hands to a worker that is just being killed is lost: kombu's, not ours."""
+    """Keep one worker from the queue, because kombu on Redis may lose a message to a dying one."""
     if other.process.pid == parent:
         one, other = other, one
     name = re.search(r"(\w+@test) ready", one.text)
@@ -162,7 +162,7 @@ def test_copy_runs_soon_after_the_death_of_its_first_delivery(
 
 @pytest.mark.parametrize("backend", ["disabled://", pytest.param("rpc://", marks=pytest.mark.slow)])
 def test_second_delivery_ends_without_a_result_backend(impatient: Cluster, backend: str) -> None:
-    """What has succeeded is known from the nodes: no backend is asked."""
+    """The nodes know of the success; no backend is asked."""
     conf = {"result_backend": backend}
     key, queue = f"no-backend-{backend[:3]}", f"without-{backend[:3]}"
     with (

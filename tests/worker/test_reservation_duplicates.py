@@ -1,4 +1,4 @@
-"""What a duplicate gets: when it is published; at run time, where it is published in any case."""
+"""The result of a duplicate, where it is published, and at run time if it was published anyway."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_replaced_calls_do_not_run_after_a_restart_of_their_worker(
 def test_message_whose_reservation_is_that_of_another_call_is_skipped(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
-    """It was replaced, and its worker did not hear of it."""
+    """The message was replaced, and its worker did not receive the revoke."""
     task = reservations.tasks[scope]
     first = task.apply_async((key,), queue="parked")
     reservations.forget(key)
@@ -129,7 +129,7 @@ def test_lost_reservation_never_lets_bodies_overlap(
 def test_message_sent_by_name_is_a_duplicate_at_run_time(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """`send_task`, another language, a beat: what comes without a reservation."""
+    """Messages of `send_task`, another language or a beat have no reservation."""
     first = reservations.until_executed.delay(key, 0.5)
     cluster.entered(key)
     second = AsyncResult(cluster.send("until_executed", key).id, app=cluster.app)

@@ -23,7 +23,7 @@ from tests.support.worker import Worker, often
 from tests.worker.reserving import Reservations
 
 LONG = {"reserve_ttl": 600.0}
-"""For a reservation that must not end by itself."""
+"""Options of a reservation that must not end by itself."""
 RESERVED: Any = {
     "base": SingletonTask,
     "shared": False,

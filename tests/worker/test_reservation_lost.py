@@ -26,14 +26,14 @@ from tests.support.worker import ROOT, Worker, pool
 from tests.worker.reserving import Reservations
 
 SECONDS = 10.0
-"""For which a reservation is taken whose message is not out yet."""
+"""Ttl of a reservation whose message is not sent yet; seconds."""
 FREED = [scope for scope in SCOPES if scope not in ("while_executing", "until_expired")]
 POOLS = [
     pool("prefork"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("threads", "solo")),
     pool("gevent"),
 ]
-"""The main process hears of a revoke in all of them alike, but for what greenlets are."""
+"""The main process receives a revoke in the same way in all of them, except beside greenlets."""
 
 
 def by_another_process(cluster: Cluster, sent: Any) -> None:
@@ -54,7 +54,7 @@ def say(cluster: Cluster, sent: Any, state: str) -> None:
 def test_call_after_a_revoke_is_published_and_runs(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """At once: no worker need have heard of it."""
+    """It is published at once; no worker needs to have received the revoke."""
     task = reservations.until_executed
     first = task.apply_async((key,), countdown=60)
     first.revoke()
@@ -102,7 +102,7 @@ def test_worker_that_receives_a_revoke_frees_the_reservation(
 def test_canvas_member_runs_though_a_revoked_call_has_its_key(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """It is published in any case, and decides when it is about to run."""
+    """It is published in any case, and checks the reservation when it is about to run."""
     task = reservations.until_executed
     first = task.apply_async((key,), countdown=60, queue=f"{key}-nobody")
     say(cluster, first, states.REVOKED)
@@ -117,7 +117,7 @@ def test_canvas_member_runs_though_a_revoked_call_has_its_key(
 def test_message_replaced_by_a_call_that_was_revoked_runs(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
-    """Its reservation had ended, another was published, and that was revoked: one of them runs."""
+    """Its reservation had ended, another call was published and then revoked: one of them runs."""
     task = reservations.tasks[scope]
     first = task.apply_async((key,), queue="parked")
     reservations.forget(key)
@@ -178,7 +178,10 @@ def test_message_that_comes_back_late_from_a_dead_worker_runs(
 
 
 OF_ALL = (("prefork", "behind another"), ("threads", "with an ETA"), ("gevent", "parked"))
-"""Seen by `make test`; the others by `make test-all`. (A solo worker hears nothing meanwhile.)"""
+"""Cases of `make test`; `make test-all` has the others.
+
+(A solo worker receives nothing meanwhile.)
+"""
 
 
 def held() -> Iterator[Any]:
@@ -220,7 +223,7 @@ def test_reservation_is_prolonged_while_a_worker_has_its_message(
 
 
 def shorten(cluster: Cluster, key: str, seconds: float) -> None:
-    """As its producer leaves it, if it dies as soon as the message is out."""
+    """Shorten the reservation to what a producer leaves that dies right after it has sent."""
     for node in cluster.nodes:
         with redis.Redis.from_url(node.url) as client:
             client.pexpire(f"redlock:k:{key}#reserved", int(seconds * 1000))

@@ -1,4 +1,4 @@
-"""What is freed while nodes are away is freed when they are back, though its process has ended."""
+"""Reservations freed while nodes are away are freed on their return, though the process ended."""
 
 from __future__ import annotations
 

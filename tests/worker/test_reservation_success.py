@@ -25,7 +25,7 @@ TTL = {"reserve_ttl": 5.0}
 def test_success_keeps_the_reservation_for_its_ttl(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """Its duplicates get the result of the one that has succeeded; and then one may go again."""
+    """Duplicates get the result of the success; then another call may be published."""
     task = reservations.until_succeeded
     first = task.apply_async((key,), lock=TTL)
     assert cluster.result(first)
@@ -59,7 +59,7 @@ def test_retry_keeps_the_reservation_and_its_success_does_too(
 def test_every_other_end_of_a_body_frees_an_until_succeeded_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """What comes again keeps it, and succeeds then: with late acknowledgement, after a death."""
+    """A message delivered again keeps it, and succeeds: with late acks, after a death."""
     sent: dict[tuple[str, str], Any] = {}
     for then in FAILS:
         for name in NAMES:
@@ -112,7 +112,7 @@ def test_skipped_task_has_not_succeeded_and_frees_its_reservation(
 def test_second_delivery_of_a_success_frees_nothing(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """The very same message again, from a broker that has not heard of its end."""
+    """The same message is delivered again, by a broker that has no acknowledgement of it."""
     sent = reservations.until_succeeded_late.apply_async((key,), queue="parked")
     message = json.loads(cluster.client.lindex("parked", 0))
     cluster.unpark()

@@ -55,7 +55,10 @@ def test_tasks_with_random_pairs_of_keys_all_come_to_their_end(
 
 
 def most_inside(cluster: Cluster, key: str) -> int:
-    """How many bodies of a key were at work at a time, at most; none is any more."""
+    """Return how many bodies of a key were at work at a time, at most.
+
+    Check that none is any more.
+    """
     inside, most = 0, 0
     for line in sorted(cluster.lines(resource=key), key=lambda line: line.at):
         inside += {"in": 1, "out": -1}[line.kind]
@@ -73,7 +76,7 @@ def test_limit_of_two_lets_two_tasks_in(cluster: Cluster, worker: Worker, key: s
 def test_limits_of_each_tenant_and_of_all_tenants_hold_together(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """One of a tenant, as a function of the arguments says, and two of all; both are used."""
+    """A function of the arguments allows one of a tenant, and two of all tenants; both are used."""
     sent = {
         tenant: [cluster.send("tenants", key, tenant) for _ in range(4)] for tenant in ("a", "b")
     }

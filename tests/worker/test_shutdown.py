@@ -21,7 +21,7 @@ ENDINGS = [
 
 @pytest.fixture(autouse=True)
 def _nothing_left(cluster: Cluster) -> Iterator[None]:
-    """What one that fails has left with the broker must not disturb the others."""
+    """Delete the messages that a failed test has left with the broker."""
     yield
     cluster.client.flushdb()
 

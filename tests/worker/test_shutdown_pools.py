@@ -23,7 +23,7 @@ ALL = [often(name) for name in ("threads", "solo", "gevent")]
 def test_lock_is_free_at_the_end_of_a_body_in_a_cold_shutdown(
     cluster: Cluster, name: str, key: str
 ) -> None:
-    """Its body is ended, or runs on: either way the lock is free at its end and not before."""
+    """The body is ended, or runs on: either way the lock is free at its end and not before."""
     if name == "gevent" and VERSION < (5, 5):
         pytest.skip("Celery 5.4 drops its greenlets without a word to them: the ttl frees")
     with cluster.worker("-P", name, "-c", "5") as worker:
@@ -54,7 +54,7 @@ def test_lock_is_free_after_a_body_raises_system_exit(
 def test_loss_before_the_first_extension_reaches_the_body_in_time(
     cluster: Cluster, name: str, key: str
 ) -> None:
-    """Whatever must be connected first, the body hears of its loss in time."""
+    """The body is interrupted in time, whatever must be connected first."""
     with cluster.worker("-P", name, "-c", "5"):
         sent = cluster.send("punctual", key, 20.0, "sleep")
         begun = cluster.entered(key).begin

@@ -18,7 +18,7 @@ from tests.support.wait import died, wait_until
 from tests.support.worker import Worker, often, pool
 
 LONGER_TTL = 4.0
-"""Of `longer_ttl`, in seconds: on a busy machine a helper may be kept waiting for a second."""
+"""Ttl of `longer_ttl`, in seconds: on a busy machine a helper may have to wait for a second."""
 POOLS = ("solo", "threads", "prefork", "gevent")
 
 
@@ -54,9 +54,9 @@ def helper_of(worker: Worker) -> psutil.Process:
 def test_body_that_lets_nothing_else_run_keeps_its_lock_with_a_sidecar(
     cluster: Cluster, key: str, name: str, kind: str
 ) -> None:
-    """For longer than its ttl, to its end. Prefork and threads: in `test_holding.py` as well.
+    """It keeps it beyond its ttl, to its end. Prefork and threads are in `test_holding.py` as well.
 
-    And a helper is small, and ends with its worker.
+    A helper is small, and ends with its worker.
     """
     with cluster.worker("-P", name, "-c", "2", redlock_keeper="process") as worker:
         helper = helper_of(worker)

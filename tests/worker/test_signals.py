@@ -65,7 +65,7 @@ def test_signals_of_a_lock_around_a_body_come_in_order_from_its_process(
 def test_signal_of_a_lock_freed_for_a_killed_process_comes_once(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """The main process frees it, and tells; once."""
+    """The main process releases the lock and sends the signal, once."""
     sent = cluster.send("work", key, 0.3, "SIGKILL")
     run = cluster.entered(key)
     released = told(cluster, "lock_released", key)
@@ -82,7 +82,7 @@ def test_signal_of_a_lock_freed_for_a_killed_process_comes_once(
 
 
 class Watch:
-    """What `celery events` sees."""
+    """A receiver of the events that `celery events` would show."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.seen: list[dict[str, Any]] = []
@@ -158,7 +158,7 @@ def test_monitors_see_a_task_that_waits_in_its_pool_slot(
 def test_monitors_see_a_parked_task_once(
     cluster: Cluster, worker: Worker, watch: Watch, key: str
 ) -> None:
-    """And when it runs, the signal says all that it has waited."""
+    """When the task runs, the signal has the whole time that it has waited."""
     first = cluster.send("fenced", key)
     run = cluster.entered(key)
     sent = cluster.send("work", key)

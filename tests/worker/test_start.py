@@ -18,7 +18,7 @@ from tests.support.worker import ROOT, Worker
 
 
 def refusal(cluster: Cluster, **conf: Any) -> str:
-    """What a worker says that does not start with these settings."""
+    """Return the output of a worker that refuses to start with these settings."""
     worker = Worker(cluster, ("-c", "1"), conf)
     try:
         assert worker.ended(READY) != 0
@@ -39,7 +39,7 @@ def refusal(cluster: Cluster, **conf: Any) -> str:
 def test_worker_refuses_to_start_with_an_invalid_setting(
     cluster: Cluster, setting: str, value: Any, words: str
 ) -> None:
-    """Which they are is in `tests/unit/test_settings.py`."""
+    """`tests/unit/test_settings.py` has all of them."""
     said = refusal(cluster, **{setting: value})
     assert f"celery_redlock: {words}" in said or f"celery_redlock: there is {words}" in said
     assert "Traceback" not in said

@@ -21,7 +21,7 @@ from tests.support.worker import Worker
 def test_child_that_dies_while_it_is_stopped_frees_its_locks(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Its task's, and that of a block inside the body: they are kept, and freed."""
+    """The locks of the task and of a block inside the body are kept, and then freed."""
     cluster.send("nested", key, 30.0)
     run = cluster.entered(key)
     contenders = [cluster.contend(key), cluster.contend(f"{key}:inner")]

@@ -1,4 +1,4 @@
-"""How soon a Redis broker gives the messages of a dead worker to others: what the runbook says."""
+"""Time until a Redis broker gives a dead worker's messages to others, as the runbook promises."""
 
 from __future__ import annotations
 

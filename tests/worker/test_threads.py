@@ -1,4 +1,4 @@
-"""Pools that are one process: Python survives nearly every ending, and the same handlers free.
+"""Pools with one process: Python survives nearly every ending, and the same handlers release.
 
 What only greenlets do is in `test_green.py`.
 """

@@ -79,7 +79,7 @@ def test_tasks_wait_for_a_quorum_and_run_when_it_is_back(
 def test_running_body_loses_its_lease_with_the_quorum(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """And is told so: by then another could have it, were the nodes to return."""
+    """The body is interrupted, because another could get the lock if the nodes came back."""
     sent = cluster.send("short_ttl", key, 20.0)
     cluster.entered(key)
     for node in cluster.nodes[:3]:

@@ -14,7 +14,7 @@ from tests.worker.ending import NOBODY, Ending, Row, Stage
 POOLS = ("prefork", "threads", "solo", "gevent")
 """All that are supported; gevent where it is installed."""
 ONE_PROCESS = POOLS[1:]
-"""Those whose bodies are in the main process."""
+"""Pools whose bodies run in the main process."""
 
 
 def _nothing(stage: Stage, state: str) -> Row:
