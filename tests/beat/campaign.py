@@ -30,7 +30,7 @@ BEATS = 3
 
 @dataclass
 class Report:
-    """Of one run: what was done, and the verdict on each entry of each scheduler."""
+    """Report of one run: its faults, and the verdict on each entry of each scheduler."""
 
     faults: Chronicle
     verdicts: dict[tuple[str, str], Verdict]

@@ -1,4 +1,4 @@
-"""Faults, by seed, while beats run: their deaths and pauses, their nodes', the quorum's.
+"""Faults, by seed, while beats run: deaths and pauses of beats and nodes, losses of the quorum.
 
 The plan is a function of the seed; whom a fault hits is, too, but for beats that are not up just
 then. Each fault that was done is written down with its times, for the oracle.
@@ -27,14 +27,14 @@ STOP_FOR = 3.0
 """Seconds; longer than the interval of the entry."""
 NODE_EVERY = 4.5
 ALONE_EVERY = 15.0
-"""Of one node, which is a quorum: what is due around each of its faults is not judged."""
+"""Period of the faults of a lone node, which is a quorum: ticks around a fault are not judged."""
 NODE_FOR = 2.5
 LOSS_FOR = 4.0
 
 
 @dataclass
 class Chronicle:
-    """What was done, to the beats of each site, and to all."""
+    """Faults of the beats of each site, and of all."""
 
     common: list[Fault] = field(default_factory=list)
     of_site: dict[str, list[Fault]] = field(default_factory=dict)
@@ -75,7 +75,7 @@ class Nemesis:
         self._later: list[tuple[float, Callable[[], None]]] = []
 
     def plan(self, seconds: float) -> list[tuple[float, Callable[[], None]]]:
-        """What to do when, in seconds from the begin."""
+        """Return the acts of a run, each with its time in seconds from the beginning."""
         acts: list[tuple[float, Callable[[], None]]] = []
         if self._quiet:
             return acts
@@ -128,7 +128,7 @@ class Nemesis:
     # -- beats ---------------------------------------------------------------------------------
 
     def _victim(self, site: Site) -> Beat | None:
-        """One that is up, if another will still be."""
+        """Return a beat that is up, if another one stays up."""
         up = [beat for beat in site.beats if beat.ready]
         if len(up) < 2:
             self.done.skipped += 1
@@ -178,7 +178,7 @@ class Nemesis:
         self._pause("quorum", 3, LOSS_FOR)
 
     def _some(self, kind: str, count: int) -> tuple[list[Node], str]:
-        """So many nodes, and what it is that they suffer: of one node, each is a quorum."""
+        """Return so many nodes and the kind of their fault: a lone node is a quorum."""
         alone = len(self.nodes) == 1
         return self._random.sample(self.nodes, 1 if alone else count), "quorum" if alone else kind
 

@@ -1,6 +1,6 @@
-"""Was each tick sent once? Judged from the messages and the faults alone.
+"""Judge from the messages and the faults alone whether each tick was sent once.
 
-It shares no code with the library and believes none of its words. A message is for one due second
+It shares no code with the library and trusts none of its output. A message is for one due second
 of its entry, and which one is bounded by the sender's own clock: not before its schedule said "due"
 (`asked`), not after the message left (`sent`); mostly both lie in one second. Where messages cannot
 be given each a second of its own, a tick was provably sent twice; a second that no message can be
@@ -10,12 +10,12 @@ What is forgiven, and counted:
 
 - a tick is left out in the second in which a beat was killed or stopped: that beat may have been
   about to send it. The tick of the next second is its tick as well, as it would be of a lone beat
-  that comes late. So few moments are that unlucky that only one in ten faults is believed;
+  that comes late. So few moments are that unlucky that at most one in ten faults is forgiven;
 - a message that its beat was about to send when it was stopped leaves when it is woken, whatever
   others have sent by then: no lease can prevent what happens between the last look at the clock
   and the write. Here too, one in ten;
-- a beat that is killed or stopped in the moment after its message left has not yet told the others
-  so: without a transaction over nodes and broker, one of them sends it again;
+- a beat that is killed or stopped in the moment after its message left has not yet notified the
+  others: without a transaction over nodes and broker, one of them sends it again;
 - in seconds in which the whole machine stood still, a tick may be left out;
 - while the quorum is lost, nothing may be sent; from a moment after its return all must be.
 """
@@ -36,7 +36,7 @@ BACK = 2.5
 
 @dataclass(frozen=True)
 class Message:
-    """One message. Times are seconds since the epoch, by the clock that all processes share."""
+    """A message. Times are seconds since the epoch, by the clock that all processes share."""
 
     beat: str
     pid: int
@@ -46,7 +46,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Fault:
-    """What was done, from when to when.
+    """A fault, with its begin and end.
 
     Attributes:
         kind: "kill" or "stop" (of a beat, `pid`), "node", "quorum", "stall" (of the machine).
@@ -60,7 +60,7 @@ class Fault:
 
 @dataclass
 class Verdict:
-    """What was found.
+    """Verdict on an entry.
 
     Attributes:
         problems: What no fault explains; none: the run was good.
@@ -147,7 +147,7 @@ def judge_interval(
     ttl: float,
     late: float = 0.0,
 ) -> Verdict:
-    """An entry with an interval: its period is kept, whoever sends.
+    """Judge an entry with an interval: its period is kept, whichever beat sends.
 
     No gap above two intervals, none below nine tenths of one; the count within 2 % of the ideal
     (in a short run, half a one), both taken between messages where the quorum was not lost.

@@ -46,7 +46,7 @@ def every_second() -> BaseSchedule:
 
 
 def entries() -> dict[str, dict[str, Any]]:
-    """Those that this beat is asked to have."""
+    """Return the entries that the environment asks for."""
     known: dict[str, Callable[[], dict[str, Any]]] = {
         "tick": lambda: {"schedule": every_second()},
         "interval": lambda: {"schedule": schedule(2.0)},
@@ -58,7 +58,7 @@ def entries() -> dict[str, dict[str, Any]]:
 
 
 class Gated(Task):
-    """Its first message waits for a file, where one is named, and fails if that says so."""
+    """A task whose first message waits for a file, if one is named, and fails if that says so."""
 
     gate = os.environ.get("TEST_GATE", "")
 

@@ -125,7 +125,7 @@ def test_oracle_finds_a_gap_in_an_interval() -> None:
 
 
 def test_oracle_forgives_a_gap_after_the_sender_died_up_to_ttl_and_a_second() -> None:
-    """It may be late by the ttl and a second: 4.9 s here; not by more."""
+    """The gap may last a ttl and a second more, 4.9 s here, and no longer."""
     kill = Fault("kill", 1006.51, 1006.52, 1)
     before = [message(1000.5 + 2 * n) for n in range(3)]
     after = [message(1009.4 + 2 * n) for n in range(5)]

@@ -17,7 +17,7 @@ from tests.support.wait import wait_until
 
 Sites = Callable[..., Site]
 TTL = 2.0
-"""Seconds a claim is held for one who is sending; beats start within less of each other."""
+"""Seconds for which a sender's claim is held; beats start within less of each other."""
 LONG = 7200.0
 """Seconds ago: a run of a crontab that is long past, in a schedule that is stale."""
 
@@ -64,7 +64,7 @@ def test_overdue_crontab_is_sent_once_by_three_beats(site: Sites) -> None:
     ],
 )
 def test_beat_that_cannot_send_is_replaced_by_another(site: Sites, end: str, within: float) -> None:
-    """Who holds the tick fails to send it, or dies, or hangs: it is sent all the same, soon."""
+    """The holder of the tick fails to send it, dies or hangs; the tick is sent soon anyway."""
     sites = [site(kind, entries=("hourly",), redlock_ttl=TTL) for kind in KINDS]
     for here in sites:
         for name in ("one", "two"):
@@ -89,7 +89,7 @@ def test_beat_that_cannot_send_is_replaced_by_another(site: Sites, end: str, wit
 
 
 def who_sends(site: Site) -> tuple[Beat, Beat]:
-    """Of two beats the one that holds the tick, and the one that was told so."""
+    """Return the beat that holds the tick, and the other one, which was refused."""
 
     def who_waits() -> list[Beat]:
         return [beat for beat in site.beats if " is being sent by pid " in beat.text]

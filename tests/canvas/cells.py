@@ -1,4 +1,4 @@
-"""The tables: every way in which a locked task can be published, and what comes out.
+"""The tables: every way in which a locked task can be published, and the result of each.
 
 A cell of `CELLS` has one locked task, `t`, among plain ones, `p`; another may hold its key. A cell
 of `SELVES` has several of one key. What comes out is written as the tasks write it (`tasks.py`):
@@ -32,7 +32,7 @@ class Maker(Protocol):
         """A plain one."""
 
     def replaced(self, by: Any) -> Any:
-        """One in whose place another is put when it runs."""
+        """A task that another replaces when it runs."""
 
 
 Publish = Callable[[Maker], Any]
@@ -40,7 +40,7 @@ Publish = Callable[[Maker], Any]
 
 @dataclass(frozen=True)
 class Cell:
-    """One way to publish.
+    """One way to publish a task.
 
     Attributes:
         name: What it is.
@@ -149,7 +149,7 @@ CELLS = (
 
 @dataclass(frozen=True)
 class Self:
-    """A canvas that has its own duplicates.
+    """A canvas with duplicates of its own.
 
     Attributes:
         name: What it is.

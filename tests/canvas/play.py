@@ -35,16 +35,16 @@ process."""
 LINGERS = 0.5
 """Seconds for which those that may be predecessors hold their key when they have ended."""
 FAILED = "DuplicateTask"
-"""What comes out where a duplicate is an error."""
+"""Result of a canvas in which a duplicate is an error."""
 NOWHERE = "nowhere"
 """A queue that no worker listens to, until the end."""
 
 AROUND = ("nobody", "locked", "running", "queued", "done")
-"""Who has the key when a canvas is published: another program, or another of the same task."""
+"""Holders of the key when a canvas is published: another program, or a call of the same task."""
 
 
 def meets(policy: Policy, around: str) -> str:
-    """What becomes of a task that is published while another has its key.
+    """Return the fate of a task that is published while another has its key.
 
     Returns:
         "runs", "waits" (for the other's end) or "duplicate".
@@ -65,7 +65,7 @@ def meets(policy: Policy, around: str) -> str:
 
 
 def expected(policy: Policy, cell: Cell, around: str) -> str:
-    """What comes out of a canvas that is published while another has its key."""
+    """Return the result of a canvas that is published while another has its key."""
     met = meets(policy, around)
     if met != "duplicate":
         return cell.comes.format(t=cell.ran)
@@ -94,7 +94,10 @@ def expected_of_itself(policy: Policy, cell: Self) -> set[str]:
 
 
 def _who_may_run(policy: Policy, cell: Self) -> Iterator[str]:
-    """Of those of a stage one, at least; of a claim that outlasts its task only the first."""
+    """Yield the tasks that may run: one of each stage at least.
+
+    For a lasting claim the first only.
+    """
     if (policy.scope, policy.on_conflict) == ("while_executing", "retry"):
         yield "".join(cell.stages)
     elif policy.scope == "until_expired" and not cell.one:
@@ -132,7 +135,7 @@ class Maker:
 
 
 class Play(Maker):
-    """One canvas on its way."""
+    """A canvas that was published."""
 
     def __init__(self, stage: Stage, policy: Policy, cell: Cell | Self, around: str) -> None:
         super().__init__(stage.app, policy, soon=stage.soon)
@@ -154,7 +157,7 @@ class Play(Maker):
 
     @property
     def replaced_other(self) -> bool:
-        """Whether it takes the place of the other, which must not run any more."""
+        """Return True if it replaces the other task, which must not run any more."""
         lone = isinstance(self.cell, Cell) and self.cell.lone
         queued = self.around == "queued" and meets(self.policy, "queued") == "duplicate"
         return lone and queued and self.policy.on_duplicate == "replace"
@@ -197,7 +200,7 @@ class Play(Maker):
             self.lease = None
 
     def wrong(self) -> str:
-        """What is wrong with what came out; empty if nothing is."""
+        """Return the fault of the result; empty if there is none."""
         if isinstance(self.cell, Self):
             allowed = expected_of_itself(self.policy, self.cell)
         else:
@@ -221,7 +224,7 @@ class Play(Maker):
         return ""
 
     def story(self) -> str:
-        """What the worker said of it, for a test that fails."""
+        """Return the worker's lines about it, for a test that fails."""
         ids = {line.task for line in self.stage.cluster.lines(resource=f"k:{self.key}")}
         ids |= {str(getattr(one, "id", "")) for one in (self.result, self.other)} - {""}
         lines = self.stage.worker.text.splitlines()
@@ -229,7 +232,7 @@ class Play(Maker):
         return "\n".join([f"key {self.key}, tasks {ids}", *about])
 
     def comes(self) -> str:
-        """What comes out."""
+        """Return the result of the canvas."""
         try:
             if self.error is not None:
                 raise self.error
@@ -354,7 +357,7 @@ class Stage:
         return [play for plays in self.waves.values() for play in plays]
 
     def left(self) -> list[str]:
-        """What is on the nodes of the canvases so far, other than what is to stay."""
+        """Return the names on the nodes that the canvases so far should not have left."""
         stays = {play.key for play in self.played if play.policy.scope == "until_expired"}
         found = []
         for node in self.cluster.nodes:

@@ -1,4 +1,4 @@
-"""The app of the canvas tests: one task for each policy, and those around it.
+"""The app of the canvas tests: a task for each policy, and the tasks around it.
 
 What a task returns says what it was given, so that the value at the end of a canvas tells what came
 before: `c(b,~)` is what `c` made of what `b` returned and of another that was skipped.
@@ -25,7 +25,7 @@ SKIPPED = "~"
 
 @dataclass(frozen=True)
 class Policy:
-    """How a task is locked."""
+    """Lock options of a task."""
 
     scope: str = "while_executing"
     on_conflict: str = "retry"
@@ -61,7 +61,7 @@ POLICIES: Mapping[str, Policy] = {
 
 
 def show(value: Any) -> str:
-    """What a task returned, as it stands in what the next one returns."""
+    """Return the value of a task as it stands in the value of the next one."""
     if Skipped.of(value) is not None:
         return SKIPPED
     if isinstance(value, (list, tuple)):
@@ -74,7 +74,7 @@ def said(own: str, given: tuple[Any, ...]) -> str:
 
 
 class Lingering(SingletonTask):
-    """As asked, it is still there for a while, lock and all, when its successor is published."""
+    """A task that can linger, with its lock, after its successor was published."""
 
     abstract = True
 
@@ -83,7 +83,7 @@ class Lingering(SingletonTask):
 
 
 def make_app(conf: Mapping[str, Any]) -> Celery:
-    """The same for whoever sends and whoever works."""
+    """Return the app, the same for producers and workers."""
     app = Celery(NAME, set_as_current=False)
     app.conf.update(conf)
 

@@ -39,8 +39,10 @@ USUAL = {
     ("classic", "pickle", "early", "until_executed_replace"): ("queued",),
     ("classic", "pickle", "early", "until_expired_skip"): ("done",),
 }
-"""What `make test` looks at, besides canvases with duplicates of their own: two policies on each
-broker. In eager mode it looks at all."""
+"""Cases of `make test`, besides canvases with duplicates of their own: two policies a broker.
+
+In eager mode all cases are played.
+"""
 
 
 EVERY = [*itertools.product(CELLS, AROUND), *((cell, "nobody") for cell in SELVES)]
@@ -145,7 +147,7 @@ def test_played_canvases_leave_nothing_and_run_nothing_twice(stage: Stage, where
 
 
 def test_rabbitmq_of_the_tests_listens_on_the_loopback_only(rabbitmq: str) -> None:
-    """Whoever reaches Erlang's port, and knows its cookie, runs code here."""
+    """A program that reaches Erlang's port, and has its cookie, can run code here."""
     listening = {
         (process.name(), connection.laddr)
         for process in psutil.Process().children(recursive=True)

@@ -35,7 +35,7 @@ def url(server: LocalServer | Proxy, host: int = 1, user: str = "") -> str:
 
 
 def put(nodes: Iterable[redis.Redis], key: str, token: str, **how: Any) -> None:
-    """Set a key on some nodes, for a minute unless told otherwise."""
+    """Set a key on some nodes, for a minute by default."""
     for node in nodes:
         node.set(key, token.encode("utf-8", "surrogatepass"), **(how or {"px": 60_000}))
 
@@ -55,7 +55,7 @@ def shop(nodes: list[str], **conf: Any) -> Celery:
 
 
 def examined(site: Site, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """What the doctor says of a site, and its exit code."""
+    """Return the doctor's exit code and its report on a site."""
     result = CliRunner().invoke(command, ["--timeout", "1", *arguments, "--json"], obj=site)
     assert result.stdout, result.output
     report: dict[str, Any] = json.loads(result.stdout)
@@ -73,7 +73,7 @@ def found(report: dict[str, Any], level: str) -> dict[str, dict[str, Any]]:
 
 
 class Forger(Proxy):
-    """Sits in front of a server, and changes what it answers: as many bytes, but others.
+    """A proxy in front of a server that replaces parts of its answers by as many other bytes.
 
     Args:
         port: The server's.

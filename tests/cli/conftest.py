@@ -24,7 +24,7 @@ def redlock(servers: list[LocalServer]) -> Iterator[Redlock]:
 
 @pytest.fixture
 def no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for workers; tests/worker/test_inspect.py has some."""
+    """Answer for all workers at once; tests/worker/test_inspect.py has real ones."""
     monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: ({}, "no worker was asked"))
 
 

@@ -33,7 +33,7 @@ ODD: tuple[Any, ...] = (
     redis.ResponseError("ERR \x1b[2J odd"),
 )
 LOOKS = (b"SCAN", b"ZCARD", b"ZRANGE", b"PTTL", b"TIME", b"INFO", b"CONFIG", b"GET", b"GETRANGE")
-"""What observers ask, besides their script."""
+"""Commands of observers, besides their script."""
 
 
 def bent(reply: Any, rng: Random) -> Any:
@@ -53,7 +53,7 @@ def bent(reply: Any, rng: Random) -> Any:
 
 
 class OddNode(Front):
-    """Passes requests on, and answers them with something else.
+    """A proxy that passes requests on and answers them with something else.
 
     Attributes:
         odd: Makes of a request's words and its true reply what is answered to who looks.

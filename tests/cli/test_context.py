@@ -1,4 +1,4 @@
-"""How a command finds its nodes, and how it ends."""
+"""Commands: how they find their nodes, and how they end."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ pytestmark = [
 ]
 
 EVERYTHING = ["+time", "+scan", "+zcard", "+zrange"]
-"""What the doctor looks with, besides what locks need."""
+"""Rights that the doctor needs to look, besides those of locks."""
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ NOTHING = ["resetkeys", "resetchannels", "nocommands"]
 def test_doctor_names_all_missing_rights_in_one_run(
     healthy: list[str], servers: Servers, rule: list[str]
 ) -> None:
-    """What it says to do is done once, and no right is missing any more."""
+    """After its advice has been followed once, no right is missing any more."""
     for server in servers:
         command(server, "ACL", "DELUSER", "poor")
         command(server, "ACL", "SETUSER", "poor", "on", ">SECRET", *rule)

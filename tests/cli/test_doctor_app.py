@@ -22,7 +22,7 @@ NODES = ["redis://user:SECRET@10.0.0.1:6379/0", "redis://10.0.0.2/1", "redis://1
 
 
 def site(**conf: Any) -> Celery:
-    """Its broker is a Redis; nobody asks it anything."""
+    """Return an app whose broker is a Redis that no test asks."""
     return shop(NODES, **{"broker_url": "redis://10.0.0.9:6379/0", **conf})
 
 
@@ -248,7 +248,7 @@ def test_doctor_checks_the_options_of_an_entry_and_skips_unknown_schedules(
 
 
 def answer(app: Celery, **changed: Any) -> dict[str, Any]:
-    """What a worker with this app would answer."""
+    """Return the answer of a worker with this app."""
     settings = {**settings_of(app), **changed}
     return {
         "nodes": settings["nodes"],

@@ -50,7 +50,7 @@ ROLE = "DO $$ BEGIN CREATE ROLE worker LOGIN; EXCEPTION WHEN OTHERS THEN END $$"
 
 @pytest.fixture(scope="module")
 def host() -> Iterator[LocalPostgres]:
-    """One that keeps what it has acknowledged."""
+    """Yield a server that keeps what it has acknowledged."""
     with empty_server(fsync="on") as host:
         yield host
 
@@ -394,7 +394,10 @@ def test_commands_that_only_look_need_only_select(host: LocalPostgres, database:
 
 
 def test_look_at_a_hanging_database_ends_by_itself(host: LocalPostgres, database: str) -> None:
-    """It is left alone after the timeout; but looks of a page, each second, must not pile up."""
+    """The look is abandoned after the timeout.
+
+    The looks of a page, one a second, must not pile up.
+    """
     (address,) = parse_nodes([database])
     host.pause()
     try:

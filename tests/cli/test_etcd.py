@@ -1,4 +1,4 @@
-"""Commands over etcd: what is held is shown, and what is wrong with a cluster is found."""
+"""Commands over etcd: they show held locks, and find faults of a cluster."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _as_new(three: LocalEtcd) -> None:
 
 
 def call(url: str, *arguments: str) -> Any:
-    """What a command says."""
+    """Return the result of a command."""
     return CliRunner().invoke(main, ["--nodes", url, *arguments])
 
 
@@ -78,7 +78,7 @@ def test_etcd_lock_and_waiter_are_shown_and_can_be_released(three: LocalEtcd) ->
 
 
 def entry(url: str) -> Any:
-    """What `ls` says of the one lock."""
+    """Return the entry of the one lock in `ls`."""
     (one,) = told(url, "ls")["entries"]
     return one
 

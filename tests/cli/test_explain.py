@@ -1,4 +1,4 @@
-"""`explain`: which key a call gets, who has it, and what the call would do, before it is made."""
+"""`explain`: the key of a call, its holder, and the call's fate, before the call is made."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_explain_says_what_a_call_would_do_and_who_holds_the_lock(
     with redlock.lock("order:17", owner=owner):
 
         def whole() -> tuple[dict[str, Any], str] | None:
-            """Of all three nodes: on a busy machine one may be late for `--timeout`."""
+            """Return the answer once it counts all three nodes: a busy one may miss `--timeout`."""
             data = told(app, f"shop.{name}", "[17]")
             text = call(app, f"shop.{name}", "[17]").output
             held = [one["nodes"] for one in data["entries"] if one["resource"] == "order:17"]

@@ -58,7 +58,7 @@ def nodes(admins: list[redis.Redis]) -> Nodes:
 def shown(
     redlock: Redlock, parked: Callable[[], Parked] | None = Parked
 ) -> Callable[..., float | None]:
-    """What a scrape shows now."""
+    """Return a function that reads a value of the current scrape."""
     registry = make_registry(redlock, cache=0, timeout=LONG, parked=parked)
 
     def value(name: str, **labels: str) -> float | None:

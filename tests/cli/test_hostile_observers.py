@@ -1,4 +1,4 @@
-"""Whoever looks at nodes of which one answers oddly sees what the others have, and which it is."""
+"""Observers of nodes of which one answers oddly see the others' locks, and which node it is."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ See = Callable[[Nodes, Redlock], str]
 
 
 def strict(text: str) -> Any:
-    """JSON without what is none: NaN, Infinity."""
+    """Load JSON, and refuse NaN and Infinity, which are none."""
 
     def refuse(word: str) -> None:
         raise AssertionError(f"{word} is no JSON")
@@ -191,7 +191,7 @@ def test_malformed_value_makes_its_node_unreachable_for_a_look(
 def test_worker_that_answers_oddly_ends_no_look_at_the_others(
     servers: list[LocalServer], monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
-    """Whoever reaches the broker can answer for a worker."""
+    """Any program that reaches the broker can answer in place of a worker."""
     app = shop([server.url for server in servers[:3]])
     good = {"settings": settings_of(app), "tasks": tasks_of(app), "waits": []}
     for odd in (None, 7, [], [7, "x", None], {"x": []}, "x", [["shop.charge"]], ["shop.charge"]):

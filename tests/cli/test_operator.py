@@ -32,12 +32,12 @@ LOOKS = {
     ("watch", "--count", "1"): "pid 1 on h",
     ("exporter", "--once"): 'celery_redlock_held{task=""} 1.0',
 }
-"""What users who only look may call, and what each of these says of the lock on the node."""
+"""Commands that a user who only looks may call, and what each shows of the lock on the node."""
 
 
 @pytest.fixture
 def admin(acl_node: LocalServer) -> Iterator[redis.Redis]:
-    """Who sees it all; and something to see."""
+    """Yield a client with all rights, on a node with one lock."""
     with redis.Redis(port=acl_node.port, decode_responses=True) as client:
         client.flushall()
         client.execute_command("ACL", "LOG", "RESET")
@@ -104,7 +104,7 @@ def test_looking_command_does_not_fetch_a_value_of_any_size(
 
 
 def test_explain_works_as_the_user_of_a_worker(acl_node: LocalServer, admin: redis.Redis) -> None:
-    """It asks as the app does; no worker reads keys in the way of those who only look."""
+    """It reads as the app does; a worker never reads keys in the way of a user who only looks."""
     allow(admin, ACL_RULE)
     lock = Redlock([f"redis://redlock:SECRET@127.0.0.1:{acl_node.port}/0"], restart_guard="off")
     try:

@@ -1,4 +1,4 @@
-"""Whoever looks at nodes, by whatever means, sees no password: not if they answer, and not else."""
+"""Passwords: no means of looking at nodes shows one, whether the nodes answer or not."""
 
 from __future__ import annotations
 

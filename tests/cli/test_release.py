@@ -1,4 +1,4 @@
-"""Freeing by hand: what was shown and nothing else, and only for who means it."""
+"""Manual release: it frees the listed lock and no other, and only if confirmed."""
 
 from __future__ import annotations
 

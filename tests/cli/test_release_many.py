@@ -1,4 +1,4 @@
-"""Freeing all keys that fit: what was listed, and no living holder unless that is meant."""
+"""Release of all matching keys: those that were listed, and living holders only on demand."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Nodes = list[redis.Redis]
 
 
 def keys(admins: Nodes) -> list[str]:
-    """What any node has, without the prefix."""
+    """Return the keys of all nodes, without the prefix."""
     found = {str(key) for admin in admins for key in admin.keys("redlock:*")}
     return sorted(name.removeprefix("redlock:") for name in found if "nonce" not in name)
 

@@ -1,4 +1,4 @@
-"""What an operator sees: ls, show, watch, stats; and bench, which leaves nothing behind."""
+"""Commands that show locks: ls, show, watch, stats; and bench, which leaves no key behind."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def call(app: Celery, *arguments: str) -> Any:
 
 
 def reading(redlock: Redlock, count: int) -> list[Lease]:
-    """So many readers, the oldest first, on all nodes."""
+    """Return so many read locks, the oldest first, on all nodes."""
     leases = [
         redlock.acquire(
             "db:7", shared=True, owner=Owner("h", 1, f"id{n}", stamp=f"s{n}", task="shop.read")

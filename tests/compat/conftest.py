@@ -40,7 +40,7 @@ class Moved(Cluster):
 
     @property
     def reservations(self) -> dict[str, float]:
-        """Those on the node, and for how many seconds."""
+        """Return the reservations on the node, and the seconds left of each."""
         with redis.Redis(port=self.nodes[0].port) as client:
             names = client.keys("*#reserved")
             return {name.decode(): client.pttl(name) / 1000 for name in names}
@@ -51,13 +51,13 @@ class Moved(Cluster):
         return [json.loads(one)["headers"] for one in self.client.lrange("parked", 0, -1)]
 
     def reserved_for(self) -> float:
-        """How long the only reservation lasts, once its message is out."""
+        """Return the ttl of the only reservation, once its message is out."""
         wait_until(lambda: min(self.reservations.values()) > 60.0, 5.0, "it is made to last")
         (seconds,) = self.reservations.values()
         return seconds
 
     def forget(self) -> None:
-        """What is parked, and its reservations."""
+        """Delete parked messages and their reservations."""
         self.client.delete("parked")
         with redis.Redis(port=self.nodes[0].port) as client:
             client.flushall()

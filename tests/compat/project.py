@@ -74,7 +74,7 @@ def define_once(celery: Any) -> SimpleNamespace:
         return "Done!"
 
     class ContextQueueOnce(QueueOnce):
-        """As the README makes it for Flask."""
+        """A task class as in the README, for Flask."""
 
         def __call__(self, *args, **kwargs):
             os.environ["CONTEXT"] = "inside"

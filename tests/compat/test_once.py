@@ -29,7 +29,7 @@ def test_queue_once_raises_until_the_first_call_has_ended(project: Any, once: An
 
 
 def test_already_queued_error_has_the_time_left(project: Any, once: Any) -> None:
-    """What is left of the reservation: of what is queued, and of what runs."""
+    """The time is what is left of the reservation, of a queued task and of a running one."""
     later = once.slow_add.apply_async((3, 3), queue="parked", once={"timeout": 99})
     with pytest.raises(AlreadyQueued) as raised:
         once.slow_add.delay(3, 3)
@@ -128,7 +128,7 @@ def test_queue_once_with_empty_keys_has_one_key_for_the_task(project: Any, once:
 def test_queue_once_timeout_comes_from_task_call_or_settings(
     project: Any, once: Any, conf: Callable[..., None]
 ) -> None:
-    """Of the task, of a call, of the settings; of a message that no worker takes."""
+    """The message has no worker."""
 
     def reserved(task: Any, **options: Any) -> float:
         task.apply_async(queue="parked", **options)
@@ -144,7 +144,7 @@ def test_queue_once_timeout_comes_from_task_call_or_settings(
 
 
 def test_queue_once_message_outlives_its_reservation(project: Any, once: Any) -> None:
-    """It has no expiry, and runs, once there is a worker, as long as no other has its key."""
+    """It does not expire, and runs once there is a worker, unless another task has its key."""
     sent = once.slow_task.apply_async(queue="parked", once={"timeout": 0.1})
     assert [headers["expires"] for headers in project.parked] == [None]
     project.nothing_reserved()
@@ -153,7 +153,7 @@ def test_queue_once_message_outlives_its_reservation(project: Any, once: Any) ->
 
 
 def test_unlock_before_run_frees_the_key_when_the_body_begins(project: Any, once: Any) -> None:
-    """One in the queue; while its body runs, another one, which may run beside it."""
+    """One may be queued; while its body runs, another one may be queued, and run beside it."""
     first = once.unlocked_task.apply_async(queue="parked")
     with pytest.raises(AlreadyQueued):
         once.unlocked_task.delay()

@@ -80,7 +80,7 @@ def test_lock_expiry_frees_the_key_of_a_queued_task(project: Any, singleton: Any
 
 
 def test_lock_expiry_does_not_let_a_second_body_run(project: Any, singleton: Any) -> None:
-    """Otherwise than celery-singleton: what runs keeps its key until it ends."""
+    """In contrast to celery-singleton, a running task keeps its key until it ends."""
     task1 = singleton.runs_for_12_seconds.delay()
     over = time.monotonic() + 2.2
     wait_until(lambda: time.monotonic() > over, 5.0, "its ttl and its expiry are over twice")
@@ -92,7 +92,7 @@ def test_lock_expiry_does_not_let_a_second_body_run(project: Any, singleton: Any
 def test_lock_expiry_of_the_app_is_the_default(
     project: Any, singleton: Any, conf: Callable[..., None]
 ) -> None:
-    """None was "never" there; here it is a day, for messages whose end nobody sees."""
+    """There None was "never"; here it is a day, for messages whose end no process sees."""
     for expiry, seconds in ((None, DAY), (600, 600)):
         conf(singleton_lock_expiry=expiry)
         singleton.do_stuff.apply_async((expiry,), queue="parked")

@@ -76,7 +76,7 @@ def test_example_beats_send_each_tick_once_and_miss_no_dead_beat(
     begin = min(beat.begun for beat in beats)
 
     def kept() -> bool:
-        """Whether the last tick's claim is for long: its sender has come to the end of its turn."""
+        """Return True if the last tick's claim is kept: its sender has ended its turn."""
         quorum = 0
         for node in servers:
             with redis.Redis(port=node.port) as client:

@@ -57,7 +57,7 @@ class Demo:
         return self.output.read_text(errors="replace")
 
     def processes(self) -> list[str]:
-        """What still runs of it."""
+        """Return the processes of it that still run."""
         found = []
         for process in psutil.process_iter():
             try:

@@ -1,4 +1,4 @@
-"""What is held and what waits can be seen, on a terminal and without one."""
+"""The display shows held locks and waiting tasks, on a terminal and without one."""
 
 from __future__ import annotations
 

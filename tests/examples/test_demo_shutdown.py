@@ -23,7 +23,7 @@ def came() -> Iterator[list[int]]:
 
 
 def stage(directory: Path, came: list[int]) -> Stage:
-    """One whose servers need not run."""
+    """Return a stage whose servers need not run."""
     servers: Any = [SimpleNamespace(url=f"redis://127.0.0.1:{n + 1}") for n in range(NODES + 1)]
     return Stage(directory, servers[:NODES], servers[NODES], Display(), came)
 

@@ -1,4 +1,4 @@
-"""What the examples deploy: manifests, a compose file, units. Read, for no cluster is here."""
+"""Examples of deployments: manifests, a compose file, units. Read only, without a cluster."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def images() -> set[str]:
 
 
 def test_images_of_others_have_a_whole_version_and_a_digest() -> None:
-    """One digest for all of them, and the page says how to look it up."""
+    """All have the same digest, and the page says how to look it up."""
     (image,) = images() - {"shop:1.0"}  # a reader's own
     name, digest = image.split("@")
     assert re.fullmatch(r"redis:\d+\.\d+\.\d+", name)
@@ -178,13 +178,13 @@ def test_clients_of_the_manifests_name_every_node_once(secret: str, user: str) -
 
 
 def passwords(user: str) -> list[str]:
-    """Of a user, at each node in turn."""
+    """Return the password of a user at each node in turn."""
     users = [SECRETS["redlock-nodes"][f"redlock-{number}.acl"] for number in range(5)]
     return [re.findall(rf"^user {user} on >(\w+) ", text, re.M)[0] for text in users]
 
 
 def test_each_node_has_a_password_that_no_other_node_takes() -> None:
-    """A node hears it from every client: it must not open the next one."""
+    """Each client sends it to its node, which must not be able to use it at another node."""
     known = {"redlock": "redlock-client", "redlock-look": "redlock-look"}
     assert len({word for user in known for word in passwords(user)}) == 10
     for user, secret in known.items():
@@ -330,7 +330,7 @@ def quorums(nodes: int) -> list[set[int]]:
 
 
 def test_node_lists_that_differ_by_one_have_no_two_disjoint_quorums() -> None:
-    """As docs/operating.md says; and that two are too many."""
+    """docs/operating.md promises it; lists that differ by two can have such quorums."""
     for n in range(1, 8):
         assert all(old & new for old in quorums(n) for new in quorums(n + 1))
     assert not all(old & new for old in quorums(3) for new in quorums(5))

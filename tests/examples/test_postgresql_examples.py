@@ -26,7 +26,7 @@ CHECKS = {
     "sqlalchemy": '"version_id_col": fencing_token, "version_id_generator": False',
     "django": ", fencing_token=token)\n    if not mine",
 }
-"""What makes the write compare the token, and what is left of it without."""
+"""Code that makes the write compare the token, and the code without it."""
 WITHOUT = {"sqlalchemy": "", "django": ")\n    if not mine"}
 
 

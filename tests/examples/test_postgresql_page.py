@@ -32,7 +32,7 @@ assert len(RIGHTS) == 1 + 8 + 3
 
 @pytest.fixture(scope="module")
 def owner(database_server: LocalPostgres) -> Iterator[psycopg.Connection[Any]]:
-    """A connection that may do everything, to tables that nobody else may touch but by the page."""
+    """Yield a connection with all rights, to tables that others may use only as the page grants."""
     with psycopg.connect(database_server.url, autocommit=True) as connection:
         connection.execute("REVOKE ALL ON SCHEMA public FROM PUBLIC")
         connection.execute(SCHEMA.encode())
@@ -59,7 +59,7 @@ def fenced(redlock: Redlock, _owner: Any, _url: str) -> bool:
 
 
 def unfenced(redlock: Redlock, owner: psycopg.Connection[Any], _url: str) -> bool:
-    """Of several names, and gone when it is released."""
+    """Acquire several names; return True if their rows are gone after the release."""
     lease = redlock.acquire(["a", "b"], fencing=False)
     left = "SELECT count(*) FROM redlock_lease WHERE resource IN ('redlock:a', 'redlock:b')"
     return redlock.release(lease) and owner.execute(left).fetchone() == (0,)

@@ -109,7 +109,7 @@ def test_recipe_debounce_can_keep_the_first_call(server: LocalServer) -> None:
 
 
 def test_recipe_throttle_starts_at_most_so_many_in_a_period(server: LocalServer) -> None:
-    """Of any four calls that follow each other, the last is let in a period after the first."""
+    """The last of any four calls in a row is let in one period after the first."""
     period = 1.5
     let_in: list[float] = []
     times = {"hold_for=60": f"hold_for={period}"}
@@ -155,7 +155,7 @@ def test_recipe_at_most_k_runs_three_of_each_supplier(server: LocalServer) -> No
 
 
 class Order:
-    """Of a kind that only pickle can send."""
+    """A value that only pickle can send."""
 
     def __init__(self, pk: int) -> None:
         self.pk = pk

@@ -39,7 +39,7 @@ def app_of(text: str) -> Any:
 
 
 def is_kept(server: LocalServer) -> bool:
-    """Whether a tick's claim lasts until the next one is due."""
+    """Return True if a tick's claim lasts until the next one is due."""
     with admin(server) as client:
         return any(client.pttl(key) > 60_000 for key in client.keys("redlock:beat:*"))
 
@@ -215,7 +215,7 @@ def test_recipe_one_redis_locks_on_the_broker(server: LocalServer) -> None:
 
 
 def compose() -> list[str]:
-    """What the page gives a server in Compose."""
+    """Return the arguments that the page gives a server in Compose."""
     (text,) = blocks("one-redis", "yaml")
     program, *arguments = shlex.split(yaml.safe_load(text)["services"]["redis"]["command"])
     assert program == "redis-server"

@@ -29,7 +29,7 @@ WORK = """def pay(order_id, amount):
 def test_recipe_rabbitmq_loses_nothing_with_a_killed_worker(
     server: LocalServer, rabbitmq: str, tmp_path: Path
 ) -> None:
-    """Neither what ran, nor what waited for its lock, nor what waited for a slot."""
+    """Running tasks, tasks that wait for a lock and tasks that wait for a slot all run."""
     changes = {
         "amqp://localhost": rabbitmq,
         "def pay(order_id, amount): ...": WORK,

@@ -77,13 +77,13 @@ class Desk:
         return re.sub(r"\b70\d\d\b", lambda port: self._ports[port[0]], text)
 
     def node(self, port: str, *command: str) -> Any:
-        """What the node of that port on the page answers; None if it does not."""
+        """Return the answer of the node at that port of the page; None if it is down."""
         client = redis.Redis(port=int(self.local(port)))
         with client, contextlib.suppress(redis.ConnectionError):
             return client.execute_command(*command)
 
     def both_are_charged(self) -> bool:
-        """Whether a lock of each order is on each node."""
+        """Return True if each node has a lock of each order."""
         return all(self.node(port, "exists", *LOCKS) == len(LOCKS) for port in PORTS)
 
     def all_have_votes(self) -> bool:

@@ -37,7 +37,7 @@ def test_testing_page_names_all_public_names() -> None:
 
 
 def test_pytest_plugin_imports_nothing_until_it_is_used() -> None:
-    """It is loaded in every project where this package is installed."""
+    """It is loaded in every project in whose environment this package is installed."""
     code = (
         "import sys; import celery_redlock.testing.pytest_plugin;"
         "print([m for m in ('redis', 'celery', 'kombu', 'tenacity') if m in sys.modules])"

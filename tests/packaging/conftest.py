@@ -1,4 +1,4 @@
-"""What users get: the sdist, the wheel made of it, and environments it is installed into."""
+"""The sdist, the wheel made of it, and environments into which it is installed."""
 
 from __future__ import annotations
 

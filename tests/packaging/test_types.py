@@ -1,4 +1,4 @@
-"""What a user's own `mypy --strict` says of the README's example, with the installed package."""
+"""A user's `mypy --strict` on the README's example, with the installed package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ANNOTATED = {
     'rebuild(report_id, lang="en"):': 'rebuild(report_id: int, lang: str = "en") -> str:',
     "charge(order_id, amount):": "charge(order_id: int, amount: int) -> str:",
 }
-"""What every user of --strict adds to functions."""
+"""Annotations that every user of --strict adds to functions."""
 
 MORE = """
 from celery_redlock import Redlock, Skipped

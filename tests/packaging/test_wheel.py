@@ -1,4 +1,4 @@
-"""What is in the wheel, what it says of itself, and that it runs with what it asks for alone."""
+"""The wheel: its contents and metadata, and that it runs with its declared requirements alone."""
 
 from __future__ import annotations
 

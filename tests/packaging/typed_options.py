@@ -1,4 +1,4 @@
-"""Options as users write them: mypy accepts what is right, and finds what is not.
+"""Options as users write them: mypy accepts the right ones and finds the wrong ones.
 
 It is checked by `mypy` with the package, and with the installed package by `test_types.py`: a
 `type: ignore` that nothing needs is an error, too.

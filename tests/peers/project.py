@@ -22,7 +22,7 @@ SHORT = 1.0
 
 
 def occupy(task: Any, key: str, seconds: float, log: str) -> None:
-    """A body: from `enter` to `exit`, with signs of life between, until it is told to end."""
+    """Run a body from `enter` to `exit`, with signs of life between, until the test ends it."""
     run = uuid.uuid4().hex[:8]
     end = time.monotonic() + seconds
     told = Path(f"{log or os.environ[VARIABLE]}.{key}")
@@ -44,7 +44,7 @@ def define(app: Celery, log: str = "") -> SimpleNamespace:
     """
 
     class Whole(SingletonTask):
-        """One at a time from its publication to its end."""
+        """A task with one call at a time from its publication to its end."""
 
         abstract = True
         lock_scope = "until_executed"
@@ -74,7 +74,7 @@ def define(app: Celery, log: str = "") -> SimpleNamespace:
     made.tries = task(tries, "tries", **keyed)
 
     def call(self: Task, mark: str, a: Any, b: Any = 2) -> str:
-        """Its key is its name and all its arguments; `mark` is there to tell tests apart."""
+        """Return the key, made of the name and all arguments; `mark` tells tests apart."""
         return current_lease().resource
 
     made.call = task(call, "call")

@@ -1,4 +1,4 @@
-"""A cluster whose sender knows the tasks it sends, and what is left on the nodes afterwards."""
+"""A cluster whose sender has the tasks it sends, and a look at the keys they leave."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Site(Cluster):
         return found
 
     def reserved(self, text: str) -> bool:
-        """Whether a quorum holds a reservation."""
+        """Return True if a quorum holds a reservation."""
         names = [name for _port, name in self.taken(text) if name.endswith(b"#reserved")]
         return len(names) > len(self.nodes) // 2
 

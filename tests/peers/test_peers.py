@@ -61,7 +61,7 @@ def test_killed_pool_child_leaves_nothing_reserved(site: Site, worker: Worker, k
 def test_killed_worker_leaves_its_key_for_a_ttl_at_most(
     site: Site, worker: Worker, key: str
 ) -> None:
-    """Its message is acknowledged: nothing but the ttl of its body's lock is left to free it."""
+    """Its message is acknowledged, so only the ttl of the body's lock is left to free it."""
     with site.worker("-c", "1", queue="doomed") as doomed:
         begun(site, key, "brief", queue="doomed")
         os.kill(doomed.process.pid, signal.SIGKILL)
@@ -155,7 +155,7 @@ def test_chain_of_the_same_task_twice_runs_both(site: Site, worker: Worker, key:
 
 
 def test_chain_whose_head_is_a_duplicate_goes_on(site: Site, worker: Worker, key: str) -> None:
-    """Its head ends with the marker, and the rest goes on."""
+    """The head ends with the marker of a skipped task."""
     first = begun(site, key)
     sent = chain(site.task.work.s(key), site.task.sink.s()).apply_async()
     marker = Skipped.of(site.result(sent))
@@ -223,7 +223,7 @@ def test_same_id_delivered_twice_while_it_runs_runs_once(
 
 
 def deliver_again(site: Site, task_id: str) -> None:
-    """As a broker does that has not had the acknowledgement in time."""
+    """Deliver again, as a broker does that received no acknowledgement in time."""
     raw = [json.loads(line)[0] for line in site.client.hvals("unacked")]
     (message,) = [one for one in raw if one["headers"]["id"] == task_id]
     message["properties"]["delivery_tag"] = str(uuid.uuid4())
@@ -246,7 +246,7 @@ def test_body_longer_than_the_ttl_runs_once(site: Site, worker: Worker, key: str
 def test_duplicate_discarded_at_run_time_leaves_the_holder_alone(
     site: Site, worker: Worker, key: str
 ) -> None:
-    """What the real holder has on the nodes stays as it is."""
+    """The holder's keys on the nodes stay as they are."""
     first = begun(site, key)
     before = site.taken(key)
     assert len(before) == 2 * len(site.nodes)
@@ -297,13 +297,13 @@ def test_number_and_text_are_two_keys(site: Site, worker: Worker, mark: str) -> 
 
 
 def test_tuple_is_one_key_and_is_freed(site: Site, worker: Worker, mark: str) -> None:
-    """It comes to the worker as a list."""
+    """It reaches the worker as a list."""
     first, second = published(site, mark, (((1, 2),), {}), (([1, 2],), {}))
     assert first == second
 
 
 def test_dict_with_a_number_for_a_key_is_freed(site: Site, worker: Worker, mark: str) -> None:
-    """It comes to the worker with a text for a key."""
+    """It reaches the worker with a text as key."""
     first, second = published(site, mark, (({1: 2},), {}), (({1: 2},), {}))
     assert first == second
 
@@ -320,7 +320,7 @@ def test_uuid_and_datetime_arguments_make_one_key(site: Site, worker: Worker, ma
 def test_two_beats_of_one_entry_send_each_tick_once(
     site: Site, worker: Worker, tmp_path: Path
 ) -> None:
-    """Of each second one tick is published, and run."""
+    """One tick of each second is published, and run."""
     with two_beats(site, tmp_path):
         before = len(site.runs("beaten"))
         site.entered("beaten", before + 4)

@@ -160,7 +160,7 @@ def default_worker_tasks() -> set[ModuleType]:
 
 @pytest.fixture
 def default_worker_app(celery_setup_app: Celery, lock_nodes: list[RedisContainer]) -> Celery:
-    """Its settings are the worker's."""
+    """Return the app with the settings of the worker."""
     celery_setup_app.conf.update(
         redlock_nodes=[node.celeryconfig["url"] for node in lock_nodes],
         redlock_restart_guard="off",

@@ -1,4 +1,4 @@
-"""What the workers of this directory run. Its text is put into the worker's directory."""
+"""Tasks of the workers of this directory. This text is written into the worker's directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted bugs around the algorithm: connections, keepers, forks, what cleans up after a strike.
+"""Planted bugs around the algorithm: connections, keepers, forks, clean-up after an interruption.
 
 `mutants.py` says what a planted bug is.
 """

@@ -1,16 +1,18 @@
-"""What must be true in every world. The auditor keeps books of its own: it shares no arithmetic
-with the code it checks, and knows what the processes cannot know, the true time and the nodes'
-memories.
+"""Invariants of every world, and the auditor that checks them.
+
+The auditor keeps books of its own: it shares no arithmetic with the code that it checks, and has
+what no process has: the true time and the memories of the nodes.
 
     I1  Claims of one resource are disjoint in true time: [grant, min(release sent, declared lost,
         valid until)); unless all of them are readers'.
-    I2  Fail closed: nobody says "held" at or after valid-until by his own clock, and whoever is
-        watched is told of a loss by then.
+    I2  Fail closed: no process counts a lease as held at or after valid-until by its own clock,
+        and the holder of a watched lease is notified of a loss by then.
     I3  Fencing tokens strictly increase, in the order of the grants of a resource.
     I4  A key is gone a ttl after it was last written; in the end every node is empty.
     I5  No write with a token lands behind its release on one connection, nor on any that no fault
         broke; where nothing fails, a finished attempt leaves nothing behind.
-    I6  When all has healed, a fresh client wins at the first attempt; and somebody wins in the end.
+    I6  When all has healed, a fresh client wins at the first attempt; and some client wins in the
+        end.
     I7  A key changes by expiry or by a request that bears its token; acquiring never overwrites.
     I8  Rounds end in time, whatever the nodes do.
     I9  No answer is neither a yes nor a no, and is still sent the release.
@@ -37,9 +39,9 @@ from tests.sim.world.world import World
 
 EPSILON = 1e-6
 PROMPT = 0.012
-"""Seconds within which a process that is awake must do what is due."""
+"""Seconds within which a process that is not paused must act."""
 SPLITS = 100
-"""Attempts that may fail one after the other in a world without faults while nobody holds."""
+"""Attempts that may fail in a row in a world without faults while there is no holder."""
 
 
 class Violation(AssertionError):
@@ -54,7 +56,7 @@ class Violation(AssertionError):
 
 
 class Book:
-    """What the auditor knows of one token."""
+    """The auditor's record of one token."""
 
     __slots__ = (
         *("asked", "denied", "done", "expiries", "freed"),
@@ -272,7 +274,7 @@ class Auditor(Audit):
         self._told(worker, claim, book, now)
 
     def _told(self, worker: Worker, claim: Claim, book: Book, now: float) -> None:
-        """Who is watched must have been told by now, unless his process was paused."""
+        """Check that the process of a watched lease was notified of a loss, unless paused."""
         process = worker.process
         if (
             self.world.knobs.extension

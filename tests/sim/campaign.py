@@ -30,7 +30,7 @@ PATIENCE = 10_000
 
 @dataclass
 class Tally:
-    """What some worlds came to."""
+    """Totals of some worlds."""
 
     worlds: int = 0
     operations: int = 0
@@ -40,7 +40,7 @@ class Tally:
     failed: list[int] = field(default_factory=list)
 
     def add(self, result: Result) -> None:
-        """One more."""
+        """Add the result of a world."""
         self.worlds += 1
         self.operations += result.operations
         self.grants += result.grants

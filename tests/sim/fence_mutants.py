@@ -14,7 +14,7 @@ from tests.sim.world.process import Process
 __all__ = ["Bug", "clocks_alone", "counters", "not_told", "steps", "told_anywhere"]
 
 Bug = Callable[[], list[Any]]
-"""What to patch, for `mock.patch.object`."""
+"""A function that returns the arguments of `mock.patch.object`."""
 
 
 def not_told() -> list[Any]:
@@ -38,12 +38,12 @@ def steps() -> list[Any]:
 
 
 def counters() -> list[Any]:
-    """The largest of per-node counters, as it is often done: neither told nor proposed."""
+    """Take the largest of the nodes' counters, as is common: neither sent to nodes nor proposed."""
     return [*not_told(), *steps()]
 
 
 def clocks_alone() -> list[Any]:
-    """What was proposed is taken, whatever the nodes remember."""
+    """Accept each proposal, whatever the nodes remember."""
 
     def acquire(self: FakeNode, claim: Claim, token: str | None, now: float) -> Any:
         if token is not None and token != claim.token:

@@ -28,7 +28,7 @@ CLIENTS = 3
 STEPS = 300
 FAR = 1e9
 AHEAD = 1000
-"""How far a token may be ahead of a clock where a node lies: `quorum.FENCE_AHEAD`."""
+"""Distance by which a token may exceed a clock where a node lies: `quorum.FENCE_AHEAD`."""
 REFUSAL = "it is too far ahead"
 """Stands for the error reply of a server."""
 
@@ -72,11 +72,11 @@ class Client:
 
     @property
     def holds(self) -> bool:
-        """Whether it has the lock."""
+        """Return True if the client has the lock."""
         return self.claim is not None and self.claim.held(0.0)
 
     def proposal(self) -> int:
-        """As `Redlock._proposal`."""
+        """Return the proposal, as `Redlock._proposal` does."""
         return max(self.last + 1, self.wall)
 
     def act(self) -> Claim | None:

@@ -1,4 +1,4 @@
-"""Has something happen at each line of the real code in turn: a handler, or a stop of the process.
+"""Run a handler or stop the process at each line of the real code in turn.
 
 The simulated world runs the pure parts only, each of which is one step to it. What happens between
 two lines of the driver is out of its reach, and in reach here: the code itself, line by line.

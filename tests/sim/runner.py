@@ -19,7 +19,7 @@ Twist = Callable[[Knobs, list[Fault]], tuple[Knobs, list[Fault]]]
 
 @dataclass
 class Result:
-    """What a world came to."""
+    """Result of a world."""
 
     seed: int
     knobs: Knobs

@@ -47,7 +47,7 @@ def part_freed() -> list[Any]:
 
 
 def part_extended() -> list[Any]:
-    """What one of the keys allows is done to all that are not another's."""
+    """Extend all keys that are not another's if one of them may be extended."""
 
     def extend(self: FakeNode, verb: Verb, claim: Claim, now: float) -> str:
         answer = REFUSED

@@ -20,7 +20,7 @@ from tests.sim.world.world import World
 __all__ = ["crowded", "run"]
 
 LATE = 0.9
-"""Of half the slack: that long after the last look at the clock its body may begin."""
+"""Part of the slack, after the last look at the clock, within which a body may begin."""
 
 
 class Starter(Worker):
@@ -60,9 +60,9 @@ class Starter(Worker):
 
 
 def run(seed: int, limit: int, instead: Sequence[Fault] | None = None) -> tuple[Rate, list[float]]:
-    """Let a world of a seed start bodies; return its rate, and when they started, in true time.
+    """Run a world of a seed that starts bodies; return its rate and its starts, in true time.
 
-    Of what goes wrong there something else may go wrong `instead`.
+    With `instead`, these faults take the place of those of the seed.
     """
     knobs, faults = draw(seed)
     if instead is not None:

@@ -31,7 +31,7 @@ KINDS = ("crash", "restart", "freeze", "pause", "death", "cut", "cut", "cut", "r
 
 
 def draw(seed: int) -> tuple[Knobs, list[Fault]]:
-    """The world of a seed, and what goes wrong in it."""
+    """Return the world of a seed, and its faults."""
     knobs, faults = plain(seed)
     if CHANGED <= seed < SHARED:
         return _changed(random.Random(f"changes of {seed}"), knobs, faults)
@@ -173,7 +173,7 @@ def _changed(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Kno
 
 
 def _on_keepers(rng: random.Random, fault: Fault, processes: int) -> Fault:
-    """The same for processes that have a keeper each, who comes next after his child."""
+    """Return the fault for processes with a keeper each, numbered next after its child."""
     children = tuple(2 * p for p in fault.processes)
     if fault.kind == "death":
         # Either dies alone, or both at once: a child whose parent dies is killed as well.

@@ -38,7 +38,7 @@ class Line:
 
 
 class World:
-    """One node, one claim that it has granted, and the time."""
+    """One node, one claim that it has granted, and a clock."""
 
     def __init__(self, kind: type[RedisNode]) -> None:
         self.now, self.read_at = 100.0, 0.0
@@ -93,7 +93,7 @@ def test_answer_read_behind_the_deadline_revives_nothing() -> None:
 
 
 def test_planted_clock_read_before_the_answer_is_found() -> None:
-    """As it was once: the time was taken, and then the answer read."""
+    """Once the time was taken before the answer was read."""
 
     class ClockFirst(RedisNode):
         def receive(self) -> None:  # in this file: its lines are not ours; stopped between the two

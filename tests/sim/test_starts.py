@@ -34,7 +34,7 @@ def stepped(seed: int, steps: int, part: float) -> list[tuple[float, float]]:
 
 
 def test_rate_survives_clock_steps_within_the_drift_and_no_larger() -> None:
-    """As with any lease (docs/guarantees.md); a worker's wall clock decides nothing."""
+    """Clocks behave as with any lease (docs/guarantees.md); a worker's wall clock has no effect."""
     assert not any(stepped(seed, 1, 0.009) for seed in range(60))
     assert any(stepped(seed, 100, 1.5) for seed in range(60))
 
@@ -45,13 +45,13 @@ def test_simulated_worlds_of_rates_start_bodies() -> None:
 
 
 def _counted_from_the_answer(claim: Claim, now: float, patience: float, rate: Rate) -> Any:
-    """Whose start counts for the window itself, from whenever the nodes heard of it."""
+    """Count a start for the window itself, from the moment the nodes receive it."""
     claim.ttl = rate.window
     return quorum.acquire(claim, now, patience)
 
 
 def _given_back(claim: Claim, now: float, patience: float, rate: Rate) -> Any:
-    """As a lock: free when its body has ended."""
+    """Release it like a lock, when the body has ended."""
     ballot = yield from quorum.acquire(claim, now, patience)
     if claim.granted_at is not None:
         yield from quorum.release(claim, now, 0.0)
@@ -59,7 +59,7 @@ def _given_back(claim: Claim, now: float, patience: float, rate: Rate) -> Any:
 
 
 def _never_late(claim: Claim, now: float, patience: float, rate: Rate) -> Any:
-    """Whoever was paused on the way starts all the same, in a slot that ends too soon."""
+    """Start in spite of a pause on the way, in a slot that ends too soon."""
     ballot = yield from quorum.acquire(claim, now, patience)
     claim.deadline += rate.window
     return ballot

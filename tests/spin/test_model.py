@@ -70,7 +70,7 @@ def tools() -> None:
 
 
 LARGE = ("-O1", "-DCOLLAPSE")
-"""For the verifier of many states: it takes longer to compile, and to fill less memory."""
+"""Options for the verifier of many states: longer to compile, less memory."""
 
 
 def verify(where: Path, *options: str, made: Sequence[str] = LARGE, depth: int = 1_000_000) -> str:

@@ -18,7 +18,7 @@ DESK = (1280, 860)
 
 
 def missing() -> str:
-    """What is not installed of what a browser needs; empty if all is."""
+    """Return which parts of a browser are not installed; empty if none is missing."""
     if shutil.which("chromedriver") is None or _chromium() is None:
         return "Chromium and its driver are not installed: apt install chromium chromium-driver"
     return ""
@@ -54,7 +54,7 @@ def browser() -> Iterator[Any]:
 
 
 def look(driver: Any, *, dark: bool = False, size: tuple[int, int] = DESK) -> None:
-    """As a reader with that preference and that screen."""
+    """Look as a reader with that preference and that screen."""
     scheme = "dark" if dark else "light"
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -64,12 +64,12 @@ def look(driver: Any, *, dark: bool = False, size: tuple[int, int] = DESK) -> No
 
 
 def scripts(driver: Any, allowed: bool) -> None:
-    """Whether pages may run any. Our own questions, by the driver, run all the same."""
+    """Allow or forbid scripts of pages. Scripts of the driver run all the same."""
     driver.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": not allowed})
 
 
 def picture(driver: Any, path: Path) -> None:
-    """What is on the screen, as PNG."""
+    """Write the screen as PNG."""
     data = driver.execute_cdp_cmd("Page.captureScreenshot", {"format": "png"})["data"]
     path.write_bytes(base64.b64decode(data))
 

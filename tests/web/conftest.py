@@ -55,7 +55,7 @@ def _a_look_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
-    """One for all that look at pages: its start costs more than they do."""
+    """Yield one browser for all tests: its start costs more than the tests do."""
     if browser.missing():
         pytest.skip(browser.missing())
     with browser.browser() as driver:
@@ -123,7 +123,7 @@ def sign_in(client: Client) -> TestResponse:
 
 
 def proof(answer: TestResponse) -> str:
-    """What the forms of a page carry."""
+    """Return the proof in the forms of a page."""
     found = re.search(r'name="proof" value="([0-9a-f]+)"', answer.text)
     assert found, "no form on the page"
     return found[1]

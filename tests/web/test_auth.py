@@ -1,4 +1,4 @@
-"""Who may come in, who may free a lock, and what every answer forbids a browser."""
+"""Access to the page: sign-in, release of locks, and the headers that restrict a browser."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def held(redlock: Redlock) -> bool:
 
 
 def confirm(client: Client, url: str, **more: Any) -> TestResponse:
-    """What a browser sends when an operator confirms."""
+    """Send the request of a browser when an operator confirms."""
     data = {"proof": proof(client.get(url))} | more.pop("data", {})
     headers = {"Origin": "http://localhost"} | more.pop("headers", {})
     return client.post(url, data=data, headers=headers, **more)

@@ -26,7 +26,10 @@ LONG = "<script>alert(1)</script>" + "k" * 480
 
 @pytest.fixture
 def driver(chromium: Any) -> Iterator[Any]:
-    """As new, and in the end it has complained of nothing: no script, no policy broken."""
+    """Yield a new-looking browser.
+
+    Afterwards it must have no complaint about scripts or policies.
+    """
     look(chromium)
     scripts(chromium, True)
     chromium.get_log("browser")
@@ -52,7 +55,7 @@ def site(redlock: Redlock, servers: list[LocalServer]) -> Iterator[str]:
 
 
 def text(driver: Any) -> str:
-    """What is on the page; nothing, where another one comes while we are looking."""
+    """Return the text of the page; none while another page is loading."""
     from selenium.common.exceptions import NoSuchElementException, StaleElementReferenceException
 
     with contextlib.suppress(NoSuchElementException, StaleElementReferenceException):

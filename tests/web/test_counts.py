@@ -1,4 +1,4 @@
-"""How many wait: each page says the same numbers as `ls` and the exporter, of the same replies."""
+"""Numbers of waiters: each page shows those of `ls` and of the exporter, for the same replies."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def parked(resource: Any, *waited: Any, where: str = "parked") -> list[dict[str,
 
 
 def ls(app: Celery) -> dict[str, int]:
-    """What `ls` says of each key."""
+    """Return the number of waiters of each key, by `ls`."""
     said = CliRunner().invoke(group, ["ls", "--json"], obj=SimpleNamespace(app=app))
     return {one["resource"]: one["waiting"] for one in json.loads(said.stdout)["entries"]}
 
@@ -67,7 +67,7 @@ def metric(client: Client, name: str) -> float:
 
 
 def of_one(client: Client, resource: str) -> dict[str, Any]:
-    """What the page of one lock says of who waits for it."""
+    """Return the waiters of one lock, by its page."""
     told = client.get(f"/lock.json?resource={quoted(resource)}").json
     (line,) = [one for one in told["entries"] if one["kind"] == "line"] or [{"waiting": 0}]
     return line | {"workers": told["workers"]["rows"]}

@@ -31,7 +31,7 @@ const beyond = [...document.querySelectorAll("article *")].filter(one =>
 return [document.documentElement.scrollWidth,
   beyond.map(one => one.tagName + ": " + one.textContent.slice(0, 60))];
 """
-"""How wide the page is, and what of it is out of the window and in no box that scrolls."""
+"""The width of the page, and its elements that leave the window outside of any scrolling box."""
 SCROLLED = """
 return [...document.querySelectorAll(".table-wrapper")]
   .filter(one => one.scrollWidth > one.clientWidth).map(one => one.textContent.slice(0, 60));
@@ -40,7 +40,7 @@ return [...document.querySelectorAll(".table-wrapper")]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """These pages only: `make docs` builds all, refuses warnings and looks at every link."""
+    """Build these pages only: `make docs` builds all, refuses warnings and checks every link."""
     place = tmp_path_factory.mktemp("site")
     pages = ",".join(f"{name}.md" for name in (*PAGES, "beat"))
     command = [sys.executable, "-m", "sphinx", "-q", "-E", "-b", "html", "-d", f"{place}/doctrees"]

@@ -1,4 +1,7 @@
-"""How the nodes are: who answers, who votes, what the doctor finds; and the line for no quorum."""
+"""State of the nodes: their answers, votes and findings of the doctor.
+
+The banner without a quorum.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ from tests.support.wait import wait_until
 
 PAGES = ("/", "/lock?resource=order:1", "/waiters", "/nodes", "/events")
 FIRST = r'<main [^>]*>\s*<div id="alert">\s*<div class="banner stop" role="alert">'
-"""How a page begins that has something to say before all else."""
+"""The beginning of a page with an urgent message."""
 DAY = 86_400.0
 
 
 def probes(*facts: NodeInfo | None, **info: str) -> list[Probe]:
-    """Nodes that have told this; None: a silent one."""
+    """Return probes of nodes with these facts; None is a silent node."""
     addresses = parse_nodes([f"redis://n{number}" for number in range(len(facts))])
     return [
         Probe(
@@ -52,7 +55,7 @@ def up(seconds: float, run_id: str = "", **more: Any) -> NodeInfo:
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Examines nodes that have told something, under a lock with a ttl of 30 s."""
+    """Yield a function that examines nodes with these facts, under a lock with a ttl of 30 s."""
     redlock = Redlock(["redis://n0", "redis://n1", "redis://n2"], ttl=30.0, restart_guard="uptime")
 
     def made(*facts: NodeInfo | None, **info: str) -> Health:

@@ -1,4 +1,4 @@
-"""What a timeline says came to pass, from looks; and what it forgets."""
+"""Timelines: the events that they derive from looks, and those they forget."""
 
 from __future__ import annotations
 

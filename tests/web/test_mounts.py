@@ -38,7 +38,7 @@ def example(name: str, servers: Servers) -> str:
 
 @pytest.fixture
 def mounted(request: Request, servers: Servers) -> Iterator[dict[str, Any]]:
-    """What the example has made."""
+    """Yield the names that the example has defined."""
     names: dict[str, Any] = {}
     exec(compile(example(request.param, servers), "docs/web.md", "exec"), names)
     names["celery_app"].conf.broker_url = "memory://"
@@ -51,7 +51,7 @@ FREE = "/locks/release?resource=order:1&kind=lock&slot=1&digest="
 
 
 def hold(servers: Servers) -> str:
-    """Have a lock be held that is to be freed; return the digest of its token."""
+    """Hold a lock that a test will free; return the digest of its token."""
     redlock = Redlock([server.url for server in servers], restart_guard="off")
     lease = redlock.acquire("order:1", ttl=600)
     told_all(redlock)

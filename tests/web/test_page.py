@@ -1,4 +1,4 @@
-"""What the page shows of real nodes, as HTML and as JSON: what was seen, and nothing more."""
+"""The page over real nodes, as HTML and as JSON: it shows what was seen, and nothing more."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rows(client: Client, path: str = "/locks.json") -> list[dict[str, Any]]:
 
 
 class Text(HTMLParser):
-    """What a reader sees, and which elements and attributes there are."""
+    """The visible text of a page, with its elements and attributes."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ def test_search_is_over_key_task_id_and_host(client: Client, holds: Any) -> None
 
 
 def test_lock_named_like_a_turn_is_a_lock(client: Client, holds: Any) -> None:
-    """An old release kept its turns under such names; they are nobody's reservation."""
+    """An old version kept its turns under such names; they are no reservations."""
     holds("order:1#turn")
     (row,) = rows(client)
     assert (row["resource"], row["kind"]) == ("order:1#turn", "lock")

@@ -14,7 +14,7 @@ from tests.web.conftest import proof, sign_in
 
 
 def send(client: Client, word: str | None = None, **form: str) -> TestResponse:
-    """What a browser sends when an operator presses a button."""
+    """Send the form of a browser when an operator presses a button."""
     data = {"proof": proof(client.get("/pauses")) if word is None else word, **form}
     return client.post("/pauses", data=data, headers={"Origin": "http://localhost"})
 

@@ -1,4 +1,4 @@
-"""Looking in the background: nobody waits for long, and nodes are not asked for each reader."""
+"""Refreshing in the background: requests return soon, and readers share the looks at nodes."""
 
 from __future__ import annotations
 

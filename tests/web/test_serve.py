@@ -26,7 +26,7 @@ NODES = ("--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2,redis://127.0.0.1:3
 def test_server_of_the_dashboard_survives_idle_connections_and_ends_by_interrupt(
     servers: Servers,
 ) -> None:
-    """Half of a request is said on each, and a byte more now and then, as by who means harm."""
+    """Each connection sends half a request, and then a byte now and then, as an attacker would."""
     urls = ",".join(server.url for server in servers)
     code = "import sys; sys.argv = ['celery-redlock', *sys.argv[1:]]; "
     command = [sys.executable, "-c", f"{code}from celery_redlock.cli import main; main()"]

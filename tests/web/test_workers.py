@@ -1,4 +1,4 @@
-"""What workers tell: asked, and by events; over a real broker."""
+"""Answers and events of workers, over a real broker."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def receiver(app: Celery, server: LocalServer) -> Iterator[EventReceiver]:
 
 
 def listens(receiver: EventReceiver, server: LocalServer) -> None:
-    """Wait until it does: Redis is told a moment after the consumer is ready."""
+    """Wait until it listens: Redis knows it a moment after the consumer is ready."""
     wait_until(lambda: receiver.since, 60, "it listens")
     with redis.Redis.from_url(server.url) as client:
         wait_until(client.pubsub_numpat, 30, "Redis knows")

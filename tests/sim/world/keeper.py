@@ -1,4 +1,4 @@
-"""Who extends leases for a process that may be paused, from a process of its own.
+"""A separate process that extends leases for another process, which may be paused.
 
 Mirrors `supervisor.LeaseSupervisor` and the memory it shares with those it keeps,
 `shared_table.SharedLeaseTable`.
@@ -24,7 +24,7 @@ LATE, LOOK_EVERY, MIN_PAUSE_S, MAX_PAUSE_S = 1 / 2, 1 / 10, 0.02, 0.1  # as in s
 
 
 class LeaseRecord:
-    """What a process says of a lease, and what its keeper was acknowledged for it."""
+    """A process's record of a lease, with the acknowledgements of its keeper."""
 
     __slots__ = ("expiries", "held", "kept", "resources", "token", "ttl")
 
@@ -50,19 +50,19 @@ class SharedLeaseTable:
             self.keeper.wake()
 
     def granted(self, claim: Claim) -> None:
-        """It is granted, or was extended."""
+        """Note that the claim was granted or extended."""
         note = self.notes.get(claim.token)
         if note is not None:
             note.held, note.expiries = True, tuple(claim.expiries)
 
     def unregister(self, claim: Claim) -> None:
-        """It is released, or lost."""
+        """Note that the claim was released or lost."""
         self.notes.pop(claim.token, None)
         claim.kept = None
 
 
 class LeaseSupervisor(Process):
-    """Extends what its child holds and is late to extend; buries it.
+    """A process that extends its child's late leases, and releases them when the child dies.
 
     Attributes:
         known: What makes the keeper's own claims.
@@ -85,7 +85,7 @@ class LeaseSupervisor(Process):
             self.wake()
 
     def die(self) -> None:
-        """Another takes its place, and finds what is held on the board."""
+        """Let another keeper take its place, and read the child's leases from the table."""
         super().die()
         if not self.child.dead:
             world = self.world
@@ -102,11 +102,11 @@ class LeaseSupervisor(Process):
             self.later(self._period, self._look)
 
     def hears_of_death(self) -> None:
-        """Its pidfd says so."""
+        """Receive the death of the child, as by its pidfd."""
         self.later(0.001, self._look)
 
     def gone(self) -> bool:
-        """Whether the child has really ended: only then may its locks be freed."""
+        """Return True if the child has really ended: only then may its locks be released."""
         return self.child.dead
 
     def _reap(self) -> None:
@@ -141,7 +141,7 @@ class LeaseSupervisor(Process):
         return self.notes
 
     def _claim(self, note: LeaseRecord, now: float) -> Claim:
-        """What this keeper knows of a note, and what its holder has written since."""
+        """Return the keeper's claim for a note, with what its holder has written since."""
         claim = self._claims.get(note.token)
         if claim is not None:
             news = claim.learn(note.expiries)

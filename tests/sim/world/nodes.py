@@ -42,7 +42,7 @@ class Server:
         return self.rate * now + self.offset
 
     def facts(self, now: float) -> NodeInfo:
-        """What it says of itself at the true time `now`."""
+        """Return the node's account of itself at the true time `now`."""
         run = f"{self._name}.{self.runs}"
         return NodeInfo(
             run_id=run,
@@ -71,7 +71,7 @@ class Server:
         node.held, node.readers, node.lines, node.fences = kept
 
     def demote(self, until: float) -> None:
-        """It is the replica of an empty server, until it is promoted."""
+        """Make it the replica of an empty server until it is promoted."""
         self.node.forget()
         self.replica_until = until
         self.promotions += 1
@@ -94,7 +94,7 @@ class Connection:
 
 
 class Link:
-    """One process's way to one node: what `node.Node` is in production.
+    """A process's connection to a node: what `node.Node` is in production.
 
     Attributes:
         breaks: How often a fault broke its connection.

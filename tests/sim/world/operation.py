@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Struck(BaseException):
-    """What a time limit is to the code it strikes."""
+    """Stands for a time limit in the code it interrupts."""
 
 
 class Operation:
@@ -51,7 +51,7 @@ class Operation:
             self._carry()
 
     def finish(self) -> None:
-        """Its round is decided or overdue."""
+        """Go on after a round that is decided or overdue."""
         process, round_ = self.process, self.round
         round_.close("no answer")
         now = process.clock()

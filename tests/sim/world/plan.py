@@ -1,4 +1,4 @@
-"""What kind of world it is, what goes wrong in it, and who watches."""
+"""The kind of a world, its faults, and the hooks of its auditor."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def struck_at(key: int, count: int, knobs: Knobs) -> int:
 
 @dataclass(frozen=True)
 class Knobs:
-    """What kind of world it is; each seed draws its own (`tests/sim/swarm.py`).
+    """The kind of a world; each seed draws its own (`tests/sim/swarm.py`).
 
     Attributes:
         nodes: How many the clients believe to talk to.
@@ -103,7 +103,7 @@ class Knobs:
     shared: float = 0.0
 
     def limit_of(self, name: str) -> int:
-        """How many may hold a key at a time."""
+        """Return how many may hold a key at a time."""
         return self.limit if self.several == 1 or int(name[1:]) % 2 == 0 else 1
 
     @property
@@ -114,7 +114,7 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that goes wrong.
+    """A fault.
 
     Attributes:
         kind: `crash` (memory lost), `restart` (memory kept), `freeze` (a node), `pause` (a
@@ -140,7 +140,7 @@ class Fault:
 
 
 class Audit:
-    """Hooks that do nothing: what a world tells whoever checks it."""
+    """Hooks that do nothing: events of a world for its auditor."""
 
     def start(self, world: World) -> None:
         """All is set up, nothing has happened yet."""
@@ -181,7 +181,7 @@ class Audit:
         """An exception struck an attempt, and it has been cleaned up."""
 
     def signalled(self, worker: Worker, claim: Claim, now: float) -> None:
-        """The watchdog told a worker that its lease is lost."""
+        """The watchdog notified a worker that its lease is lost."""
 
     def held(self, worker: Worker, claim: Claim, says: bool, now: float) -> None:
         """A worker has asked whether its lock is still held."""

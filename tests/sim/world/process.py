@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT = 1.0
 EPOCH = 1.7e9
-"""Seconds that wall clocks show when the world begins, but for their skew."""
+"""Seconds that wall clocks show when the world begins, apart from their skew."""
 TURN = 0.01
 """Seconds a thread may have to wait until it may write."""
 BACKOFF, BACKOFF_MAX, SETTLED = 0.05, 1.0, 1.0  # as in driver.py and node.py
@@ -70,14 +70,14 @@ class Process:
             self.workers.append(Worker(self, number))
 
     def forked(self, parent: Process) -> None:
-        """It is the fork of another, whose leases are none of its own (`redlock._after_fork`)."""
+        """Start as the fork of a process, without any of its leases (`redlock._after_fork`)."""
 
     def clock(self) -> float:
         """This process's time."""
         return self.rate * self.world.now + 1000.0
 
     def proposal(self) -> int | None:
-        """As `Redlock._proposal`; None in a world without fencing."""
+        """Return the proposal, as `Redlock._proposal` does; None in a world without fencing."""
         if not self.world.knobs.fencing:
             return None
         wall = EPOCH + self.world.now + self.skew
@@ -136,7 +136,7 @@ class Process:
         self.later(max(0.0, round_.until - now), self._overdue, round_)
 
     def _look_again(self, link: Link, now: float) -> None:
-        """As in Node._look_again."""
+        """Look at the node again, as Node._look_again does."""
         if link.channel.up and not link.channel.stalled(now):
             link.trust.asked_again(now)
             round_ = look(link.index, now)
@@ -144,7 +144,7 @@ class Process:
             self.world.send(link, round_)
 
     def _no_master(self, link: Link) -> None:
-        """As in Node._refused: who it is, is asked on a new connection."""
+        """Drop the connection, as Node._refused does: a new one shows which server it is."""
         assert link.connection is not None
         link.connection.proven = True
         link.breaks += 1

@@ -1,4 +1,4 @@
-"""Those who want locks."""
+"""Workers that want locks."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Worker:
             process.later(struck * knobs.patience, operation.interrupt)
 
     def _resources(self) -> list[str]:
-        """What it wants this time; of what several may hold, any slot."""
+        """Return the resources it wants this time; any slot of those that several may hold."""
         knobs = self.process.world.knobs
         first = self._resource()
         others = int(self._draw() * knobs.several) if knobs.several > 1 else 0
@@ -109,7 +109,7 @@ class Worker:
         self._rest()
 
     def clean_up(self, claim: Claim) -> None:
-        """What `Redlock` does when an exception strikes in an attempt."""
+        """Clean up as `Redlock` does when an exception interrupts an attempt."""
         process = self.process
         if claim.ended:  # struck while it was undoing what had failed
             steps: Any = quorum.undo(claim, process.clock())

@@ -235,7 +235,7 @@ class World:
         self._cut_off(server)
 
     def _cut_off(self, server: Server) -> None:
-        """All connections to a server break; what is on its way there is lost."""
+        """Break all connections to a server; requests on the way are lost."""
         for process in self.processes:
             for link in process.links:
                 if link.server is server and link.connection is not None:
@@ -256,7 +256,7 @@ class World:
         child.hire()
 
     def _break(self, connection: Connection, unheard: float = 0.0) -> None:
-        """A connection is gone; its process will hear of it."""
+        """Break a connection, and notify its process later."""
         connection.alive = False
         connection.replies.clear()
         link = connection.link
