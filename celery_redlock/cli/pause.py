@@ -66,14 +66,15 @@ def started(
     keys = _held_or_waiting(site, pattern)
     fits = keys is None or bool(keys) or _is_declared(site, pattern)
     none = (
-        f"{'no task of the app has a key, and ' if site.app is not None else ''}no key is held or"
-        f" waited for that fits {pattern}: is it spelt as `ls` and `explain` show keys?"
+        f"no key that fits {pattern} is held or waited for"
+        f"{', and no task of the app has such keys' if site.app is not None else ''}: write it as"
+        " `ls` and `explain` show keys"
     )
     if not (fits or yes):
         if not can_ask():
-            said = f"{none} There is no terminal to ask on: correct it, or give --yes"
+            said = f"{none}. There is no terminal to ask on: correct it, or give --yes"
             return site.fail(said, REFUSED)
-        if not click.confirm(f"{printable(none)} Set it all the same?", err=True):
+        if not click.confirm(f"{printable(none)}. Set it all the same?", err=True):
             return site.fail("left as it was", REFUSED)
     try:
         pause = begin(redlock, pattern, seconds, who, reason, limit)
@@ -92,7 +93,7 @@ def started(
         more = len(keys) - MAX_NAMED
         now = f"it fits {counted(len(keys), 'key')} now: {now}" + f"; {more} more" * (more > 0)
     elif fits:
-        now = "" if keys is None else "it fits no key that is held or waited for now"
+        now = "" if keys is None else "no key that fits it is held or waited for now"
     else:
         now = f"but {none}"
     site.say({**pause.data(), "fits": fits, "keys": keys}, lines(said, now).rstrip())
