@@ -98,20 +98,30 @@ class Lab:
         return done.stdout + done.stderr
 
     def shows(self, command: str, **given: str) -> str:
-        """Run a command of the page; assert that it prints the lines below it, in their order."""
+        """Run a command of the page until it prints the lines below it, in their order.
+
+        A claim that `ls` lists ends shortly before the next one begins.
+        """
         found = re.search(
             rf"^```sh\n({re.escape(command)}.*?)^```$.*?^```text\n(.*?)^```$", PAGE, re.M | re.S
         )
         assert found, command
-        commands, expected = found.groups()
+        commands, expected = found[1], found[2].replace("every-5s", "every-1s")
         for name, value in given.items():
             assert name in commands
             commands = commands.replace(name, value)
-        printed = self.run(commands)
-        lines = iter([" ".join(line.split()) for line in printed.splitlines()])
-        for line in expected.replace("every-5s", "every-1s").splitlines():
-            pattern = pattern_of(line)
-            assert any(re.search(pattern, seen) for seen in lines), f"{line}\n\n{printed}"
+        printed = ""
+
+        def is_shown() -> bool:
+            nonlocal printed
+            printed = self.run(commands)
+            lines = iter([" ".join(line.split()) for line in printed.splitlines()])
+            return all(
+                any(re.search(pattern, seen) for seen in lines)
+                for pattern in map(pattern_of, expected.splitlines())
+            )
+
+        wait_until(is_shown, 10.0, f"this is shown:\n{expected}", seen=lambda: printed)
         return printed
 
 
