@@ -6,7 +6,7 @@ Exit codes of all commands:
 - 1: it found something wrong, or did not find what it was asked for.
 - 2: wrong usage, or a configuration that cannot work.
 - 3: too few nodes answered.
-- 4: refused: the action would not have been the one that was asked for.
+- 4: refused, because the effect would have differed from what was asked for.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ COLUMNS = ("key", "task", "task id", "host", "pid", "held for", "nodes", "ttl", 
 DROPPED = ("fence", "pid", "host", "ttl", "task id", "waiting", "held for", "task")
 """Columns left out on a narrow terminal, in this order, until the rest fits."""
 MIN_WIDTHS = {"key": 30, "task": 20}
-"""Characters of a name worth dropping another column for; longer names are cut before that."""
+"""Characters of a name for which other columns are dropped; a longer name is cut instead."""
 SHORT_ID_CHARS = 8
 """Characters of a task id in a fitted table: enough to find the task."""
 

@@ -1,4 +1,4 @@
-"""The events, recorded by the processes that they happened to; and the story that they tell.
+"""The events, recorded by the processes that they happened to; and the story made of them.
 
 Every process appends to its own file, one line per event, each line with one `write()`: a line is
 there or it is not, whichever process is killed when. Times are CLOCK_MONOTONIC, which all processes
@@ -58,7 +58,7 @@ class Journal:
 
 @dataclass
 class Body:
-    """One run of a body. It is to take `seconds`; `end` is infinite until it is known."""
+    """One run of a body. It should take `seconds`; `end` is infinite until it is known."""
 
     order: int
     task: str

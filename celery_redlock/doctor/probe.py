@@ -47,7 +47,7 @@ VISITS: Mapping[str, Callable[..., Any]] = {"PostgreSQL": postgresql.visit, "etc
 class Answers:
     """The answers of a node.
 
-    `refused` maps each word of an ACL rule that its user lacks to whether locks need it. In it `~`
+    `refused` maps each word of an ACL rule that its user lacks to True if locks need it. In it `~`
     and `&` stand for our keys and channels; `reset~` and `reset&` for the same, if it is not known
     whether they are refused.
     """

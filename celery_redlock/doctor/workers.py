@@ -17,7 +17,7 @@ VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
 NO_APP = "tasks that wait parked in workers are not seen without their app: -A APP"
 MAX_ERROR_CHARS = 200
-"""Characters of an error from a worker: whoever reaches the broker can send any amount."""
+"""Characters of an error from a worker: anyone with access to the broker can send any amount."""
 
 
 def connection_of(app: Any, timeout: float) -> Any:

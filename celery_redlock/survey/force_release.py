@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["SETTLED_S", "Freed", "force_release", "stop_command"]
 
 SETTLED_S = 2.0
-"""Seconds after which an attempt without a quorum is over, whatever its process's node timeout."""
+"""Seconds after which an attempt without a quorum has ended, with any node timeout."""
 POLL_INTERVAL_S = 0.02
 """Seconds between two reads of a key that another connection deletes: a few round trips."""
 

@@ -67,7 +67,7 @@ def waited_for(wait: Mapping[str, Any]) -> Sequence[str]:
 
 
 def valid_waits(reply: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the valid waits of a worker's reply; whoever reaches the broker can send anything."""
+    """Yield the valid waits of a worker's reply; the broker's users can send anything."""
     waits = reply.get("waits")
     for wait in waits if isinstance(waits, list) else ():
         waited = wait.get("waited") if isinstance(wait, Mapping) else None

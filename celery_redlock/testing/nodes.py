@@ -35,7 +35,7 @@ __all__ = ["FakeNodes", "LocalNodes", "Nodes", "fake_redlock", "redlock_nodes"]
 ANOTHER = Owner("another-host", 1)
 """Owner of the locks that a test takes in another's name (`hold`, `steal`)."""
 HELD_S = 3600.0
-"""Seconds for which it holds them: longer than a test."""
+"""Seconds for which these locks are held: longer than a test."""
 HOLD_WAIT_S = 0.5
 """Seconds that `hold` waits: a worker frees a lock a moment after its result is stored."""
 SETTLE_TIMEOUT_S = 10.0

@@ -44,7 +44,7 @@ COOKIE = "redlock_session"
 SESSION_S = 3600
 """Seconds until the token must be given again."""
 MIN_TOKEN_CHARS = 16
-"""Minimum length of a token: whoever sees a cookie can try tokens against it offline."""
+"""Minimum length of a token: anyone with a cookie can try tokens against it offline."""
 MAX_TRIES, TRIES_WITHIN_S = 10, 60.0
 """Wrong tokens that an address may send, and the seconds for which they are counted."""
 MAX_NAME_CHARS = 200

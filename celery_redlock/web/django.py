@@ -22,7 +22,7 @@ __all__ = ["as_view"]
 
 
 def as_view(page: Page) -> Callable[..., Any]:
-    """Return the page as a view; its route has a group `path`: what follows the mount, from "/" on.
+    """Return the page as a view; its route has a group `path`: the rest of the path, from "/" on.
 
     It is exempt from Django's CSRF check, because its forms carry their own proof.
     """

@@ -25,7 +25,7 @@ EVENTS = ("task-lock-waiting", "task-lock-lost")
 MAX_EVENTS = 500
 """Events kept: the last ones, ten pages full."""
 MAX_TEXT_CHARS = 1_000
-"""Characters kept of a worker's text: whoever reaches the broker can send any amount."""
+"""Characters kept of a worker's text: anyone with access to the broker can send any amount."""
 RETRY_DELAY_S = (1.0, 30.0)
 """Seconds until the next attempt to receive events: at first, and at most."""
 MAX_NUMBER = 1e18

@@ -307,7 +307,7 @@ def _as_redis_py_writes(url: str) -> str:
 
 
 def _check_url(url: str) -> None:
-    """Raise an error for what redis-py would ignore silently, or quote in full."""
+    """Raise an error for parts that redis-py would ignore silently, or quote in full."""
     if re.fullmatch(r"[\w.-]+(:\d+)?(/\d*)?", url):  # no part of it can be a secret
         raise ValueError(f"{url!r} has no scheme; write redis://{url}, or rediss:// for TLS")
     scheme = re.match("[a-z+]+://", url)
