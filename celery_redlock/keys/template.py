@@ -56,8 +56,8 @@ class Template:
 def _stop(after: str, following: str | None) -> str | None:
     """Return the character in a value for which it must be put into parentheses.
 
-    The value stands before the literal `after`; without parentheses its end would not be
-    clear. Return None if the end of any value is clear there; return "", which is in every value, if
+    The value stands before the literal `after`; without parentheses its end would not be clear.
+    Return None if the end of any value is clear there; return "", which is in every value, if
     another value follows at once.
     """
     if not after:
