@@ -18,7 +18,7 @@ from tests.support.network import REPLIES, REQUESTS
 
 
 class LinkActs(Crew):
-    """Those on the network between one worker and its nodes."""
+    """Faults of the network between a worker and its nodes."""
 
     def _links(self, worker: Worker, counts: tuple[int, ...]) -> tuple[int, ...]:
         """Some of its links, by number; all, where it has no more."""
@@ -77,7 +77,7 @@ class LinkActs(Crew):
 
 
 class Acts(MoreNodeActs, LinkActs, WorkerActs, LoadActs):
-    """Those on nodes, on workers, on the network between them, on the broker, and with load."""
+    """Faults of nodes, of workers, of the network between them, of the broker, and load."""
 
     TRACKS: Mapping[str, Mapping[str, int]] = {
         "nodes": {
@@ -97,10 +97,10 @@ class Acts(MoreNodeActs, LinkActs, WorkerActs, LoadActs):
             "kill_producers": 0,
         },
     }  # fmt: skip
-    """What can happen on each track, and how often in proportion; 0: where a phase names it."""
+    """Acts on each track, and how often each happens in proportion; 0: only if a phase names it."""
 
     def act(self, name: str) -> Steps:
-        """One of them, by name."""
+        """Return the act of that name."""
         method: Callable[[], Steps] = getattr(self, name)
         return method()
 

@@ -15,7 +15,7 @@ PAUSE = 0.25
 
 @dataclass
 class Body:
-    """One run of one body.
+    """A run of a body.
 
     Attributes:
         begin: When it wrote that it had entered; seconds.

@@ -25,7 +25,7 @@ VISIBILITY = 15
 
 
 class RedisBroker:
-    """Writes what it is told to disk, so that it is there after a `kill`.
+    """A broker that writes its messages to disk, so that they survive a `kill`.
 
     Attributes:
         at_once: It gives back at once what a dead connection had.
@@ -54,7 +54,7 @@ class RedisBroker:
         return self.url_at(self.port)
 
     def url_at(self, port: int) -> str:
-        """Its URL, through a link."""
+        """Return its URL through a link."""
         return f"redis://127.0.0.1:{port}/0"
 
     @property
@@ -75,13 +75,13 @@ class RedisBroker:
         self._server.stop()
 
     def messages(self) -> tuple[int, int]:
-        """How many wait, and how many are somebody's and not acknowledged."""
+        """Return the number of waiting messages, and that of unacknowledged ones."""
         with contextlib.closing(redis.Redis.from_url(self.url)) as client:
             queues = [b"celery", *client.keys("only-*")]
             return sum(int(client.llen(q)) for q in queues), int(client.hlen("unacked"))
 
     def holds(self, ids: set[str]) -> set[str]:
-        """Which of these it has a message of."""
+        """Return the ids of which it has a message."""
         with contextlib.closing(redis.Redis.from_url(self.url)) as client:
             raw = [*client.lrange("celery", 0, -1), *client.hvals("unacked")]
         texts = [text.decode(errors="replace") for text in raw]
@@ -144,7 +144,7 @@ class RabbitBroker:
         self._environment = dict(line.decode().split("=", 1) for line in environ if b"=" in line)
 
     def messages(self) -> tuple[int, int]:
-        """How many wait, and how many are somebody's and not acknowledged."""
+        """Return the number of waiting messages, and that of unacknowledged ones."""
         waiting = unacked = 0
         for name, ready, pending in self._queues():
             if name == "celery" or name.startswith(("only-", "celery_delayed")):
@@ -152,7 +152,7 @@ class RabbitBroker:
         return waiting, unacked
 
     def holds(self, ids: set[str]) -> set[str]:
-        """Which of these it has a message of: it would have to be asked for them, so all or none.
+        """Return all ids if it has any message, because it does not show which.
 
         Whoever looks at a queue of RabbitMQ's takes the messages out of it.
         """

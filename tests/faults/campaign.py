@@ -43,7 +43,7 @@ START = 60.0
 DRAIN = VISIBILITY + 45.0
 """Seconds after the last fault within which every task must have come to an end."""
 LOOKS = 100.0
-"""Seconds between two looks of a kombu before 5.7 for what nobody has acknowledged in time."""
+"""Seconds between two searches of a kombu before 5.7 for messages not acknowledged in time."""
 SETTLES = 5.0
 """Seconds for a prefetch window to be what it was, when all is quiet."""
 LIVE = 4.0
@@ -202,7 +202,7 @@ def campaign(
 
 
 def near(fault: Fault, kinds: tuple[str, ...], faults: list[Fault]) -> bool:
-    """Whether that had just been done. Celery 5.7 may end when its broker goes away:
+    """Return True if a fault of these kinds just began. Celery 5.7 may end with its broker:
 
     `Unrecoverable error: AttributeError("'NoneType' object has no attribute 'hostname'")`, or
     `UnpicklingError` when it was reading from a pool child. Its process may hang in that end.
@@ -248,7 +248,7 @@ def at_rest(stage: Stage, before: dict[str, dict[str, Any]]) -> dict[str, dict[s
 
 
 def unacknowledged(stage: Stage, faults: Sequence[Fault]) -> int:
-    """How many messages the broker holds to be somebody's, at rest."""
+    """Return the number of messages at rest that the broker counts as unacknowledged."""
     slow = kombu.VERSION[:2] < (5, 7)  # its workers look for what is a dead one's every 100 s
     # What was acknowledged over a connection that had just been cut is not.
     lost = any(fault.kind in ("worker kill -9", *BROKER_AWAY) for fault in faults)
@@ -259,7 +259,7 @@ def unacknowledged(stage: Stage, faults: Sequence[Fault]) -> int:
 
 
 def _running(stage: Stage) -> bool:
-    """Whether a body has begun, in a process that lives, and not ended."""
+    """Return True if a body has begun and not ended, in a process that lives."""
     for process, lines in stage.journal.read().items():
         last = {line.thread: line for line in lines}
         busy = any(line.kind in ("got", "enter", "alive") for line in last.values())

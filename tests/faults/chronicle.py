@@ -1,4 +1,4 @@
-"""What was done to the stage, and when."""
+"""Faults of the stage, with their times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BROKER_DOWN = "broker restart"
 
 @dataclass
 class Fault:
-    """One act.
+    """A fault.
 
     Attributes:
         kind: What was done.
@@ -39,7 +39,7 @@ class Fault:
 
 
 def unseen_swap(faults: Iterable[Fault], begin: float, end: float, *born: float) -> bool:
-    """Whether other servers stood behind addresses meanwhile, unknown to who began after that.
+    """Return True if other servers stood behind addresses, unknown to processes that began later.
 
     It meets them, or the first ones again, for the first time: `docs/guarantees.md` says so.
     """

@@ -1,4 +1,4 @@
-"""What all acts share: whom they act on, and the tasks they need for it."""
+"""Common parts of all acts: their victims, and the tasks that they need."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Crew:
     def _busy(
         self, *resources: str, seconds: float, manner: str = "sleep"
     ) -> Generator[float, None, list[tuple[Process, Line]]]:
-        """Bodies run there; wait a little until they do, and tell which of them do."""
+        """Start bodies of these keys, wait a little, and return those that run."""
         ids = set()
         for resource in resources:
             task = "reading" if self.feeder.is_read(resource) else "early"
@@ -69,7 +69,7 @@ class Crew:
         return found
 
     def _running(self, *, prefork: bool) -> list[tuple[Process, Line]]:
-        """Which bodies run now: their process, and the last they wrote."""
+        """Return the bodies that run now: the process and the last line of each."""
         found = []
         up = {worker.pid: worker for worker in self.stage.workers if worker.ready}
         for process, lines in self.stage.journal.read().items():

@@ -1,4 +1,4 @@
-"""What is done to an etcd cluster of three. Each act is a generator: it waits, then heals."""
+"""Faults of an etcd cluster of three. Each act is a generator: it waits, then heals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support import etcd
 
 
 class EtcdNodeActs(Crew):
-    """One at a time. Where a leader is struck there is none for a second or two."""
+    """Faults of etcd, one at a time. Without a leader, the cluster needs a second or two."""
 
     @property
     def _cluster(self) -> LocalEtcd:
@@ -76,7 +76,7 @@ class EtcdNodeActs(Crew):
         yield from self._paused(self._some(2), seconds, kind)
 
     def deafen(self) -> Steps:
-        """All that is put with a lease by who listens is gone: it is not heard of any more."""
+        """Delete all keys that listeners have put with a lease, so no notification reaches them."""
         self._contend(self.choose.choice(RESOURCES), many=5)
         yield 0.2
         with self._fault("listeners gone"), contextlib.suppress(Exception):

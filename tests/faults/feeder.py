@@ -21,9 +21,9 @@ RESOURCES = tuple(f"f{number}" for number in range(20))
 HOT = 3
 """The first of them are wanted by a third of all tasks."""
 READ = RESOURCES[HOT - 1 : HOT + 2]
-"""Those that some tasks only read, where the store has shared locks."""
+"""Keys that some tasks only read, where the store has shared locks."""
 SELDOM_WRITTEN = READ[-1]
-"""One of these, which only what acts send writes."""
+"""The one of these that only acts write."""
 RATE = 20.0
 """Tasks a second, while not too many wait."""
 WAITING = 70
@@ -79,7 +79,7 @@ ARGUMENTS: dict[str, Callable[[Sent], tuple[Any, ...]]] = {
     "probe": lambda _sent: (),
     "fill": lambda sent: (sent.seconds,),
 }
-"""Of the tasks that want no key."""
+"""Arguments of the tasks without a key."""
 
 
 class Feeder:
@@ -129,7 +129,7 @@ class Feeder:
         self._results.close()
 
     def next(self) -> Sent:
-        """What the seed says next."""
+        """Return the next task, by the seed."""
         choose = self._random
         hot = choose.random() < 0.33
         resource = choose.choice(RESOURCES[:HOT] if hot else RESOURCES[HOT:])
@@ -159,13 +159,13 @@ class Feeder:
     def send(
         self, resource: str, seconds: float, manner: str = "sleep", task: str = "early"
     ) -> Sent:
-        """One besides those of the seed, for an act that needs it; whoever waits for a lock."""
+        """Send a task besides those of the seed, for an act that needs a body or a waiter."""
         sent = Sent(str(uuid.uuid4()), task, resource, seconds, manner, now())
         self.publish(sent)
         return sent
 
     def is_read(self, resource: str) -> bool:
-        """Whether there are tasks that only read it."""
+        """Return True if some tasks only read the resource."""
         return self.reads and resource in READ
 
     def fill(self, worker: str, seconds: float) -> Sent:
@@ -199,7 +199,7 @@ class Feeder:
             sent.error = f"{type(error).__name__} when published"
 
     def waiting(self) -> list[Sent]:
-        """Those of which no end is known."""
+        """Return the tasks whose end is not known."""
         with self._lock:
             return [sent for sent in self.ledger.values() if not sent.done]
 

@@ -1,16 +1,4 @@
-"""The bodies' own account of themselves, and how it is read. Shares no code with the library.
-
-Every process appends to a file of its own, one `write()` per line, so that lines never mix and none
-is lost when the process is killed. Times are CLOCK_BOOTTIME: one clock for all processes of a host.
-
-A body writes `enter`, every few milliseconds `alive`, and `exit`; `told` when it learns that its
-lease is over; `wrote` after it has written to a fenced register.
-Around bodies, the worker writes `received`, `pooled` and `returned` (its main process: it has a
-message, has handed it to the pool, gives it back to the broker), `sent` (whoever publishes a task),
-`got` and `done` (the process and thread that runs it), and `storing` and `stored` between the
-body's end and that; of itself `connected`, `disconnected` and
-`stopping`.
-"""
+"""Accounts that bodies write of themselves, and their reader. Shares no code with the library."""
 
 from __future__ import annotations
 
@@ -48,7 +36,7 @@ def short(token: str) -> str:
 
 
 class Line(NamedTuple):
-    """One line.
+    """A line of an account.
 
     Attributes:
         at: When; seconds.
@@ -114,7 +102,7 @@ class Pen:
 
 @dataclass(frozen=True)
 class Process:
-    """Who wrote a file.
+    """The process that wrote a file.
 
     Attributes:
         worker: The worker's name.
@@ -166,6 +154,6 @@ class Journal:
 
 
 def process_of(file: Path) -> Process:
-    """Who wrote a file, by its name."""
+    """Return the process that wrote a file, by its name."""
     worker, main, pid, started = file.name.removesuffix(".log").rsplit(".", 3)
     return Process(worker, int(main), int(pid), started)

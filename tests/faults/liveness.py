@@ -1,4 +1,4 @@
-"""Is anything stuck? A key that is free and wanted is taken, a no-op ends, nothing stays behind.
+"""Check that nothing is stuck: free keys are taken, no-ops end, and nothing stays behind.
 
 Pure: judged from the accounts of workers and bodies, the keys that were seen, and the faults.
 
@@ -31,7 +31,7 @@ from tests.faults.spans import Span, Spans, both, longest, union, without
 from tests.faults.turns import READS, WAIT, busy, judge_turns
 
 BACK_IN_QUEUE = 2.0
-"""Seconds within which a worker that is told to stop gives back what it has not begun."""
+"""Seconds within which a stopping worker returns the messages that it has not begun."""
 
 FORGIVEN: dict[str, str] = {
     "machine": "the machine stood still, as the stall watcher has seen; or the network, the broker,"
@@ -65,7 +65,7 @@ ENDS_ASKING = ("enter", "done", "sent")
 
 @dataclass
 class Waits:
-    """What was found.
+    """Longest waits, and counts of what was judged.
 
     Attributes:
         wanted: The longest that a key was free and wanted; seconds.
@@ -117,7 +117,7 @@ def judge_liveness(
     at_once: bool = False,
     starved: Callable[[float, float], float] = lambda _begin, _end: 0.0,
 ) -> Waits:
-    """Add what is wrong to the verdict.
+    """Judge all waits; add violations to the verdict.
 
     Args:
         verdict: That on the locks.
@@ -223,7 +223,7 @@ def _ends(workers: Mapping[Main, WorkerLife], faults: Sequence[Fault]) -> list[f
 
 
 def _gone(custody: _Custody, ends: list[float]) -> bool:
-    """Whether it went with a connection ("popped"): one with each. It comes back late, or never."""
+    """Return True if a message was lost with a connection ("popped"), one with each."""
     if custody.next is not None and custody.end < custody.begin + VISIBILITY - 1.0:
         return False
     index = bisect.bisect_left(ends, min(custody.begin, custody.put) - SEEN)
@@ -255,7 +255,7 @@ def _story(sent: Sent, traces: Mapping[str, Sequence[tuple[Line, Main]]]) -> str
 
 
 def _broker_away(faults: Sequence[Fault], until: float) -> Spans:
-    """For everybody ("broker"); that a worker is not connected it says itself."""
+    """Return when the broker was away for all workers; single workers report their own breaks."""
     return [
         (fault.begin, (until if fault.end is None else fault.end) + CONNECTED)
         for fault in faults
@@ -272,7 +272,7 @@ def _custodies(
     at_once: bool,
     starved: Callable[[float, float], float],
 ) -> list[_Custody]:
-    """Where a message was from when to when, while nobody worked on it."""
+    """Return where a message was, and when, while no slot worked on it."""
     found: list[_Custody] = []
     if sent.state == "REVOKED" and not trace:
         return found  # Celery tells of no message that it discards as soon as it has it

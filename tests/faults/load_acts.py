@@ -1,4 +1,4 @@
-"""What is done to the broker, and with load. Each act is a generator: it waits, then heals."""
+"""Faults of the broker, and load. Each act is a generator: it waits, then heals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class LoadActs(Crew):
                 yield 0.4
 
     def restart_busy(self) -> Steps:
-        """A worker is told to stop while one body runs long and many wait there."""
+        """Stop a worker while one body runs long and many deliveries wait there."""
         self._contend(*self.choose.sample(RESOURCES, 2), many=12, seconds=0.3)
         for worker in self.stage.workers:
             self.feeder.fill(worker.name, 7.0)
@@ -136,7 +136,7 @@ class LoadActs(Crew):
         yield 1.0
 
     def purge(self) -> Steps:
-        """What waits in the queue is thrown away, by the operator."""
+        """Purge the queue, as an operator may."""
         with self.chronicle.fault("purge"):
             with contextlib.suppress(Exception):
                 self.stage.app.control.purge()

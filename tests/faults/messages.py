@@ -1,8 +1,8 @@
-"""What became of every task that was sent: done, refused by policy, or lost.
+"""The end of each task that was sent: done, refused by policy, or lost.
 
 Early acknowledgement, Celery's default, promises that a message is not run again, and loses it with
-its process: that is counted, and believed only where a worker it had come to was killed. Late
-acknowledgement promises that nothing is lost, and may run a task twice.
+its process: such a loss is counted, and accepted only if a worker that had received the message was
+killed. Late acknowledgement promises that nothing is lost, and may run a task twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LATE = ("late", "reading")
 LOCKED = (*LATE, "early", "skipping", "writing")
 """The tasks that want a key."""
 MOVES = ("sent", "received", "returned", "got", "enter")
-"""What tells who has a message: the last of these."""
+"""Lines that show where a message is; the last one counts."""
 BROKER = "broker restart"
 DROPPED = "broker connections dropped"
 KILLS = (BY_ITSELF, "worker kill -9", "worker restart, cold", "worker restart, warm")
@@ -53,7 +53,7 @@ def judge_messages(
     faults: Sequence[Fault],
     waiting: Sequence[str],
 ) -> dict[str, int]:
-    """Add what is wrong to the verdict.
+    """Judge the end of each task; add violations to the verdict.
 
     Args:
         verdict: That on the locks.
@@ -97,7 +97,7 @@ may be one message in the socket of each worker, which goes with the worker, or 
 
 
 def _connections(fault: Fault) -> int:
-    """How many connections that may carry a popped message it ended."""
+    """Return how many connections, each perhaps with a popped message, it ended."""
     return len(MORE_POOLS) if fault.kind == BROKER else fault.kind in (*KILLS, DROPPED)
 
 
@@ -108,7 +108,7 @@ def _end(
     waits: bool,
     gone: Mapping[tuple[str, int], Sequence[float]],
 ) -> tuple[str, bool]:
-    """How it ended, and whether that is wrong; `gone`: when each worker gave all back."""
+    """Return how it ended, and if that is wrong; `gone`: when each worker returned its messages."""
     if sent.task not in LOCKED and sent.state == "SUCCESS":
         return "a no-op" if sent.task == "probe" else "a filler", False
     if sent.state == "SUCCESS":
@@ -154,7 +154,7 @@ def _end(
 
 
 def _since_sent(trace: list[tuple[Process, Line]]) -> list[Line]:
-    """What became of a message after it was sent for the last time.
+    """Return the lines of a message since it was last sent.
 
     `Task.retry` stores its state when the message is out. Whoever is slow in between may overwrite
     a failure of the copy; a success Celery's backends keep.
@@ -216,7 +216,7 @@ def _text(sent: Sent, trace: list[tuple[Process, Line]]) -> str:
 def judge_calls(
     verdict: Verdict, lines: Mapping[Process, Sequence[Line]], died: Mapping[Process, float]
 ) -> int:
-    """Every `delay()` that came back has been worked off: a body of its key ends behind it.
+    """Check that each `delay()` that returned was worked off: a body of its key ends after it.
 
     Of producers that were killed the calls count as well, save for those that others' reservations
     may have met: an orphan's blocks for seconds, and what is called in these is not work lost.

@@ -1,4 +1,4 @@
-"""More of what is done to nodes: others in their place, roles, clocks, limits. Generators again."""
+"""More faults of nodes: other servers in their place, roles, clocks, limits. Generators again."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 
 
 class MoreNodeActs(NodeActs):
-    """One at a time, on the track of the others."""
+    """Further faults of nodes, one at a time, on the track of the others."""
 
     def swap(self) -> Steps:
-        """Other servers stand behind the addresses of three; after a while the first ones again.
+        """Put other servers behind the addresses of three nodes, and later the first ones again.
 
         The spares are new, empty, and up for longer than a ttl: who asks only for how long a
         server is up takes them for old friends. Three of five that know nothing are a quorum.
@@ -52,7 +52,7 @@ class MoreNodeActs(NodeActs):
             yield 1.2 * TTL
 
     def _behind(self, servers: dict[int, LocalServer]) -> None:
-        """Whoever connects to these nodes comes to those servers, from now on."""
+        """Lead new connections to these nodes to those servers."""
         for number, server in servers.items():
             self.stage.standing[number] = server
             for worker in self.stage.workers:
@@ -107,7 +107,7 @@ class MoreNodeActs(NodeActs):
         yield from self._configured("no memory", "maxmemory", "1", "0")
 
     def no_clients(self) -> Steps:
-        """It lets nobody in, and those that were in are put out."""
+        """Let a node refuse all clients, and disconnect those that it has."""
         for node in self._some():
             client = redis.Redis(port=node.port, socket_timeout=2.0, single_connection_client=True)
             with self.chronicle.fault("maxclients", nodes=self._numbers([node])):
@@ -181,13 +181,13 @@ ENDLESS = "while true do end"
 
 @functools.cache
 def can_fake_time() -> bool:
-    """Whether there is a libfaketime that this machine's server can be started with."""
+    """Return True if there is a libfaketime with which this machine's server can be started."""
     return os.path.exists(FAKETIME)
 
 
 @contextlib.contextmanager
 def _server_with_a_clock() -> Iterator[tuple[LocalServer, Callable[[float], None]]]:
-    """A server, and what makes its clock jump."""
+    """Yield a server and a function that makes its clock jump."""
     directory = Path(tempfile.mkdtemp(prefix="redlock-clock-"))
     try:
         offset = directory / "offset"

@@ -87,7 +87,7 @@ def _minority_quorum() -> None:
 
 
 def _free_before_death() -> None:
-    """The keeper believes Celery's main process, which tells of a death before it happens."""
+    """Trust Celery's main process, which reports a death before it happens."""
     from celery.worker.request import Request
 
     from celery_redlock.keepalive import supervisor
@@ -131,7 +131,7 @@ def _recycled_descriptor() -> None:
 
 
 def _endless_extension() -> None:
-    """A late extension revives a lease, and its holder is not told that it was over."""
+    """Let a late extension revive a lease, without notifying its holder that it was over."""
     from celery_redlock.protocol.claim import Claim
 
     Claim._over = lambda self, now: False  # type: ignore[method-assign]
@@ -205,7 +205,7 @@ def _no_doubt() -> None:
 
 
 def _dawdle() -> None:
-    """Whoever asks for a lock takes his time."""
+    """Acquire slowly."""
     from celery_redlock.protocol import quorum
 
     acquire = quorum.acquire
@@ -218,7 +218,7 @@ def _dawdle() -> None:
 
 
 def _wide_window() -> None:
-    """The prefetch window is widened for what is held back, and never narrowed again."""
+    """Widen the prefetch window for parked messages, and never narrow it."""
     from kombu.common import QoS
 
     QoS.decrement_eventually = lambda self, n=1: self.value

@@ -1,4 +1,4 @@
-"""Which faults happen when: phases, by seed.
+"""Schedule of the faults: phases, by seed.
 
 Four tracks run side by side: one act at a time on the nodes, one on the network, one on the
 workers, one on the broker and with load. A phase says how long each rests between two acts.
@@ -49,14 +49,14 @@ PHASES = (
     Phase("all", 2.5, 2.5, 2.5, 4.0),
 )
 SLEEPERS = Phase("sleepers", 0.0, 0.0, 0.3, only=("stop_worker",))
-"""Whole workers are stopped, lose what they held, and wake. For who looks for one kind of bug."""
+"""Whole workers are stopped, lose their leases, and wake. For the search for one kind of bug."""
 ENDINGS = Phase("endings", 0.0, 0.0, 0.3, only=("terminate", "kill_child"))
 """Bodies are ended from outside, while others wait for what they hold. The same."""
 BUSY = Phase("busy", 0.0, 0.0, 0.0, 0.3, only=("busy_slots",))
 FLOOD = Phase("flood", 0.0, 0.0, 0.0, 0.3, only=("flood",))
 RECONNECTS = Phase("reconnects", 0.0, 0.0, 0.0, 0.3, only=("drop_broker",))
 LEAVING = Phase("leaving", 0.0, 0.0, 0.0, 0.3, only=("restart_busy",))
-"""One kind of load each. The same."""
+"""One kind of load each, for the same purpose."""
 READING = Phase("reading", 0.0, 0.0, 0.0, 0.3, only=("stream",))
 LATER = Phase("later", 0.0, 0.0, 0.0, 0.3, only=("revoke_later",))
 """Tasks with an ETA. The same."""
@@ -67,7 +67,7 @@ GENTLE = (
 SHORT = Phase("short", 0.8, 1.0, 2.0, 2.0, only=GENTLE)
 """A little of all, for `make test`."""
 PRODUCERS = Phase("producers", 0.0, 0.0, 0.0, 0.3, only=("kill_producers",))
-"""Who reserves a key and is killed before it has published. The same."""
+"""Producers reserve a key and are killed before they have published. For the same purpose."""
 SHORT_OF_POSTGRES = Phase("short", 0.8, 1.0, 2.0, 2.0, only=(
     "pause_server", "kill_server", "end_backends", "deafen", "lock_rows", "cancel_queries",
     *GENTLE,

@@ -1,4 +1,4 @@
-"""What is done to nodes. Each act is a generator: it yields seconds to wait, then heals."""
+"""Faults of nodes. Each act is a generator: it yields seconds to wait, then heals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.stage import TTL
 
 
 class NodeActs(Crew):
-    """One of them at a time."""
+    """Faults of nodes, one at a time."""
 
     def _numbers(self, nodes: list[LocalServer]) -> tuple[int, ...]:
         return tuple(sorted(self.stage.nodes.index(node) for node in nodes))
@@ -85,22 +85,25 @@ class NodeActs(Crew):
         yield 0.0
 
     def flush(self) -> Steps:
-        """FLUSHALL on one: breaks a premise, by itself harmless to who holds more than three."""
+        """FLUSHALL on a node: breaks a premise.
+
+        Harmless alone to holders of more than three nodes.
+        """
         node = self.choose.choice(self.stage.nodes)
         with self.chronicle.fault("FLUSHALL", nodes=self._numbers([node])):
             self._command(node, "FLUSHALL")
         yield 1.1 * TTL
 
     def lose_majority(self) -> Steps:
-        """For less than a ttl, or for more."""
+        """Lose the majority, for less than a ttl or for more."""
         seconds, kind = yield from self._majority_lost("majority")
         yield from self.pause_nodes(self.choose.choice((3, 4)), seconds, kind)
 
     def forget_one_of_three(self) -> Steps:
-        """Two nodes are long dead; when they come back, empty, a third restarts, empty, at once.
+        """Kill two nodes for long; when they come back, empty, restart a third, empty, at once.
 
-        Who was granted a lock meanwhile has three votes, and now two. Only the restart guard keeps
-        the three from granting it to another.
+        A holder granted meanwhile had three votes, and now has two. Only the restart guard keeps
+        the three nodes from granting its lock to another.
         """
         nodes = self.choose.sample(self.stage.nodes[2:], 3)
         wanted = self.choose.sample(RESOURCES, 4)

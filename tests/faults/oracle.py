@@ -1,4 +1,4 @@
-"""Did the lock hold? Judged from the bodies' accounts, the keys that were seen, and the faults.
+"""Judge from the bodies' accounts, the keys that were seen and the faults whether the lock held.
 
 It shares no code with the library. What is a violation and what a limit is the table of
 docs/bug-or-limit.md, `VERDICTS` here; a test compares them. How much time is granted, in seconds:
@@ -33,9 +33,9 @@ BACK = 2 * TTL + BACKOFF_MAX + 3.0
 FORGETS = ("FLUSHALL", "clock stepped")
 """The faults here that break a premise of the algorithm."""
 STEPPED = "clock stepped"
-"""It may keep its keys for longer, too."""
+"""A node may keep its keys for longer, too."""
 HARMLESS = ("child kill -9", "revoke, SIGTERM", "revoke, SIGKILL", BROKER_DOWN)
-"""What is done to a worker and is no excuse for a lock that is not freed."""
+"""Faults of a worker that do not excuse a lock that is not released."""
 HELPER = "helper kill -9"
 FREED_BY_HELPER = "worker kill -9"
 """One more of these, where a worker has a helper."""
@@ -82,7 +82,7 @@ class Problem:
 
 @dataclass
 class Verdict:
-    """What was found.
+    """Violations, limits and measurements of a run.
 
     Attributes:
         problems: Violations.
@@ -114,9 +114,9 @@ class Verdict:
 
 
 LEADERS = ("member ", "two of three ", "server kill")
-"""What faults are called in which etcd may get another leader."""
+"""Beginnings of the names of faults in which etcd may get another leader."""
 DOWN = ("two of three ", "server ")
-"""And those in which it has no majority."""
+"""Beginnings of those in which it has no majority."""
 
 
 def judge(
@@ -129,7 +129,7 @@ def judge(
     nodes: int = NODES,
     ttl: float = TTL,
 ) -> Verdict:
-    """The verdict on the locks, so far.
+    """Return the verdict on the locks, so far.
 
     Args:
         lines: The accounts.
@@ -175,7 +175,7 @@ def _born(every: Iterable[Body], resource: str, until: float) -> list[float]:
 
 
 def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> None:
-    """Of one resource, by begin: any number of readers, or one writer."""
+    """Check the bodies of one resource, by begin: any number of readers, or one writer."""
     open_: list[Body] = []
     for body in of_one:
         open_ = [earlier for earlier in open_ if earlier.end > body.begin]
@@ -258,9 +258,10 @@ def _blocks(
 
 
 def _settled(end: float, faults: Sequence[Fault], owner: Body | None) -> float:
-    """When the last write of a body's process has reached its node: cuts and stops delay it.
+    """Return when the last write of a body's process has reached its node.
 
-    So does a stop of that very process right behind its body: it has yet to release.
+    Cuts and stops delay it. So does a stop of that process right behind its body, before its
+    release.
     """
     changed = True
     while changed:

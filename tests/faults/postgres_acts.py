@@ -1,4 +1,4 @@
-"""What is done to a PostgreSQL node. Each act is a generator: it waits, then heals.
+"""Faults of a PostgreSQL node. Each act is a generator: it waits, then heals.
 
 There is no minority that could be cut off, swapped or given another clock: what is done to the one
 node is done to the quorum.
@@ -29,11 +29,11 @@ LEFT_OUT = (
 )
 OURS = "application_name = 'celery_redlock'"
 STOPS = 10.0
-"""Seconds for a server to end when it is told to."""
+"""Seconds for a server to end when asked to."""
 
 
 class PostgresNodeActs(Crew):
-    """One at a time."""
+    """Faults of PostgreSQL, one at a time."""
 
     @property
     def _server(self) -> LocalPostgres:
@@ -42,7 +42,10 @@ class PostgresNodeActs(Crew):
         return server
 
     def _down(self, what: str) -> contextlib.AbstractContextManager[Fault]:
-        """That it is down, and may have forgotten what it had acknowledged, where it is so set."""
+        """Return the fault of a server that is down.
+
+        It may have forgotten acknowledged writes if so set.
+        """
         lasts = self.stage.store == "postgresql"
         return self._fault(f"server {what}" if lasts else f"node kill: server {what}")
 
@@ -54,7 +57,7 @@ class PostgresNodeActs(Crew):
         )
 
     def _ask(self, statement: Any, database: str = "postgres") -> list[tuple[Any, ...]]:
-        """What it answers; nothing where it does not."""
+        """Return the rows of a statement; none if the server does not answer."""
         with contextlib.suppress(psycopg.Error), self._admin(database) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
@@ -81,7 +84,7 @@ class PostgresNodeActs(Crew):
                 self._server.resume()
 
     def lose_majority(self) -> Steps:
-        """It stands still for less than a ttl, or for more, while bodies run."""
+        """Pause the server for less than a ttl, or for more, while bodies run."""
         seconds, kind = yield from self._majority_lost("server")
         yield from self.pause_server(seconds, kind)
 
@@ -199,7 +202,7 @@ class PostgresNodeActs(Crew):
             yield self.choose.uniform(0.3, TTL)
 
     def read_only(self) -> Steps:
-        """It refuses to write, as a server whose disk is nearly full is set to by its operator."""
+        """Let the server refuse writes, as an operator does when the disk is nearly full."""
         with self._fault("read only"):
             try:
                 self._ask("ALTER SYSTEM SET default_transaction_read_only = on")
@@ -210,7 +213,7 @@ class PostgresNodeActs(Crew):
                 self._ask("SELECT pg_reload_conf()")
 
     def no_clients(self) -> Steps:
-        """It lets nobody in, and those that were in are put out."""
+        """Let the server refuse all clients, and disconnect those that it has."""
         with self._fault("no connections"):
             try:
                 self._ask("ALTER DATABASE postgres ALLOW_CONNECTIONS false", "template1")

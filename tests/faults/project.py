@@ -1,4 +1,4 @@
-"""The app that the campaign's workers run. What a body does is said by its message.
+"""The app that the campaign's workers run. The message chooses the acts of a body.
 
 Bodies keep their own account (`journal.py`). With TEST_MUTANT, a bug is planted into the library
 (`mutants.py`) before anything else: only here, and never without being asked.
@@ -48,7 +48,7 @@ GREEN = "gevent" in sys.argv
 STUCK = 15.0
 """Seconds after which a worker that stops is about to be killed: it writes down where it stands."""
 PRODUCED = tuple(f"r{number}" for number in range(4))
-"""What the producers' tasks lock."""
+"""Keys of the producers' tasks."""
 
 app = Celery(NAME)
 app.conf.update(json.loads(os.environ["TEST_CONF"]))
@@ -73,7 +73,7 @@ ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
 
 
 class Account:
-    """What one run of a body writes."""
+    """The lines of a run of a body."""
 
     def __init__(self, task: Task, resource: str, *, shared: bool) -> None:
         self.shared = shared
@@ -92,7 +92,7 @@ class Account:
             self.note("wrote", register.write(self.resource, fence))
 
     def note(self, kind: str, accepted: bool | None = None) -> None:
-        """One line, with what the library says at this moment."""
+        """Write a line with the lease as the library reports it at this moment."""
         # In this order: "held" later than the deadlines before and after it is a lie.
         before = self.held.lease.deadline
         at = now()
@@ -137,7 +137,7 @@ def live(account: Account, seconds: float, manner: str = "sleep") -> None:
 
 
 def occupy(task: Task, resource: str, seconds: float, manner: str, *, shared: bool = False) -> int:
-    """A body.
+    """Run a body.
 
     Args:
         task: The task that runs.
@@ -177,7 +177,7 @@ def occupy(task: Task, resource: str, seconds: float, manner: str, *, shared: bo
 
 
 def again(task: Task, manner: str) -> str:
-    """How to end: a message that came before may end no process, or it would do so forever."""
+    """Return how to end: a message delivered before ends no process, or would do so again."""
     return "sleep" if task.request.delivery_info.get("redelivered") else manner
 
 
@@ -212,14 +212,14 @@ if app.conf.redlock_nodes[0].startswith("redis:"):  # others refuse it when the 
 
 @app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_fencing=False, max_retries=3)
 def writing(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
-    """As `early`, without a fencing token: a node is asked for that in other words."""
+    """Run as `early`, without a fencing token, for which nodes receive another request."""
     return occupy(self, resource, seconds, manner)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_scope="until_executed",
           max_retries=3, acks_late=True)  # fmt: skip
 def reserved(self: Task, resource: str, seconds: float) -> int:
-    """One in the queue or at work."""
+    """Run, as a task of which one may be queued or at work."""
     return occupy(self, resource, seconds, "sleep")
 
 
@@ -242,11 +242,11 @@ def received(request: Any = None, **_signal: Any) -> None:
 NOTHING = ("", "", "", None, 0.0, False)
 """The fields of a line between the task's id and `more`."""
 DELAY = re.compile(r"^(?:[01]\.){28}")
-"""What Celery puts before the routing key of a message that RabbitMQ delays: seconds, in bits."""
+"""Celery's prefix of the routing key of a message that RabbitMQ delays: seconds, in bits."""
 
 
 def _due(eta: Any) -> tuple[Any, ...]:
-    """The fields of a line that tell when a message is due."""
+    """Return the fields of a line that show when a message is due."""
     if eta is None:
         return ()
     eta = datetime.fromisoformat(eta) if isinstance(eta, str) else eta
@@ -320,10 +320,9 @@ def stopping(**_signal: Any) -> None:
 
 @inspect_command(name="window")
 def window(state: Any) -> dict[str, Any]:
-    """The prefetch window: what it is to be, what the transport does, what the pool has slots for.
+    """Return the prefetch window: its value, that of the transport, and the slots of the pool.
 
-    And which tasks the worker believes to have in hand, and how many kombu to have yet to
-    acknowledge.
+    With the tasks that the worker counts as in hand, and those that kombu has not acknowledged.
     """
     consumer = state.consumer
     virtual = getattr(consumer.task_consumer.channel, "qos", None)

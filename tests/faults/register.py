@@ -1,4 +1,4 @@
-"""A resource that is fenced: a file per resource that remembers the largest number it has seen.
+"""A fenced resource: a file that remembers the largest number it has received.
 
 What the bodies write to. It refuses a smaller number, as a database would; and it is the second
 oracle: a holder whose lease stands must never be refused.

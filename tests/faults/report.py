@@ -1,4 +1,4 @@
-"""What came out of one run of a campaign, for people."""
+"""Report of one run of a campaign, for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.faults.stage import TTL
 
 @dataclass
 class Report:
-    """Of one run.
+    """Report of one run.
 
     Attributes:
         verdict: On locks and messages.
@@ -98,7 +98,7 @@ class Report:
         return "\n".join(lines)
 
     def around(self, at: float) -> list[str]:
-        """What was done in the seconds before something happened."""
+        """Return the faults of the seconds before a time."""
         return [
             f"{fault.begin - self.begin:9.3f} .. "
             + (f"{fault.end - self.begin:.3f}" if fault.end else "?")

@@ -1,4 +1,4 @@
-"""What is left when all is quiet again: nothing in hand, and the window as it was. Pure."""
+"""State at rest: no message in hand, and the window as at the start. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALF_TOLD = 1.0
 
 
 def half_told(lines: Mapping[Process, Sequence[Line]]) -> set[str]:
-    """What has ended in a child just as its worker lost its broker, and was the child's last.
+    """Return tasks that ended just as their worker lost its broker, and were their child's last.
 
     A failure or retry is more than billiard writes in one piece. If Celery's loop ends between the
     two, it forgets that it has read the first, and never uses the child again.
@@ -41,7 +41,7 @@ def judge_rest(
     at: float,
     half_told: Collection[str] = (),
 ) -> None:
-    """At rest: every worker's prefetch window is what it was, and nobody has anything in hand.
+    """Check at rest that each prefetch window is as before and that no message is in hand.
 
     Args:
         verdict: What is wrong is added to it.

@@ -1,4 +1,4 @@
-"""Replays what workers asked, heard and concluded against the rules of docs/algorithm.md. Pure.
+"""Judge traces of workers by the rules of docs/algorithm.md. Pure.
 
 "Smart casual verification": the algorithm is checked elsewhere (simulator, Spin); here is checked
 that what ran *was* the algorithm. `RULES` numbers them; every breach names its rule. A trace that
@@ -43,16 +43,16 @@ SETS = ("acquire", "extend")
 FREES = ("release", "undo")
 EXTENDS = ("extend", "renew")
 READER = "~"
-"""How the digest of a reader's token ends."""
+"""End of the digest of a reader's token."""
 RESERVED = "#reserved"
-"""How names of reservations end: who publishes takes one, who works its message off frees it."""
+"""End of the names of reservations: a publisher takes one, the end of the message frees it."""
 FORGETS = ("FLUSHALL", "clock stepped")
 """Faults that break a premise: rule 11 does not hold over them."""
 
 
 @dataclass(frozen=True)
 class Breach:
-    """Of a rule."""
+    """A breach of a rule."""
 
     rule: int
     at: float
@@ -91,7 +91,7 @@ def check(
     guard: bool = True,
     follows_up: bool = False,
 ) -> list[Breach]:
-    """All breaches, by their time.
+    """Return all breaches, by their time.
 
     Args:
         traces: Of all processes, from their beginnings.
@@ -232,7 +232,7 @@ class _Checker:
         token.acknowledged[node] = max(expiry, token.acknowledged.get(node, -math.inf))
 
     def _allowed(self, token: _Token) -> float:
-        """The latest deadline that what was heard in time allows."""
+        """Return the latest deadline that the answers received in time allow."""
         expiries = sorted(token.acknowledged.values(), reverse=True)
         if len(expiries) < self._quorum:
             return -math.inf
@@ -337,7 +337,7 @@ class _Checker:
 
 @dataclass
 class _Memory:
-    """What one process knows of one node's memory."""
+    """A process's knowledge of a node's memory."""
 
     run: str = ""
     heard: float = -math.inf
@@ -354,7 +354,7 @@ class _Memory:
 
 
 def text_of(breaches: Iterable[Breach]) -> str:
-    """For people: how often each rule was broken."""
+    """Return how often each rule was broken, for people."""
     counts: dict[int, int] = {}
     for breach in breaches:
         counts[breach.rule] = counts.get(breach.rule, 0) + 1

@@ -1,4 +1,4 @@
-"""What is seen from outside, all the time: which keys are on which node, which processes live.
+"""Observations from outside, all the time: the keys on each node, and the processes alive.
 
 Looked at straight at the servers, past all links.
 """
@@ -21,7 +21,10 @@ STALL = 0.4
 
 @dataclass
 class Sight:
-    """One token of one resource: when each node had it, first and last; a reader's, if shared."""
+    """A token of a resource, with the first and last time it was on each node.
+
+    A reader's if shared.
+    """
 
     resource: str
     token: str
@@ -74,7 +77,7 @@ class Sentry:
             thread.join(5.0)
 
     def _watch(self, number: int) -> None:
-        """One node: the tokens of all resources."""
+        """Watch the tokens of all resources on a node."""
         node = self._nodes[number]
         looks = eyes(node)
         while not self._over.wait(EVERY):
@@ -117,13 +120,13 @@ class Sentry:
                         self.dead.add(process)
 
     def _queue(self, name: str, path: str) -> None:
-        """How long somebody has stood in the kernel's run queue so far, as the kernel counts."""
+        """Read how long a thread has been in the kernel's run queue so far."""
         with contextlib.suppress(OSError, IndexError), open(path, encoding="ascii") as file:
             waited = int(file.read().split()[1]) / 1e9
             self._queued.setdefault(name, []).append((now(), waited))
 
     def starved(self, begin: float, end: float) -> float:
-        """For how long those that a message passes had to wait for a core, between two times.
+        """Return how long the processes that a message passes waited for a core between two times.
 
         The network, the broker, and of the workers' main processes and their children those that
         waited longest: a message passes one of each.
@@ -143,7 +146,7 @@ STAYING = ("#fence", "#done", "#line", "#trusted")
 
 
 def leftovers(nodes: list[Server]) -> list[str]:
-    """All lock keys that are on any node now, as "node: key".
+    """Return all lock keys that are on any node now, as "node: key".
 
     Fencing tokens stay for days, marks of what is done for as long as it may come again, those of
     trusted nodes for ever. Who was killed, or cut off, as it stood in line is forgotten after a

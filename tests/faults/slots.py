@@ -1,4 +1,4 @@
-"""When each worker of a campaign was connected, and had a free slot.
+"""Times at which each worker of a campaign was connected, and had a free slot.
 
 Judged from the accounts of workers and bodies, and from the faults; what is forgiven has its name
 in `liveness.FORGIVEN`.
@@ -28,7 +28,7 @@ CONNECTED = 1.0
 LINKS_BACK = 2.0
 """Seconds after a quorum is back: connections are tried again after up to one, and so are keys."""
 WOKEN = 2.0
-"""Seconds after SIGCONT: what was due meanwhile is done, connections are found to be dead."""
+"""Seconds after SIGCONT for overdue work, and to find that connections are dead."""
 
 STOPS = ("child stop", "worker stop", "broker cut")
 FORGETTING = ("node kill", "three of five forget", "node swapped", "node demoted", "clock stepped")
@@ -79,7 +79,7 @@ def _died(process: Process, alive: Mapping[Process, float], until: float) -> flo
 def worker_lives(
     lines: Mapping[Process, Sequence[Line]], alive: Mapping[Process, float], until: float
 ) -> dict[Main, WorkerLife]:
-    """Who was connected when."""
+    """Return the lives of all workers, with the times at which each was connected."""
     found: dict[Main, WorkerLife] = {}
     for process, of_one in lines.items():
         worker = found.setdefault((process.worker, process.main), WorkerLife())

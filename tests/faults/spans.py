@@ -20,7 +20,7 @@ def union(spans: Iterable[Span]) -> Spans:
 
 
 def both(one: Sequence[Span], two: Sequence[Span]) -> Spans:
-    """What is in both."""
+    """Return the parts that are in both."""
     found: Spans = []
     i = j = 0
     while i < len(one) and j < len(two):
@@ -35,7 +35,7 @@ def both(one: Sequence[Span], two: Sequence[Span]) -> Spans:
 
 
 def without(one: Sequence[Span], two: Sequence[Span]) -> Spans:
-    """What is in the first and not in the second."""
+    """Return the parts of the first that are not in the second."""
     edges = [-float("inf"), *(edge for span in two for edge in span), float("inf")]
     return both(one, list(zip(edges[::2], edges[1::2], strict=True)))
 
@@ -56,5 +56,5 @@ def fewer(spans: Iterable[Span], than: int, of: Sequence[Span]) -> Spans:
 
 
 def longest(spans: Iterable[Span]) -> tuple[float, Span]:
-    """How long the longest is, and which it is."""
+    """Return the length of the longest span, and the span."""
     return max(((end - begin, (begin, end)) for begin, end in spans), default=(0.0, (0.0, 0.0)))

@@ -46,9 +46,9 @@ MORE_POOLS: dict[str, tuple[str, ...]] = {
     "two": ("--autoscale", "3,1", "--max-tasks-per-child", "40"),
     "green": ("-P", "gevent", "-c", "6"),
 }
-"""Those of a long campaign."""
+"""Pools of a long campaign."""
 SLOTS = {"one": 2, "two": 2, HELPED: 4, "green": 6}
-"""How many bodies each runs at a time."""
+"""Bodies that each worker runs at a time."""
 
 
 class Stage:
@@ -147,7 +147,7 @@ class Stage:
             )
 
     def environment(self, name: str, conf: dict[str, Any]) -> dict[str, str]:
-        """Of a process that runs the project."""
+        """Return the environment of a process that runs the project."""
         return {
             **os.environ,
             "TEST_CONF": json.dumps(conf),
@@ -187,7 +187,7 @@ class Worker(Program):
 
     @property
     def ready(self) -> bool:
-        """It takes tasks."""
+        """Return True if it takes tasks."""
         return self.alive and not self.stopped and " ready." in self.newest
 
     def start(self) -> None:

@@ -1,4 +1,4 @@
-"""What a campaign's locks are kept in.
+"""Stores of a campaign's locks.
 
 Five Redis nodes, an etcd cluster of three, or one PostgreSQL database. That one keeps over a crash
 all that it has acknowledged; "forgetful" acknowledges commits before they are on the disk
@@ -49,7 +49,7 @@ def url_at(node: Server, port: int) -> str:
 
 
 def lasting(store: str, ttl: float) -> float:
-    """For how long a key may live there that is put for a ttl; seconds.
+    """Return for how long a key that is put for a ttl may live in a store; seconds.
 
     Leases of etcd are shared, for whole seconds, and start over with a new leader.
     """

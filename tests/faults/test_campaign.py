@@ -1,4 +1,4 @@
-"""Real workers under faults of every kind, judged by what their bodies wrote.
+"""Real workers under faults of every kind, judged by the accounts of their bodies.
 
 `make faults` is the same for longer, and `make faults MUTANT=...` looks for one planted bug.
 What is judged, and what is a limit, is in `oracle.py` and in docs/bug-or-limit.md.

@@ -69,7 +69,7 @@ def test_oracle_finds_attempts_on_a_held_lock_that_take_the_slots() -> None:
 
 
 def test_oracle_lets_a_task_that_will_be_skipped_take_its_slot() -> None:
-    """It waits there for a holder that has ended, and is about to free its lock."""
+    """It waits there for a holder that has ended and is about to release its lock."""
     asks = (A1, [line(2.0, "got", "x"), line(4.0, "done", "x")])
     waits = (A, [line(2.1, "received", "noop")])
     after = ran(A1, "noop", 4.1, 4.2, resource="")
@@ -216,7 +216,7 @@ def test_oracle_forgives_a_worker_that_ends_instead_of_connecting_again() -> Non
 
 
 def test_oracle_forgives_waits_by_the_rule_popped() -> None:
-    """One with every connection, and no more."""
+    """A message may be lost with each connection, and no more."""
     full = ran(A1, "fill", 1.0, 6.0, resource="")
     tasks = [sent("fill", "", "fill", 0.5), sent("x"), sent("y", "f2")]
     in_the_socket = (A, [line(6.1, "received", "x")])
@@ -236,7 +236,7 @@ def test_oracle_forgives_waits_by_the_rule_popped() -> None:
 
 
 def test_oracle_forgives_a_message_popped_before_it_was_due() -> None:
-    """A worker reads what has an ETA at once."""
+    """A worker reads a message with an ETA at once."""
     assert judge(tasks=[sent("x", eta=3.0)], alive={A: 2.1})[0] == []
     assert judge(tasks=[sent("x", eta=3.0)])[0] == [STUCK]
 

@@ -320,7 +320,7 @@ def sent(task: str = "late", state: str = "SUCCESS", **more: Any) -> Sent:
 def messages(
     one: Sent, *kinds: str, faults: tuple[Fault, ...] = (), waiting: tuple[str, ...] = ()
 ) -> tuple[list[str], list[str]]:
-    """How it ended, and the problems."""
+    """Return how a message ended, and the problems."""
     lines = [Line(1.1 + 0.1 * n, kind, 1, "task", more=0) for n, kind in enumerate(kinds)]
     found = Verdict()
     ends = judge_messages(found, {"task": one}, {A: lines}, faults, waiting)

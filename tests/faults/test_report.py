@@ -1,4 +1,4 @@
-"""What a run prints, and its exit code."""
+"""Output of a run, and its exit code."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def broken(*parts: Trace, **more: Any) -> list[int]:
 
 
 END = asked(MAIN, "peek", "nobody", 100.0)
-"""So that all that was to follow has had its time."""
+"""An event late enough for everything before it to have had its time."""
 
 
 def test_rules_accept_a_lease_extended_and_released() -> None:
@@ -208,7 +208,7 @@ def test_rules_accept_traces_one_step_from_a_bug() -> None:
 
 
 def test_rules_count_an_extension_by_the_supervisor_for_the_holder() -> None:
-    """The main process extends what its child holds, who learns of it."""
+    """The main process extends the child's lease, and the child learns of it."""
     kept = [
         *lease(A, "t", 1.0),
         *asked(MAIN, "renew", "t", 1.7),

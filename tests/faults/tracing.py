@@ -1,8 +1,8 @@
-"""Workers write what they asked, heard and concluded. For `rules.py`, which judges it.
+"""Tracing of workers' requests, answers and conclusions, which `rules.py` judges.
 
-Put around the library from outside, in the workers of a campaign alone: the library knows nothing
-of it, and does not pay for it. One line an event, in a file a process, as in `journal.py`; tokens
-are written as digests. If the library's insides are renamed, `install` fails, and loudly.
+It is put around the library from outside, in the workers of a campaign alone: the library has no
+part in it, and no cost. One line an event, in a file a process, as in `journal.py`; tokens are
+written as digests. If internal names of the library change, `install` fails with an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.faults.journal import Pen, Process, process_of, short
 
 
 class Event(NamedTuple):
-    """One line of a trace.
+    """A line of a trace.
 
     Attributes:
         at: When it was written; seconds.
@@ -111,7 +111,7 @@ def install() -> None:
     answer = Round.answer
 
     def heard(round_: Any, node: int, reply: Any, now: float, *more: Any, **named: Any) -> None:
-        """What follows from an answer is written behind it."""
+        """Write the answer first, and its consequences behind it."""
         hearing.then = then = []
         try:
             answer(round_, node, reply, now, *more, **named)

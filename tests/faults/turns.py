@@ -1,4 +1,4 @@
-"""Readers and writers of one key: are readers let in beside readers, do writers get their turn?
+"""Readers and writers of one key: readers are let in beside readers, and writers get their turn.
 
 Pure. That a key which nobody holds is taken is judged in `liveness.py`, whoever wants it. But a key
 that is read is free for readers, as long as no writer waits; and while one waits, readers that come
@@ -50,7 +50,7 @@ def judge_turns(
     sights: Iterable[Sight],
     counted: Callable[[float, float], float],
 ) -> tuple[float, float]:
-    """Add what is wrong to the verdict.
+    """Judge the turns of readers and writers; add violations to the verdict.
 
     Args:
         verdict: That on the locks.

@@ -1,4 +1,4 @@
-"""What is done to workers. Each act is a generator: it yields seconds to wait, then heals."""
+"""Faults of workers. Each act is a generator: it yields seconds to wait, then heals."""
 
 from __future__ import annotations
 
@@ -98,9 +98,9 @@ class WorkerActs(Crew):
                 yield 0.3
 
     def stop_worker(self) -> Steps:
-        """SIGSTOP of all its processes; of that which has most to lose.
+        """Stop all processes of a worker, mostly of the one with most keys.
 
-        Whoever takes what it held shall hold it when it wakes, and others shall wait.
+        The next holder must have the key when the worker wakes, and others must wait.
         """
         yield from self._busy(*self.choose.sample(RESOURCES, 4), seconds=2 * TTL)
         up = [worker for worker in self.stage.workers if worker.ready]
@@ -171,7 +171,7 @@ class WorkerActs(Crew):
             yield 0.1
 
     def revive(self) -> None:
-        """Start again a worker that has ended and whose end nobody wanted."""
+        """Start workers again that have ended by themselves."""
         for worker in self.stage.workers:
             ending = not worker.alive or "Unrecoverable error" in worker.newest
             if ending and worker not in self._ended:
