@@ -85,7 +85,7 @@ class Lab:
         wait_until((self.directory / f"begun-{name}").exists, 30.0, f"{name} is at work")
 
     def run(self, commands: str) -> str:
-        """What a shell in this directory prints for commands of the page."""
+        """Return the output of commands of the page, run by a shell in this directory."""
         path = [str(Path(sys.executable).parent), os.environ["PATH"]]
         done = subprocess.run(
             ["bash", "-c", commands],

@@ -1,4 +1,4 @@
-"""Real beats on real servers, and what was sent by them, read straight from the broker's list."""
+"""Real beats on real servers, and their messages, read straight from the broker's list."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TTL = 2.0
 
 
 class Site:
-    """One scheduler, its app, a database of the broker to itself; beats are added to it.
+    """A scheduler with its app and a database of the broker to itself; beats are added to it.
 
     Args:
         kind: One of `KINDS`.
@@ -103,7 +103,7 @@ class Site:
         return {**os.environ, **self.environment, "TEST_CONF": json.dumps(conf), **more}
 
     def beat(self, *, start: bool = True, way: str = "beat", **variables: str) -> Beat:
-        """One more beat.
+        """Add a beat.
 
         Args:
             start: Start it.
@@ -117,7 +117,7 @@ class Site:
         return beat
 
     def age(self, beat: Beat, entry: str, seconds: float) -> None:
-        """Let an entry have run last so long ago, as far as a beat that is not started knows."""
+        """Set an entry's last run to so long ago, for a beat that is not started."""
         last = str(time.time() - seconds)
         self.run("-m", "tests.beat.age", self.kind, str(beat.schedule), entry, last)
 
@@ -178,7 +178,7 @@ class Beat(Program):
 
     @property
     def ready(self) -> bool:
-        """It is past its start, and neither dead nor stopped."""
+        """Return True if it has started, and is neither dead nor stopped."""
         return self.alive and not self.stopped and "beat: Starting..." in self.newest
 
     def start(self, *, forget: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""A short program that runs beside a test; they tell each other single lines."""
+"""A short program beside a test; both exchange single lines."""
 
 from __future__ import annotations
 

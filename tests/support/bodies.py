@@ -33,7 +33,7 @@ class Line:
 
 @dataclass
 class Run:
-    """One run of one body, as far as it is known."""
+    """A run of a body, as far as it is known."""
 
     resource: str
     task: str
@@ -96,5 +96,5 @@ def overlaps(lines: Iterable[Line]) -> list[tuple[Run, Run]]:
 
 
 def runs_of(task: str) -> int:
-    """How many runs of a task have begun; in a worker."""
+    """Return the number of runs of a task that have begun; in a worker."""
     return sum(line.kind == "enter" and line.task == task for line in read(os.environ[VARIABLE]))

@@ -27,7 +27,7 @@ needs_quorum_queues = pytest.mark.skipif(
 
 
 def kind_of(kind: str) -> Any:
-    """As a parameter of tests."""
+    """Return the kind as a parameter of tests."""
     return pytest.param(kind, marks=needs_quorum_queues if kind in QUORUM else ())
 
 

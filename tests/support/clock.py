@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class FakeClock:
-    """A clock that moves when it is told to."""
+    """A clock that moves when the test moves it."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now

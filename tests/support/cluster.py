@@ -122,7 +122,7 @@ class Cluster:
         return self.app.send_task(f"{self.tasks}.{task}", args=args, **options)
 
     def result(self, sent: AsyncResult[Any], timeout: float = 10.0) -> Any:
-        """What a task returned; raises what it raised."""
+        """Return the result of a task, or raise its exception."""
         self.state(sent, timeout)
         result = self.app.backend.get_task_meta(sent.id)["result"]
         if isinstance(result, BaseException):
@@ -170,8 +170,8 @@ class Cluster:
         """Wait until no message is anywhere: none lost in a worker, none left in a queue.
 
         With greenlets, a Celery before 5.7 acknowledges when its loop next turns: in seconds.
-
-        RabbitMQ does not tell a client what others have not acknowledged: the workers are asked.
+        RabbitMQ does not show a client which messages others have not acknowledged, so the workers
+        are asked.
         """
         redis_broker = self.conf["broker_url"] == self.broker.url
         wait_until(
@@ -196,7 +196,7 @@ class Cluster:
         return not at_work and not self.queued()
 
     def queued(self) -> int:
-        """How many messages lie in the queue; with RabbitMQ, and have not been given to anybody."""
+        """Return the messages in the queue; with RabbitMQ, those that no consumer has."""
         if self.conf["broker_url"] == self.broker.url:
             return int(self.client.llen(self.queue))
         with self.app.connection_for_read() as connection:
@@ -239,7 +239,7 @@ class Cluster:
         return self.runs(key)[count - 1]
 
     def tell(self, key: str) -> None:
-        """A body of this key that goes on until it is told to end is told."""
+        """End a body of this key that waits for the test."""
         Path(f"{self.log}.{key}").touch()
 
     def check(self, since: float) -> None:
@@ -320,7 +320,7 @@ class Contender:
         return self.entered
 
     def gets_it(self, since: float | Callable[[], float]) -> None:
-        """It got the lock within a second after `since`."""
+        """Check that it was granted the lock within a second after `since`."""
         self.has_it()
         assert self.entered is not None
         since = since() if callable(since) else since
@@ -328,7 +328,7 @@ class Contender:
 
 
 def steal(cluster: Cluster, key: str) -> None:
-    """What no program should do: on a majority the key is another's, in mid-body."""
+    """Give the key to another on a majority, in mid-body, as no program should."""
     for node in cluster.nodes[:3]:
         with redis.Redis(port=node.port) as client:
             # In one step: in between, an extension would set it again, and count.

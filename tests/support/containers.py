@@ -1,8 +1,8 @@
-"""What pytest-celery takes for containers, made of processes of this machine: no Docker is needed.
+"""Containers of pytest-celery, made of processes of this machine: no Docker is needed.
 
 pytest-celery's nodes (`CeleryTestWorker`, `CeleryTestBroker`, `CeleryTestBackend`) each wrap a
 container of pytest-docker-tools, and that wraps a container of Docker's SDK. `LocalProcess` and
-`LocalServerProcess` stand in the place of the last: they have what is asked of it.
+`LocalServerProcess` stand in the place of the last: they have the attributes that are used.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ READY = 60.0
 
 
 class _Shaped:
-    """What is the same for all: no network of its own, no ports to publish."""
+    """Common attributes of all: no network of their own, no ports to publish."""
 
     def __init__(self) -> None:
         self.id = uuid.uuid4().hex
@@ -85,7 +85,10 @@ class LocalProcess(_Shaped):
         self.process.wait(60.0)
 
     def _family(self) -> list[psutil.Process]:
-        """Its children and itself; none if it ends meanwhile: a fork is not ours to wait for."""
+        """Return its children and itself.
+
+        None if it ends meanwhile, and no waiting for its forks.
+        """
         try:
             process = psutil.Process(self.process.pid)
             return [*process.children(recursive=True), process]
@@ -126,7 +129,7 @@ class LocalServerProcess(_Shaped):
         self.server.kill()
 
     def restart(self, timeout: float = 10.0) -> None:
-        """It comes back empty, on its port, as a container without a volume does."""
+        """Restart it empty, on its port, as a container without a volume."""
         self.server.restart()
 
 

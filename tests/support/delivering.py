@@ -1,4 +1,4 @@
-"""Deliveries and publications over fake nodes: what tests of messages share.
+"""Deliveries and publications over fake nodes, for the tests of messages.
 
 Deliveries are made by Celery's own tracer in this process, over a broker in memory.
 """
@@ -54,7 +54,7 @@ def app(redlock: FakeRedlock, monkeypatch: Patch) -> Any:
 
 
 def deliver(task: Any, *args: Any, **request: Any) -> tuple[Any, Any]:
-    """What a pool child does with a message: the result and the tracer's account of it."""
+    """Handle a message as a pool child does; return the result and the tracer's account."""
     given = {
         "id": "the-id",
         "task": task.name,
@@ -99,7 +99,7 @@ def busy(app: Any, redlock: FakeRedlock) -> Any:
 
 
 class Box:
-    """What was published."""
+    """The messages that were published."""
 
     def __init__(self, app: Celery) -> None:
         app.conf.task_default_queue = uuid()  # the memory of this broker is that of all apps
@@ -156,7 +156,7 @@ def take(redlock: FakeRedlock, task_id: str, nodes: int = 5, task: str = "") -> 
 
 
 class Ran:
-    """What bodies saw of their locks, and of their reservations."""
+    """The locks and reservations that bodies had."""
 
     def __init__(self, app: Celery, redlock: FakeRedlock) -> None:
         self.app = app
@@ -189,7 +189,7 @@ def ran(app: Celery, redlock: FakeRedlock) -> Ran:
 
 
 class Waits(list[Any]):
-    """For how long each attempt on a lock was to wait; none of them waits.
+    """The wait that each attempt on a lock was given; none of them waits.
 
     Attributes:
         then: Called with that before each attempt.
@@ -226,7 +226,7 @@ def header(scope: str, **more: Any) -> dict[str, Any]:
 
 
 def request_of(task: Any, given: Any, **more: Any) -> Any:
-    """As a worker's main process has it."""
+    """Return the request as a worker's main process has it."""
     return SimpleNamespace(
         task=task, app=task.app, id="the-id", name=task.name, content_type="application/json",
         request_dict={RESERVATION: given}, delivery_info={}, args=[1], kwargs={},

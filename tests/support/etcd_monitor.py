@@ -1,4 +1,4 @@
-"""What an etcd cluster is told about locks, and by which process: read on the way to it."""
+"""Requests about locks that an etcd cluster receives, with the process of each, from a proxy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 
 
 class Tap(Proxy):
-    """Passes all on, and tells what each client asks for before the server knows."""
+    """A proxy that reports the requests of each client before the server receives them."""
 
     def __init__(self, port: int, comes: Callable[[str], None], asks: Callable[..., None]) -> None:
         self._comes, self._asks = comes, asks
@@ -52,7 +52,7 @@ class EtcdMonitor(VerbMonitor):
     """The same as of a Redis node. Workers that are started from now on ask through it."""
 
     longer = 2.0
-    """Of a ttl of one second: no lease is shorter than two, nor ends but at a half second."""
+    """Seconds beyond a ttl of one second: leases last two at least, and end at half seconds."""
 
     def __init__(self, cluster: Cluster) -> None:
         (node,) = cluster.nodes
@@ -71,7 +71,7 @@ class EtcdMonitor(VerbMonitor):
         self._tap.__exit__(*error)
 
     def _caught_up(self) -> None:
-        """Whoever has an answer was seen to ask."""
+        """Do nothing: the request of each client was seen before its answer."""
 
     def _hear(self, port: str, asked: dict[str, Any]) -> None:
         """Note what a transaction would do, and those that are in it."""

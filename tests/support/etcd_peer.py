@@ -141,7 +141,7 @@ class MemoryEtcd:
 
 
 class Post(NamedTuple):
-    """One request as a member reads it."""
+    """A request as a member reads it."""
 
     path: str
     body: dict[str, Any]
@@ -149,7 +149,7 @@ class Post(NamedTuple):
 
 
 class EtcdPeer(Peer):
-    """One member of a cluster.
+    """A member of a cluster.
 
     Attributes:
         etcd: Its cluster.

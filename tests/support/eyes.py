@@ -38,7 +38,7 @@ class RedisEyes:
         )
 
     def tokens(self, resources: Sequence[str]) -> list[tuple[str, str]]:
-        """Which of these are held, and by which token: those of readers are in sorted sets."""
+        """Return the held resources and their tokens; those of readers are in sorted sets."""
         tokens = self._client.mget([PREFIX + resource for resource in resources])
         held = [(r, token) for r, token in zip(resources, tokens, strict=True) if token is not None]
         others = [r for r, token in zip(resources, tokens, strict=True) if token is None]
@@ -71,7 +71,7 @@ class PostgresEyes:
         self._connection: psycopg.Connection[Any] | None = None
 
     def tokens(self, resources: Sequence[str]) -> list[tuple[str, str]]:
-        """Which of these are held, and by which token."""
+        """Return the held resources and their tokens."""
         rows = self._ask(
             "SELECT resource, token FROM redlock_lease"
             " WHERE resource = ANY (%s) AND until > clock_timestamp()",
@@ -80,7 +80,7 @@ class PostgresEyes:
         return [(name.removeprefix(PREFIX), token) for name, token in rows]
 
     def names(self) -> list[str]:
-        """All locks that are held, by name; a row of what was given back is none."""
+        """Return the names of all held locks; a row of a released one is none."""
         rows = self._ask("SELECT resource FROM redlock_lease WHERE until > clock_timestamp()")
         return [name for (name,) in rows]
 
@@ -106,7 +106,7 @@ class EtcdEyes:
         self._node = node
 
     def tokens(self, resources: Sequence[str]) -> list[tuple[str, str]]:
-        """Which of these are held, and by which token."""
+        """Return the held resources and their tokens."""
         return [(name, token) for name, token in self._all() if name in set(resources)]
 
     def names(self) -> list[str]:
@@ -129,7 +129,7 @@ class EtcdEyes:
 
 
 def eyes(node: Server) -> RedisEyes | PostgresEyes | EtcdEyes:
-    """What looks at a node, straight at the server, past all links."""
+    """Return a look at a node, straight at the server, past all links."""
     if isinstance(node, LocalEtcd):
         return EtcdEyes(node)
     return PostgresEyes(node) if isinstance(node, LocalPostgres) else RedisEyes(node)

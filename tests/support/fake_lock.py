@@ -127,9 +127,9 @@ class FakeRedlock(Redlock):
         return []
 
     def tokens(self, resource: str) -> set[str | None]:
-        """What the nodes hold for a resource."""
+        """Return the tokens of a resource on the nodes."""
         return {node.token(resource, self.clock()) for node in self.fakes}
 
     def free(self, resource: str, stamp: str = "") -> bool:
-        """Whether no node holds anything for a resource."""
+        """Return True if no node has a token of the resource."""
         return self.tokens(resource) == {None}

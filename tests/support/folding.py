@@ -1,4 +1,4 @@
-"""What keys may not tell apart: values by the rules of docs/algorithm.md, for comparison."""
+"""Values that keys may not tell apart, by the rules of docs/algorithm.md, for comparison."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from celery_redlock.keys.resolver import keys_of
 
 
 def key_of(task_name: str, function: Any, template: str | None = None, **options: Any) -> Any:
-    """What makes the one key of a call."""
+    """Return a function that makes the one key of a call."""
     keys = keys_of(task_name, function, template, **options)
 
     def key(args: Any, kwargs: Any) -> str:

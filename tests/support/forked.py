@@ -33,7 +33,7 @@ SERVE = "--serve"
 PROGRAM = "--program"
 GREEN = "gevent"
 OF_THE_INTERPRETER = ("PYTHON", "LD_", "MALLOC_", "TZ", "PROMETHEUS_")
-"""How the names of variables begin that are read before, or while, modules are imported."""
+"""Beginnings of the names of variables that are read before or during the imports."""
 PRELOADED = (
     *("celery.app.backends", "celery.app.log", "celery.apps.beat", "celery.apps.worker"),
     *("celery.backends.redis", "celery.bin.celery", "celery.bin.worker", "celery.bin.beat"),
@@ -51,7 +51,7 @@ POOLS = {
     ),
     True: ("celery.concurrency.gevent",),
 }
-"""And these; the keys say whether it is for greenlets."""
+"""Modules that are imported as well; the keys are True for greenlets."""
 
 
 class Forked:
@@ -63,7 +63,7 @@ class Forked:
         self._end = end
 
     def poll(self) -> int | None:
-        """Its return code; None if it has not ended."""
+        """Return its return code; None if it has not ended."""
         with contextlib.suppress(BlockingIOError):
             return self._wait(0.0)
         return None
@@ -100,7 +100,7 @@ class Forked:
 
 
 _servers: dict[bool, tuple[subprocess.Popen[bytes], socket.socket]] = {}
-"""Of this process, by whether for greenlets. Each ends when its socket is closed: with us."""
+"""Servers of this process, by True for greenlets. Each ends when its socket is closed: with us."""
 
 
 def celery(app: str, *arguments: str) -> list[str]:
@@ -171,7 +171,7 @@ def run(
 def start_anew(
     command: Sequence[str], *, cwd: Path, env: Mapping[str, str], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """As `start`, but with nothing imported: for who changes modules before others read them."""
+    """Start as `start` does, with nothing imported, for modules that must be changed first."""
     return subprocess.Popen(
         command,
         cwd=cwd,
@@ -203,7 +203,7 @@ def _can_be_forked(command: Sequence[str], env: Mapping[str, str]) -> bool:
 
 
 def serve(requests: socket.socket, green: bool) -> None:
-    """Fork for every request, forever; returns in the forks alone, which are then what was asked.
+    """Fork for each request; return in the forks alone, which then run what was requested.
 
     Args:
         requests: Where they come from; at its end, so does this.

@@ -13,13 +13,13 @@ __all__ = ["Impostor", "Reply"]
 Reply = bytes | Callable[[bytes], bytes | Iterable[bytes]] | None
 
 ASKED = (b"\r\nEVAL\r\n", b"\r\nEVALSHA\r\n", b"\r\nNX\r\n$3\r\nGET\r\n")
-"""What the requests of a lock contain."""
+"""Parts that the requests of a lock contain."""
 HANDSHAKE = b"\r\nreturn 1\r\n"
-"""What only a handshake contains."""
+"""A part that only a handshake contains."""
 
 
 class Impostor(Proxy):
-    """Sits in front of a server.
+    """A proxy in front of a server that forges answers.
 
     Attributes:
         reply: What it answers to a lock's requests, or makes of them, in one piece or several;

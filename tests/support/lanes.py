@@ -1,4 +1,4 @@
-"""Which files of tests run side by side with which, where pytest-xdist has several processes.
+"""Distribution of the test files over pytest-xdist's processes, where it has several.
 
 A lane is a process of pytest. Most tests wait for most of their time: for a body to end, a ttl to
 be over, a worker to start. So there are more lanes than cores. What computes is one lane's, one
@@ -29,7 +29,7 @@ COMPUTING = (
     "benchmarks/",
     "tests/packaging/",
 )
-"""How the names begin of the files that are one after the other, in this order."""
+"""Beginnings of the names of files that run one after the other, in this order."""
 
 RABBITMQ = (
     "tests/canvas/",
@@ -50,7 +50,7 @@ LONGEST = (
     "tests/worker/test_endings.py", "tests/beat/", "tests/worker/", "tests/peers/", "tests/web/",
     "tests/contract/",
 )  # fmt: skip
-"""What takes long is not to be begun last. In this order, and all else behind."""
+"""Files that take long and so must not begin last. In this order, and all others behind."""
 
 FILLING = ("tests/publishing/test_oracle", "tests/unit/")
 """Begun last."""
@@ -78,14 +78,14 @@ MORE = (
     "tests/worker/test_start.py",
     "tests/compat/", "tests/peers/", "tests/packaging/", "tests/spin/", "benchmarks/",
 )  # fmt: skip
-"""How the names begin of what bears the mark `more`: `make test` leaves it to `make test-more`.
+"""Beginnings of the names with the mark `more`: `make test` leaves them to `make test-more`.
 
 What locks promise is tested by both: here over Redis, with processes and threads. There follow the
 other stores and brokers, gevent, canvases, Sentinels, a keeper in a process of its own, the
 commands and what else operators see, the code in docs/ and examples/, other libraries.
 """
 ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd", "[gevent")
-"""What is in the names of tests that bear it as well."""
+"""Parts of the names of further tests with that mark."""
 
 WORKERS = (
     "tests/worker/", "tests/compat/", "tests/peers/", "tests/setups/", "tests/beat/test_campaign",
@@ -93,7 +93,7 @@ WORKERS = (
     "tests/examples/test_demo.py", "tests/examples/test_examples", "tests/examples/test_recipes",
     "tests/examples/test_postgresql_examples", "tests/examples/test_start_page",
 )  # fmt: skip
-"""How the names begin of the files that bear the mark `worker` as a whole."""
+"""Beginnings of the names of files that have the mark `worker` as a whole."""
 
 FIRST = "gw0"
 """The lane that is the first to read all tests."""
@@ -112,7 +112,7 @@ def lane_of(nodeid: str) -> str:
 
 
 def is_more(nodeid: str) -> bool:
-    """Whether `make test` leaves it to `make test-more`."""
+    """Return True if `make test` leaves it to `make test-more`."""
     return nodeid.startswith(MORE) or any(part in nodeid for part in ELSEWHERE)
 
 

@@ -1,9 +1,9 @@
-"""Whether the machine was there: a test that measures time measures the machine as well.
+"""Stalls of the machine: a test that measures time measures the machine as well.
 
-One small process beside all lanes sleeps for a few milliseconds, again and again, and writes down
+One small process beside all lanes sleeps for a few milliseconds, again and again. It writes down
 when it slept too long, and how many programs want a core. A bound of time is asserted with
-`in_time`, which allows for both. So on a quiet machine bounds are as strict as they say, and on one
-that others use they are no lottery.
+`in_time`, which allows for both. So bounds are strict on a quiet machine, and on one that others
+use they are no lottery.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BEAT = 0.005
 """Seconds it sleeps at a time."""
 LATER = float("inf")
 HOPS = 3.0
-"""What is measured passes through several processes, each of which may have to wait for a core."""
+"""Processes that a measured action passes through, each of which may have to wait for a core."""
 OURS = 2
 """Programs a core that the tests themselves have at work: so many are no excuse."""
 CORES = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
@@ -62,7 +62,7 @@ def stalls() -> list[tuple[float, float]]:
 
 
 def crowded(since: float, until: float = LATER) -> float:
-    """How many times as long a computation may have taken as with what tests have at work alone."""
+    """Return how much longer than with the tests' own load a computation may have taken."""
     counts = [int(count) for _, at, count in _written(3) if since - 1.0 <= float(at) <= until]
     return max(1.0, sum(counts) / len(counts) / CORES / OURS) if counts else 1.0
 
@@ -79,7 +79,7 @@ def _written(words: int) -> list[list[str]]:
 
 
 def in_time(begin: float, end: float, bound: float, what: str) -> None:
-    """Between two moments were fewer than `bound` seconds, but for what the machine stood still.
+    """Check that fewer than `bound` seconds passed between two moments, apart from stalls.
 
     Raises:
         AssertionError: It took longer: `what` says what.
@@ -88,7 +88,7 @@ def in_time(begin: float, end: float, bound: float, what: str) -> None:
 
 
 def by_wall_clock(begin: float, end: float, bound: float, what: str) -> None:
-    """As `in_time`, of two moments of `time.time`, such as a message bears."""
+    """Check as `in_time` does, between two moments of `time.time`, such as those in messages."""
     past = time.time() - time.monotonic()
     in_time(begin - past, end - past, bound, what)
 

@@ -1,4 +1,4 @@
-"""What a node is told about locks, and by which process."""
+"""Requests about locks that a node receives, each with its process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GONE = -1
 
 
 class Monitor:
-    """All that a node is told about locks, in its order."""
+    """All requests about locks that a node receives, in order."""
 
     longer = 0.0
     """Seconds for which a key may outlive a ttl of one second."""
@@ -59,7 +59,7 @@ class Monitor:
                 self._seen.append((source, line["command"]))
 
     def _find(self, port: str) -> None:
-        """Whose connection this is; the port may have been another's, or be one's elsewhere.
+        """Find the process of a connection; its port may have been another's, or one's elsewhere.
 
         Among our own descendants only: a look at all processes of the machine takes so long that
         whose it is may be dead meanwhile. Parents before their children, which have what was open
@@ -88,25 +88,25 @@ class Monitor:
         )
 
     def _about(self, resource: str) -> list[tuple[str, list[str]]]:
-        """What was said about one resource, and by whom."""
+        """Return the requests about one resource, with the connection of each."""
         self._caught_up()
         lines = [(source, words.split(" ")) for source, words in self._seen]
         return [(source, words) for source, words in lines if f"redlock:{resource}" in words]
 
     def about(self, resource: str) -> list[tuple[str, int, list[str]]]:
-        """What was said about one resource: by which connection, of which process."""
+        """Return the requests about one resource, with the connection and process of each."""
         return [(one, self._pids.get(one, GONE), words) for one, words in self._about(resource)]
 
     def taken(self, resource: str) -> int:
-        """How often a lock on a resource was asked for."""
+        """Return how often a lock on a resource was requested."""
         return sum(words[0].upper() == "SET" for _source, words in self._about(resource))
 
     def deleted(self, resource: str) -> int:
-        """How often its key was deleted by whose it was."""
+        """Return how often its key was deleted by its owner."""
         return sum(words[0].upper() == "DEL" for _source, words in self._about(resource))
 
     def extended_by(self, resource: str, task: str) -> set[int]:
-        """The processes that asked for an extension of a task's locks."""
+        """Return the processes that requested an extension of a task's locks."""
         return {
             self._pids.get(source, GONE)
             for source, words in self._about(resource)
@@ -140,14 +140,14 @@ class Monitor:
 
 
 class VerbMonitor(Monitor):
-    """Of a store whose requests are told apart by one word each, which stands first."""
+    """A monitor of a store whose requests begin with one word each."""
 
     def taken(self, resource: str) -> int:
-        """How often a lock on a resource was asked for."""
+        """Return how often a lock on a resource was requested."""
         return sum(words[0] == "acquire" for _port, words in self._about(resource))
 
     def extended_by(self, resource: str, task: str) -> set[int]:
-        """The processes that asked for an extension of a task's locks."""
+        """Return the processes that requested an extension of a task's locks."""
         return {
             self._pids.get(port, GONE)
             for port, words in self._about(resource)

@@ -1,4 +1,4 @@
-"""Short names of what stands in many signatures."""
+"""Short names for long types of many signatures."""
 
 from __future__ import annotations
 

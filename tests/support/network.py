@@ -1,6 +1,6 @@
-"""The network between one worker and one node: a TCP proxy that holds, delays and breaks.
+"""The network between a worker and a node: a TCP proxy that holds, delays and breaks.
 
-What is cut is late and not lost, as TCP has it: bytes wait and go on when the cut is healed. One
+A cut delays bytes and loses none, as in TCP: they wait, and go on when the cut is healed. One
 thread carries all links of a campaign.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 
 REQUESTS, REPLIES = "requests", "replies"
 TICK = 0.004
-"""Seconds between two looks at what is held or delayed."""
+"""Seconds between two looks at held or delayed data."""
 IDLE = 0.05
 """The same, while nothing is."""
 
 
 class Link:
-    """From one worker to one node. Made by `Network.link`; changed from any thread.
+    """A link from a worker to a node. Made by `Network.link`; changed from any thread.
 
     Attributes:
         target: The node's port.
@@ -50,7 +50,7 @@ class Link:
         return int(self.listener.getsockname()[1])
 
     def heal(self) -> None:
-        """As if nothing had been."""
+        """End all faults of the link."""
         self.held = set()
         self.delay = self.jitter = 0.0
         self.breaks = 0
@@ -61,7 +61,7 @@ class Link:
 
 
 class _Connection:
-    """Two sockets, and what is on its way between them."""
+    """Two sockets, and the data on its way between them."""
 
     def __init__(self, link: Link, client: socket.socket, server: socket.socket) -> None:
         self.link = link
@@ -73,7 +73,7 @@ class _Connection:
             end.setblocking(False)
 
     def take(self, way: str) -> bool:
-        """Read what has come; False if nothing will come any more."""
+        """Read the data that has arrived; return False at the end."""
         try:
             data = self.ends[way][0].recv(65536)
         except BlockingIOError:
@@ -86,7 +86,7 @@ class _Connection:
         return bool(data)
 
     def give(self) -> None:
-        """Pass on what is due."""
+        """Pass on the data that is due."""
         now = time.monotonic()
         for way, queue in self.queues.items():
             while queue and queue[0][0] <= now and way not in self.link.held and not self.broken:
@@ -113,7 +113,7 @@ class _Connection:
                     self.broken = True
 
     def reset(self) -> None:
-        """The client's end is to be closed with a reset, not with a farewell."""
+        """Let the client's end close with a reset."""
         linger = struct.pack("ii", 1, 0)
         self.ends[REPLIES][1].setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
@@ -134,7 +134,7 @@ class Network:
 
     @property
     def thread(self) -> int:
-        """Its thread, by the kernel's number."""
+        """Return the kernel's number of its thread."""
         return self._thread.native_id or 0
 
     def link(self, target: int, seed: str) -> Link:

@@ -1,4 +1,4 @@
-"""What tests of every kind share, besides fixtures."""
+"""Helpers for tests of every kind, besides fixtures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACL_RULE = _RULE[1].split()
 _MORE = re.search(r"needs `(\+[^`]+)`", _SETTINGS.with_name("shared.md").read_text("utf-8"))
 assert _MORE, "docs/shared.md has no ACL words"
 SHARED_RULE = _MORE[1].split()
-"""What a user needs besides for shared locks."""
+"""Rights that shared locks need in addition."""
 
 
 GUARDED_TTL = 2.0
@@ -75,7 +75,7 @@ def lock_url(server: LocalServer | LocalPostgres | LocalEtcd, database: int = 0)
 
 
 def all_connected(redlock: Redlock) -> Redlock:
-    """Wait until all nodes are connected, not a quorum alone: what is locked then is on all."""
+    """Wait until all nodes are connected, not only a quorum: later locks are on all of them."""
     redlock.connect()
     nodes = redlock.client.driver.nodes
     wait_until(lambda: all(node.channel.up for node in nodes), 30.0, "all nodes are connected")
@@ -90,7 +90,7 @@ def supervised_table(nodes: int) -> SharedLeaseTable:
 
 
 def tokens(servers: Iterable[LocalServer], resource: str) -> int:
-    """How many nodes hold a key of this resource."""
+    """Return the number of nodes that have a key of this resource."""
     count = 0
     for server in servers:
         with redis.Redis(port=server.port) as client:
@@ -111,7 +111,7 @@ def told_all(redlock: Redlock) -> None:
 
 @contextlib.contextmanager
 def hung(servers: Iterable[LocalServer]) -> Iterator[float]:
-    """These hang in this block; when it began."""
+    """Let the servers hang during the block; yield when it began."""
     for server in servers:
         server.pause()
     try:
@@ -140,7 +140,7 @@ def use(redlock: Redlock, other: Redlock) -> None:
 
 
 def refused_by(node: LocalServer) -> set[str]:
-    """What its ACL has refused since the server started."""
+    """Return the requests that its ACL has refused since the server started."""
     with contextlib.suppress(redis.ConnectionError), redis.Redis.from_url(node.url) as client:
         return {f"{entry['reason']} {entry['object']}" for entry in client.acl_log()}
     return set()  # it is down

@@ -17,7 +17,7 @@ __all__ = ["OddEtcd"]
 
 
 class OddEtcd(Front):
-    """In front of a real member.
+    """A proxy in front of a real member that changes its answers.
 
     Attributes:
         odd: Makes of a path and of the true answer what is answered.

@@ -19,7 +19,7 @@ ODD: tuple[Any, ...] = (
     *("", "x", "-1", "9" * 20, "9" * 400, "1e5", "\ud800", "\x1b[2J", "====", "AAA", "Lzpf"),
     *([], [[]], [None], ["x"], [{}], {}, {"x": {}}, {"code": []}, DEEP),
 )
-"""What no server means, of any type: the types of the fields, and all others."""
+"""Values that no server means, of any type: those of the fields, and all others."""
 
 
 def paths(said: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -30,11 +30,11 @@ VERBS = {
     **dict.fromkeys(scripts.RENEW, "renew"),
     **{scripts.PEEK: "peek", scripts.ENQUEUE: "queue", scripts.ACQUIRE: "acquire"},
 }
-"""What each script is for."""
+"""Purpose of each script."""
 
 
 class Line:
-    """One connection to a peer, as the script has it.
+    """A connection to a peer, as its script has it.
 
     Attributes:
         number: How many connections there were before it.
@@ -131,7 +131,7 @@ class Peer:
 
     @property
     def connections(self) -> int:
-        """How many connections were made to it."""
+        """Return the number of connections that were made to it."""
         return len(self._lines)
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ def verb_of(asked: list[bytes]) -> tuple[str, list[bytes], list[bytes]]:
 
 
 class _Result:
-    """What a call in another thread came to."""
+    """Result of a call in another thread."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self._call = call
@@ -279,5 +279,5 @@ class _Result:
 
 
 def in_thread(call: Callable[[], T]) -> Callable[[], T]:
-    """Call something in another thread; return what waits for its result, or raises its error."""
+    """Call something in another thread; return a function that waits for its result or error."""
     return _Result(call)

@@ -100,7 +100,7 @@ def echo(asked: list[bytes]) -> bytes:
 
 
 def echoing(line: Line) -> None:
-    """Answer every attempt with a holder by the name of what is asked for."""
+    """Answer each attempt with a holder by the name of the requested resource."""
     while (asked := line.request()) is not None:
         line.send(echo(asked) if verb_of(asked)[0] == "acquire" else b":0\r\n")
 

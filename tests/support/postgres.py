@@ -67,7 +67,7 @@ def copied(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def start_postgres(**settings: str) -> Iterator[LocalPostgres]:
-    """A server with our tables, that clients have known for ever."""
+    """Start a server with our tables, that clients count as known."""
     require()
     with made(**settings) as server:
         sql(server, SCHEMA)

@@ -1,4 +1,4 @@
-"""What a PostgreSQL database is told about locks, and by which process: read from its log."""
+"""Requests about locks that a PostgreSQL database receives, each with its process, by its log."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.monitor import VerbMonitor
 from tests.support.wait import wait_until
 
 LOGGED = {"log_statement": "all", "log_connections": "on", "log_line_prefix": "%r "}
-"""Settings of a server that is to be read so."""
+"""Settings of a server whose log can be read so."""
 _LINE = re.compile(r"^127\.0\.0\.1\((\d+)\) (\w+):  (.*)$")
 _VERB = re.compile(r"redlock_(\w+)\(")
 EVERY = 0.005
-"""Seconds between two looks at the log: who has connected may be dead soon."""
+"""Seconds between two looks at the log: a client may be dead soon after it has connected."""
 
 
 class PostgresMonitor(VerbMonitor):

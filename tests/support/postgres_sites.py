@@ -1,4 +1,4 @@
-"""PostgreSQL databases of a test's own, and whoever is to use them."""
+"""PostgreSQL databases of a test's own, and the roles that use them."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from tests.support.wait import wait_until
 
 
 class Program:
-    """One name, one file of output, and one process after the other.
+    """A name, a file of output, and one process after the other.
 
     Attributes:
         name: What messages about it say.
@@ -33,13 +33,13 @@ class Program:
 
     @property
     def pid(self) -> int:
-        """Of its main process, which leads a session."""
+        """Return the pid of its main process, which leads a session."""
         assert self.process is not None
         return self.process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether there is a process; it may be stopped."""
+        """Return True if there is a process; it may be stopped."""
         return self.process is not None and self.process.poll() is None
 
     @property
@@ -49,7 +49,7 @@ class Program:
 
     @property
     def newest(self) -> str:
-        """What its newest process has printed."""
+        """Return the output of its newest process."""
         return self._printed(self.since)
 
     def _printed(self, since: int) -> str:
@@ -112,7 +112,7 @@ class Program:
 
 
 TTL = 1.0
-"""Of `short_ttl`; seconds."""
+"""Ttl of `short_ttl`; seconds."""
 
 
 @contextlib.contextmanager

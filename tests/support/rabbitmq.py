@@ -157,5 +157,5 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _dismiss(guard: subprocess.Popen[bytes]) -> None:
-    """Its processes have been seen dead: it is to kill nobody any more."""
+    """Let the guard end without killing anything: its processes have been seen dead."""
     guard.communicate(b"-\n-\n")

@@ -56,7 +56,7 @@ def code(page: str, server: LocalServer, changes: Mapping[str, str] = {}) -> str
 def running(
     page: str, server: LocalServer, changes: Mapping[str, str] = {}, **names: Any
 ) -> Iterator[Any]:
-    """A page as a module, and a worker with four threads that has its tasks.
+    """Run a page as a module, beside a worker with four threads that has its tasks.
 
     Args:
         page: Its name.
@@ -91,7 +91,7 @@ def running(
 
 
 class Work:
-    """Stands for the work of bodies: it notes who does it, and goes on until it is told to end.
+    """Stands for the work of bodies: it records each call, and goes on until the test ends it.
 
     Attributes:
         begun: The arguments of all calls, in their order.
@@ -130,13 +130,13 @@ class Work:
 
 
 def value(sent: AsyncResult[Any], timeout: float = 20.0) -> Any:
-    """What a task returned, or the exception that it ended with."""
+    """Return the value of a task, or the exception that it ended with."""
     wait_until(sent.ready, timeout, f"{sent} ends", every=0.01, seen=lambda: sent.state)
     return sent.result
 
 
 def queued(server: LocalServer) -> int:
-    """How many messages wait in the broker."""
+    """Return the number of messages in the queue."""
     with admin(server) as client:
         return int(client.llen("celery"))
 

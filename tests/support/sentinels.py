@@ -56,7 +56,7 @@ class Watched:
             return int(client.sentinel_get_master_addr_by_name(SERVICE)[1])
 
     def ready(self) -> bool:
-        """Whether all Sentinels know each other and the replica, which has caught up."""
+        """Return True if all Sentinels know each other and the replica, and it has caught up."""
         for port in self.ports:
             with redis.Redis(port=port, decode_responses=True) as client:
                 state = client.sentinel_masters()[SERVICE]
@@ -107,7 +107,7 @@ def watched() -> Iterator[Watched]:
 
 
 class Puppet:
-    """A Sentinel that says what it is made to say.
+    """A Sentinel with the answers that the test gives it.
 
     Attributes:
         port: Where it listens, on 127.0.0.1.
@@ -142,7 +142,7 @@ class Puppet:
         self.master, self.epoch = master, self.epoch + 1
 
     def announce(self, service: str = SERVICE) -> None:
-        """Tell the subscribers about the master."""
+        """Send the master to the subscribers."""
         news = f"{service} 127.0.0.1 1 127.0.0.1 {self.master}"
         for client in self.subscribers:
             client.sendall(_array("message", "+switch-master", news))

@@ -36,7 +36,7 @@ OFF = RestartGuard(False, LONG, print)
 
 
 class Heard(Round):
-    """A round of one node that remembers what it was told."""
+    """A round of one node that remembers the reply."""
 
     __slots__ = ("reply",)
 
@@ -46,7 +46,7 @@ class Heard(Round):
 
 
 class Contract:
-    """What a kind of node promises besides."""
+    """Promises in which kinds of nodes differ."""
 
     sets_again = True  # what an extension finds missing
 
@@ -98,7 +98,7 @@ def a_node(url: str) -> Node:
 
 
 class Server(Contract):
-    """A real server, under test: what is the same for each kind."""
+    """A real server under test: the part that all kinds share."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -117,7 +117,7 @@ class Server(Contract):
 
 
 class Real(Server):
-    """A Redis, or what speaks like one."""
+    """A Redis, or a server with its protocol."""
 
     def __init__(self, server: LocalServer) -> None:
         super().__init__(server.url)
@@ -169,7 +169,7 @@ class Real(Server):
 
 
 class Subscribed(Server):
-    """One whose calls are heard by subscriptions as clients have them."""
+    """A server whose notifications are received by subscriptions as those of clients."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)

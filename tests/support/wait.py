@@ -12,8 +12,10 @@ import psutil
 T = TypeVar("T")
 
 PATIENCE = 3.0
-"""How often its deadline a condition is waited for: where others use the machine, all takes longer.
-A deadline says that something hangs; that something is fast says `machine.in_time`."""
+"""Multiple of its deadline for which a condition is waited for, because others use the machine.
+
+A deadline only shows that something hangs; `machine.in_time` shows that it is fast.
+"""
 
 
 def wait_until(

@@ -1,4 +1,4 @@
-"""What a machine may lack, for which tests are skipped: one line at the end says how to get it."""
+"""Programs that a machine may lack, for which tests are skipped: one line at the end says so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_TLS = "needs openssl and a server with TLS, such as redis-server; the bundled
 
 
 def advice() -> str:
-    """That line; empty where nothing is missing."""
+    """Return that line; empty if nothing is missing."""
     missing = [name for name in PACKAGES if not present(name)]
     if not missing:
         return ""
@@ -44,7 +44,7 @@ def advice() -> str:
 
 
 def present(name: str) -> bool:
-    """Whether there is such a program; an administrator's too, which are on no user's path."""
+    """Return True if there is such a program; those of an administrator count, too."""
     return shutil.which(name) is not None or shutil.which(name, path="/usr/sbin:/sbin") is not None
 
 

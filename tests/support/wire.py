@@ -6,7 +6,7 @@ import socket
 
 
 class Wire:
-    """A connection to nobody: a test reads what is written, and writes what is read."""
+    """A connection without a server: a test reads what was written, and writes what is read."""
 
     def __init__(self) -> None:
         self._sock, self.peer = socket.socketpair()

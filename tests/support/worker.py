@@ -37,7 +37,10 @@ OFTEN = ("prefork", "threads", "gevent")
 
 
 def often(name: str) -> Any:
-    """As `pool`; those that are like one of `OFTEN` are seen by `make test-all`."""
+    """Return a parameter as `pool`.
+
+    Pools that resemble one of `OFTEN` are left to `make test-all`.
+    """
     marks = [*pool(name).marks, *([] if name in OFTEN else [pytest.mark.slow])]
     return pytest.param(name, marks=marks)
 
@@ -96,6 +99,6 @@ class Worker(CeleryTestWorker):
 
 
 def handlers_raised_nothing(worker: Worker) -> None:
-    """Celery only logs it. A time limit may strike in one; it is told to Celery as it is."""
+    """Check that no signal handler raised; Celery only logs it. A time limit may interrupt one."""
     raised = re.findall(r"Signal handler .* raised: (?!SoftTimeLimitExceeded).*", worker.text)
     assert not raised, "one of ours has raised"
