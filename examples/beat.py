@@ -6,7 +6,7 @@ In this directory, with a Redis on this machine (for more than one see orders.py
     celery -A beat beat --loglevel INFO -s second.schedule    # in another: a file of its own
     celery -A beat worker --loglevel INFO                     # in a third
 
-Then kill either beat, and see the other go on.
+Then kill either beat: the other goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BROKER = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
 
 # Ticks are claimed for app and entry: the app's name must be the same in all its beats.
 app = Celery("beat", broker=BROKER)
-# Named, and so beats claim their ticks there; redlock_beat = False would switch that off.
+# With nodes, beats claim their ticks there; redlock_beat = False would switch that off.
 app.conf.redlock_nodes = os.environ.get("REDLOCK_NODES", "redis://localhost:6379/1").split(",")
 app.conf.redlock_ttl = 10.0
 app.conf.beat_schedule = {
@@ -38,22 +38,22 @@ logger = get_task_logger(__name__)
 
 @app.task
 def close_books() -> None:
-    """At a due time that all beats share: sent for 12:00 once, whichever of them was first."""
+    """Run at a due time that all beats share: it is sent for 12:00 once, by the first beat."""
     logger.info("books are closed")
 
 
 @app.task
 def fetch_mail() -> None:
-    """Every two seconds, counted from the last time, whichever beat sent that."""
+    """Run every two seconds, counted from the last run, whichever beat sent that."""
     logger.info("mail is fetched")
 
 
-# A tick that is sent once does not wait for the last run to end: that is the task's own lock. The
+# The beats' claim does not make a tick wait for the last run; the task's own lock does. The
 # template has no argument, so there is one index; without on_conflict="skip" the runs would queue.
 @app.task
 @locked("index", on_conflict="skip")
 def rebuild_index() -> None:
-    """Takes longer than its interval: the ticks that come meanwhile are skipped."""
+    """Take longer than the interval: the ticks that come meanwhile are skipped."""
     logger.info("index: begin")
     time.sleep(5.0)
     logger.info("index: end")

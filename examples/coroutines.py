@@ -1,4 +1,4 @@
-"""The lock among coroutines: `async with`, a wait that can be cancelled, a lock that is lost.
+"""The lock in coroutines: `async with`, a wait that can be cancelled, a lock that is lost.
 
 python coroutines.py    # with a Redis on this machine; for more than one see orders.py
 """
@@ -12,7 +12,7 @@ from celery_redlock import AsyncRedlock, NotAcquired
 
 nodes = os.environ.get("REDLOCK_NODES", "redis://localhost:6379/1").split(",")
 redlock = AsyncRedlock(nodes, ttl=5.0)  # made at import: it connects in the loop that uses it
-stock = {"apples": 10}  # stands for something that can neither count nor lock by itself
+stock = {"apples": 10}  # stands for a resource that can neither count nor lock by itself
 
 
 async def take(item: str) -> None:
@@ -24,7 +24,7 @@ async def take(item: str) -> None:
 
 
 async def impatient() -> None:
-    """A wait ends when it is cancelled, and leaves nothing on the nodes."""
+    """Cancel a wait: it ends, and leaves nothing on the nodes."""
     async with redlock.lock("stock:apples"):
         try:
             waits = asyncio.create_task(take("apples"))
@@ -34,7 +34,7 @@ async def impatient() -> None:
 
 
 async def may_be_lost() -> None:
-    """What runs in the block ends when the lease does."""
+    """Cancel the work of a block when its lease ends."""
     work = asyncio.create_task(asyncio.sleep(3600))
     async with redlock.lock("report", max_lifetime=0.5, on_lost=lambda lease: work.cancel()):
         await asyncio.wait([work])

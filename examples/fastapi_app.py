@@ -1,12 +1,12 @@
-"""A FastAPI app that sends locked tasks, and takes a lock of its own.
+"""A FastAPI app that sends locked tasks, and takes a lock itself.
 
 In this directory, with a Redis on this machine (for more than one see orders.py):
 
     celery -A fastapi_app:tasks worker --loglevel INFO     # in one terminal
     uvicorn fastapi_app:app                                # in another; or: python fastapi_app.py
 
-What waits for a broker or for nodes stands in plain `def` functions: FastAPI runs them in threads.
-In an `async def` it would stop the event loop, and all other requests with it.
+Code that waits for a broker or for nodes is in plain `def` functions: FastAPI runs them in threads.
+In an `async def` it would block the event loop, and with it all other requests.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BROKER = os.environ.get("CELERY_BROKER_URL", "redis://localhost:6379/0")
 
 tasks = Celery("fastapi_app", broker=BROKER, backend=BROKER)
 tasks.conf.redlock_nodes = os.environ.get("REDLOCK_NODES", "redis://localhost:6379/1").split(",")
-redlock = Redlock.from_app(tasks)  # the same nodes and settings, for what is no task
+redlock = Redlock.from_app(tasks)  # the same nodes and settings, outside tasks
 
 app = FastAPI()
-stock = {"apples": 10}  # stands for something that can neither count nor lock by itself
+stock = {"apples": 10}  # stands for a resource that can neither count nor lock by itself
 
 
-@tasks.task(base=SingletonTask, lock_key="report:{report_id}", lock_scope="until_executed")
+@tasks.task(base=SingletonTask, lock_key="report:<report_id>", lock_scope="until_executed")
 def rebuild(report_id: int) -> str:
     time.sleep(1.0)
     return f"report {report_id}"
@@ -42,13 +42,13 @@ def rebuild(report_id: int) -> str:
 
 @app.post("/reports/{report_id}", status_code=202)
 def ask(report_id: int) -> dict[str, str]:
-    """Whoever asks while one is queued or running gets that one's id."""
+    """Start a rebuild, or return the id of the one that is queued or running."""
     return {"task": rebuild.delay(report_id).id}
 
 
 @app.get("/tasks/{task_id}")
 def look(task_id: str) -> dict[str, object]:
-    """Ask, do not wait: a request that sits in `.get()` keeps a thread for as long as the task."""
+    """Return the state at once: a request that waits in `.get()` occupies a thread meanwhile."""
     found = AsyncResult(task_id, app=tasks)
     if found.successful() and Skipped.of(found.result):
         return {"state": "SKIPPED"}

@@ -1,6 +1,6 @@
-"""A holder that is stopped before its write: the database refuses what it writes too late.
+"""A holder is stopped before its write, and the database refuses its late write.
 
-python fencing.py       # starts three nodes of its own, and a PostgreSQL where that is installed
+python fencing.py       # starts its own three nodes, and a PostgreSQL if that is installed
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from celery_redlock.server import start_servers
 TABLE = (
     "CREATE TABLE stock (item text PRIMARY KEY, writer text, last_fencing_token bigint NOT NULL)"
 )
-# The same for SQLite and PostgreSQL. A row that is not there yet has nothing to refuse.
+# The same for SQLite and PostgreSQL. A row that does not exist yet refuses nothing.
 GUARDED = """
 INSERT INTO stock (item, writer, last_fencing_token) VALUES (:item, :writer, :token)
 ON CONFLICT (item) DO UPDATE
@@ -54,7 +54,7 @@ class SQLite:
 
 
 class PostgreSQL:
-    """Through psql, so that this needs no driver; its last line tells the count of rows."""
+    """PostgreSQL through psql, without a driver; the last line it prints has the count of rows."""
 
     def __init__(self, place: str) -> None:
         self.psql = ["psql", "-h", place, "-U", "postgres", "-X", "-A", "-t"]
@@ -83,9 +83,9 @@ DATABASES = {"SQLite": SQLite, "PostgreSQL": PostgreSQL}
 
 
 def late(database: str, place: str) -> None:
-    """The holder that will be stopped, in a process of its own."""
+    """Be the holder that will be stopped, in a separate process."""
     redlock = Redlock(os.environ["REDLOCK_NODES"].split(","), ttl=1.0)
-    # Waits, for nodes that have just been started: they have no vote for a ttl.
+    # It waits, because nodes that have just been started have no vote for a ttl.
     with redlock.lock("apples", wait=20.0, fencing=True) as lease:
         lease.ensure()  # the last check; all is well
         print(lease.fencing_token, flush=True)
@@ -111,7 +111,7 @@ def show(database: str, place: str, redlock: Redlock) -> None:
                 grown = (lease.fencing_token or 0) > token
                 print(f"{database}: ours, after one that was stopped; a larger token: {grown}")
                 stock.write("the one after it", lease.fencing_token)
-            other.send_signal(signal.SIGCONT)  # it knows of nothing, and goes on to write
+            other.send_signal(signal.SIGCONT)  # it has noticed nothing, and goes on to write
             answer, _ = other.communicate("\n", timeout=20)
             print(f"{database}: {answer.strip().replace(str(token), 'its own')}")
             print(f"{database}: written by {stock.read()}")
@@ -121,7 +121,7 @@ def show(database: str, place: str, redlock: Redlock) -> None:
 
 @contextlib.contextmanager
 def postgresql() -> Iterator[str]:
-    """A server that listens in a directory of its own; it does not run as root."""
+    """Start a server that listens in its own directory; it does not run as root."""
     debian = map(str, Path("/usr/lib/postgresql").glob("*/bin"))  # not on the PATH there
     os.environ["PATH"] = os.pathsep.join([*debian, os.environ.get("PATH", os.defpath)])
     for program in ("initdb", "postgres", "psql"):
@@ -161,7 +161,7 @@ def main() -> None:
     with start_servers(3) as servers:
         urls = [server.url for server in servers]
         os.environ["REDLOCK_NODES"] = ",".join(urls)
-        # They have just been started, and there is nothing that they could have forgotten.
+        # The nodes have just been started, and there is no lock that they could have lost.
         redlock = Redlock(urls, ttl=1.0, restart_guard="off")
         with tempfile.TemporaryDirectory() as place:
             show("SQLite", place, redlock)

@@ -1,8 +1,8 @@
 """Celery without Redis: broker, results and locks in one PostgreSQL database.
 
-The broker is kombu's SQLAlchemy transport, for small loads: it polls, and so a task that waits for
-its lock begins up to a second after the lock is free. With RabbitMQ it begins at once, and nothing
-else changes.
+The broker is kombu's SQLAlchemy transport, for small loads. It polls, so a task that waits for
+its lock begins up to a second after the lock is free. With RabbitMQ it begins at once; everything
+else is the same.
 
 pip install 'celery-redlock[postgresql]' sqlalchemy
 export DATABASE_URL=postgresql://localhost/shop

@@ -5,7 +5,7 @@ In this directory, with a Redis on this machine:
     celery -A orders worker --loglevel INFO     # in one terminal
     python orders.py                            # in another
 
-One Redis holds the locks while it lives. Name three or five independent ones to survive the loss
+One Redis holds the locks while it is up. Name three or five independent servers to survive the loss
 of one or two: REDLOCK_NODES=redis://a:6379/0,redis://b:6379/0,redis://c:6379/0
 """
 
@@ -25,19 +25,18 @@ LEDGER = Path(os.environ.get("LEDGER", tempfile.gettempdir()))
 
 app = Celery("orders", broker=BROKER, backend=BROKER)
 app.conf.redlock_nodes = os.environ.get("REDLOCK_NODES", "redis://localhost:6379/1").split(",")
-# How long an order stays locked if this whole machine dies. A charge may well take longer than
-# that: while it runs, its lock is extended.
+# Time for which an order stays locked if this whole machine dies. A charge may take longer: while
+# it runs, its lock is extended.
 app.conf.redlock_ttl = 10.0
 
 
 @app.task
 @locked("order:<order_id>", retry_backoff=0.5, retry_backoff_max=5.0)
 def charge(order_id: str, amount: int) -> int:
-    """Add a payment to what was paid for an order.
+    """Add a payment to the sum that was paid for an order.
 
-    It reads, thinks and writes: two at a time would lose one of the payments. A charge that finds
-    its order locked is parked: its worker holds it back, without a pool slot, until the order is
-    free.
+    It reads, waits and writes: two at a time would lose one of the payments. A charge whose order
+    is locked is parked: its worker holds it back, without a pool slot, until the order is free.
     """
     page = LEDGER / f"order-{order_id}.txt"
     paid = int(page.read_text()) if page.exists() else 0

@@ -1,4 +1,4 @@
-"""A report that is rebuilt once at a time: whoever asks for it meanwhile is told so, and skipped.
+"""A report of which only one rebuild runs at a time; a second request meanwhile is skipped.
 
 In this directory, with a Redis on this machine (for more than one see orders.py):
 
@@ -26,16 +26,16 @@ logger = get_task_logger(__name__)
 
 @app.task(
     base=SingletonTask,
-    lock_key="report:{report_id}",  # without it: the task's name and all its arguments
-    lock_on_conflict="skip",  # the default is "retry", and "raise" is there as well
-    lock_wait=0.0,  # no use in waiting: the report is being made
-    lock_ttl=2.0,  # short, and so soon free after an accident; extended while the task runs
+    lock_key="report:<report_id>",  # without it: the task's name and all its arguments
+    lock_on_conflict="skip",  # the default is "retry"; another choice is "raise"
+    lock_wait=0.0,  # waiting is useless: the report is being made
+    lock_ttl=2.0,  # short, so that it is free soon after a crash; extended while the task runs
 )
 def rebuild(report_id: int, pages: int = 6) -> str:
     """Rebuild a report, page by page."""
     lease = current_lease()
     for page in range(1, pages + 1):
-        # Enough time for a page? Else LeaseLost: another may be writing it already.
+        # LeaseLost without enough time for a page: another task may be writing it already.
         lease.ensure(0.5)
         time.sleep(0.5)
         logger.info("report %s, page %d; %.1f s left", report_id, page, lease.remaining())
@@ -46,5 +46,5 @@ if __name__ == "__main__":
     asked = [rebuild.delay(7), rebuild.delay(7), rebuild.delay(7, pages=8), rebuild.delay(8)]
     for request in asked:
         result = request.get(timeout=60)
-        skipped = Skipped.of(result)  # what a skipped task returns says so
+        skipped = Skipped.of(result)  # not None if the task was skipped
         print(f"skipped, {skipped['resource']} is being made" if skipped else result)

@@ -1,8 +1,8 @@
-"""A lock, and an optimistic check behind it: Django refuses what a stopped holder writes late.
+"""A lock, and an optimistic check behind it: Django refuses the late write of a stopped holder.
 
 Locks and rows are in one PostgreSQL database; there is no Redis. The account's version field is the
-fencing token of the last lease that opened it. One file, to be read at once; in a project its parts
-are in settings.py, models.py and tasks.py.
+fencing token of the last lease that opened it. It is one file for easy reading; in a project its
+parts are in settings.py, models.py and tasks.py.
 
 pip install 'celery-redlock[postgresql]' django
 export DATABASE_URL=postgresql://localhost/shop
@@ -63,7 +63,7 @@ class Overtaken(Exception):
 
 
 def opened(owner: str, token: int) -> Account:
-    """Raise the account's number to our lease's, then read it: no earlier holder can write now."""
+    """Raise the account's number to this lease's, then read: earlier holders cannot write now."""
     older = Account.objects.filter(owner=owner, fencing_token__lt=token)
     if not older.update(fencing_token=token):
         raise Overtaken(f"{owner}: a later holder was here")
@@ -71,15 +71,15 @@ def opened(owner: str, token: int) -> Account:
 
 
 @app.task
-# The first safeguard. By default the late one would also be interrupted, most times soon enough to
-# write nothing (on_lost="raise"); "log" leaves it to the second alone.
+# The first safeguard. By default (on_lost="raise") the late holder is interrupted, too, mostly
+# before it writes. With "log" only the second safeguard is left.
 @locked("account:<owner>", fencing=True, ttl=2.0, wait=30.0, on_lost="log")
 def deposit(owner: str, amount: int, stopped: bool = False) -> int:
     token = current_lease().fencing_token or 0
     balance = opened(owner, token).balance
     work(stopped)
     mine = Account.objects.filter(owner=owner, fencing_token=token)
-    if not mine.update(balance=balance + amount):  # the second: one statement compares and writes
+    if not mine.update(balance=balance + amount):  # the second safeguard: compare and write
         raise Overtaken(f"{owner}: a later holder was here")
     return balance + amount
 

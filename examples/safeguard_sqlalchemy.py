@@ -1,4 +1,4 @@
-"""A lock, and an optimistic check behind it: SQLAlchemy refuses what a stopped holder writes late.
+"""A lock, and an optimistic check behind it: SQLAlchemy refuses a stopped holder's late write.
 
 Locks and rows are in one PostgreSQL database; there is no Redis. The account's version column is
 the fencing token of the last lease that opened it.
@@ -40,7 +40,7 @@ class Account(Base):
     balance: Mapped[int] = mapped_column(default=0)
     fencing_token: Mapped[int] = mapped_column(BigInteger, default=0)
 
-    # Each UPDATE of an account says WHERE fencing_token = <what we have read>.
+    # Each UPDATE of an account has WHERE fencing_token = <the value that was read>.
     __mapper_args__ = {"version_id_col": fencing_token, "version_id_generator": False}  # noqa: RUF012
 
 
@@ -49,7 +49,7 @@ class Overtaken(Exception):
 
 
 def opened(session: Session, owner: str) -> Account:
-    """Raise the account's number to our lease's, then read it: no earlier holder can write now."""
+    """Raise the account's number to this lease's, then read: earlier holders cannot write now."""
     token = current_lease().fencing_token
     mine = update(Account).where(Account.owner == owner, Account.fencing_token < token)
     account = session.scalar(mine.values(fencing_token=token).returning(Account))
@@ -60,8 +60,8 @@ def opened(session: Session, owner: str) -> Account:
 
 
 @app.task
-# The first safeguard. By default the late one would also be interrupted, most times soon enough to
-# write nothing (on_lost="raise"); "log" leaves it to the second alone.
+# The first safeguard. By default (on_lost="raise") the late holder is interrupted, too, mostly
+# before it writes. With "log" only the second safeguard is left.
 @locked("account:<owner>", fencing=True, ttl=2.0, wait=30.0, on_lost="log")
 def deposit(owner: str, amount: int, stopped: bool = False) -> int:
     with Session(engine, expire_on_commit=False) as session:
@@ -69,7 +69,7 @@ def deposit(owner: str, amount: int, stopped: bool = False) -> int:
         work(stopped)
         account.balance += amount
         try:
-            session.commit()  # the second: not if another holder has opened it
+            session.commit()  # the second safeguard: it fails if another holder has opened it
         except StaleDataError:
             raise Overtaken(f"{owner}: a later holder was here") from None
         return account.balance

@@ -1,4 +1,4 @@
-"""The lock by itself, without Celery: for cron jobs, scripts, consoles.
+"""The lock without Celery: for cron jobs, scripts, consoles.
 
 python script.py        # with a Redis on this machine; for more than one see orders.py
 """
@@ -15,14 +15,14 @@ redlock = Redlock(nodes, ttl=5.0)
 
 
 def block() -> None:
-    """The usual way: a block. The lock is extended while it runs, and freed when it ends."""
+    """Lock a block, the usual way: extended while the block runs, and freed when it ends."""
     with redlock.lock("stock", wait=2.0) as lease:  # wait for it up to 2 seconds
         print(f"block: ours for {lease.remaining():.0f} s and more")
-        lease.ensure()  # before what must not happen twice: raises LeaseLost if it is not ours
+        lease.ensure()  # right before a write; raises LeaseLost if the lock is lost
 
 
 def by_hand() -> None:
-    """Step by step: nothing is extended unless you say so."""
+    """Lock step by step: nothing is extended automatically."""
     lease = redlock.try_acquire("stock")
     if lease is None:
         print("by hand: somebody has it")
@@ -38,7 +38,7 @@ def by_hand() -> None:
 
 
 def contest() -> None:
-    """Two who want the same: one waits for the other, and a third does not want to wait."""
+    """Let one thread wait for another's lock, and a third attempt fail without waiting."""
     has_it, may_go = threading.Event(), threading.Event()
 
     def slow() -> None:

@@ -1,12 +1,12 @@
-"""Signals of locks: a line for a lock that was waited for long, an alarm for one that is lost.
+"""Signals of locks: a log line for a long wait, an alarm for a lost lock.
 
 In this directory, with a Redis on this machine (for more than one see orders.py):
 
     celery -A signals worker --loglevel INFO     # in one terminal
     python signals.py                            # in another
 
-Receivers are called where things happen. In a worker with child processes that is mostly a child:
-so what they count must be gathered from all of them, as celery_redlock.metrics does.
+Receivers are called in the process of the event. In a worker with child processes that is mostly a
+child, so counts must be gathered from all of them, as celery_redlock.metrics does.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ app.conf.redlock_nodes = os.environ.get("REDLOCK_NODES", "redis://localhost:6379
 logger = get_task_logger(__name__)
 
 
-@app.task(base=SingletonTask, lock_key="report:{report_id}")
+@app.task(base=SingletonTask, lock_key="report:<report_id>")
 def rebuild(report_id: int, seconds: float = 0.7) -> str:
-    """Takes a while. Whoever asks meanwhile waits."""
+    """Take a while. Further calls wait meanwhile."""
     time.sleep(seconds)
     return f"report {report_id} is rebuilt"
 
 
-@app.task(base=SingletonTask, lock_key="report:{report_id}", lock_on_conflict="skip")
+@app.task(base=SingletonTask, lock_key="report:<report_id>", lock_on_conflict="skip")
 def refresh(report_id: int) -> str:
-    """Not worth waiting for."""
+    """Be skipped while the report is rebuilt."""
     return f"report {report_id} is fresh"
 
 
 @lock_acquired.connect
 def note_long_waits(sender: Any = None, waited: float = 0.0, **more: Any) -> None:
-    """`waited` is all that the task has waited, wherever it did."""
+    """Log long waits; `waited` is the whole time that the task has waited, in all places."""
     if waited > 0.2:
         logger.info("%s has waited %.1f s for %s", sender.name, waited, more["resource"])
 
 
-@lock_released.connect(sender=rebuild)  # of this task alone
+@lock_released.connect(sender=rebuild)  # only for this task
 def note_times(held_for: float = 0.0, held: bool = True, **more: Any) -> None:
-    """`held` is False if the lock was lost before."""
+    """Log the time of a lock; `held` is False if it was lost before."""
     logger.info("%s was locked for %.1f s, to the end: %s", more["resource"], held_for, held)
 
 
 @lock_lost.connect
 def page_somebody(loss: LeaseLost | None = None, **more: Any) -> None:
-    """The one that matters. Called by the thread that extends all leases: be quick."""
+    """Raise an alarm. The thread that extends all leases calls this, so it must be quick."""
     if loss is not None:
         logger.critical("LOST %s after %.1f s: %s", loss.resource, loss.held_for, loss.reason)
 
 
 @task_skipped.connect
 def note_skipped(sender: Any = None, holder: Any = None, where: str = "", **more: Any) -> None:
-    """A task that is not run; or, `where` being "publish", not even sent."""
+    """Log a task that is not run or, if `where` is "publish", not even sent."""
     logger.info("%s is skipped (%s): %s has it", sender.name, where, holder)
 
 

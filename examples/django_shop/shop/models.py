@@ -1,4 +1,4 @@
-"""Orders, what was charged for them, and the sums of a day that are rebuilt from them."""
+"""Orders, their charges, and the turnover that is rebuilt from them."""
 
 from django.db import models
 
@@ -12,7 +12,7 @@ class Order(models.Model):
 
 
 class Charge(models.Model):
-    """Stands for the payment provider: a row is money that has moved, and nobody takes it back."""
+    """A stand-in for the payment provider: a row is money that has moved for good."""
 
     order = models.ForeignKey(Order, models.CASCADE)
     amount = models.PositiveIntegerField()

@@ -14,15 +14,15 @@ from .models import Charge, Order, Turnover
 @shared_task
 @locked("order:<order_id>")
 def charge(order_id: int) -> str:
-    """The lock is outermost: transactions begin after it was taken and end before it is freed.
+    """Charge an order. The lock is outermost: transactions begin and end inside it.
 
-    So this reads what its predecessor has committed.
+    So this reads the rows that its predecessor has committed.
     """
     order = Order.objects.get(pk=order_id)
     if order.paid:
         return "was paid already"
     time.sleep(0.2)  # the payment provider thinks
-    current_lease().ensure(1)  # still ours, for long enough? Else LeaseLost
+    current_lease().ensure(1)  # LeaseLost, unless the lock is certain for another second
     Charge.objects.create(order=order, amount=order.amount)
     with transaction.atomic():
         order.paid = True
@@ -33,9 +33,9 @@ def charge(order_id: int) -> str:
 
 @shared_task(base=SingletonTask, lock_key="turnover", lock_scope="until_and_while_executing")
 def refresh_turnover() -> None:
-    """However many orders change, one of these runs and one waits.
+    """Rebuild the turnover. However many orders change, one call runs and one waits.
 
-    Not `until_executed`: that would drop what changes while one runs and has already read.
+    Not `until_executed`: that would drop a change that comes while a call runs and has read.
     """
     paid = Order.objects.filter(paid=True).aggregate(sum=Sum("amount", default=0))["sum"]
     Turnover.objects.update_or_create(pk=1, defaults={"paid": paid})

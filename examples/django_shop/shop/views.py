@@ -14,7 +14,7 @@ from .tasks import charge
 @require_POST
 def pay(request: HttpRequest, order_id: int) -> JsonResponse:
     order = get_object_or_404(Order, pk=order_id)
-    # A worker that is faster than our commit would not find what this request has written.
+    # A worker that is faster than the commit would not find the rows of this request.
     task_id = uuid()
     charge.apply_async_on_commit((order.pk,), task_id=task_id)
     return JsonResponse({"task": task_id}, status=202)

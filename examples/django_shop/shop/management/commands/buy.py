@@ -1,4 +1,4 @@
-"""An order, five clicks on "pay", and what they cost."""
+"""Make an order, click five times on "pay", and print the charges."""
 
 from typing import Any
 
