@@ -40,7 +40,7 @@ class Health:
     Attributes:
         looks: One per node: whether it has answered, and how fast.
         nodes: Facts of each node, in their order. `votes_in` is the seconds until it has a vote,
-            0.0 if it has one; None if it does not answer, or cannot get one as it is configured.
+            0.0 if it has one; None if it does not answer, or will not get one in its state.
         no_quorum: The number of nodes that answer and vote, and the number needed; None if a quorum
             votes. `wait`: seconds until a quorum votes, if the answering nodes only need time.
         findings: The doctor's findings, the worst first; one that several nodes share, once.

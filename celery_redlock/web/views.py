@@ -140,7 +140,7 @@ def lock(ask: Ask) -> dict[str, Any]:
         survey = sources.one(resource, parked)
     except QuorumUnavailable as failed:
         error = failed
-    else:  # only this lock's own queue: its parked tasks may also wait for other locks
+    else:  # only this lock's own queue: `parked` adds those of other locks
         shown = [it for it in survey.entries if it.kind != "line" or it.resource == resource]
         entries = [entry(it, survey.looks) for it in shown]
     workers = [

@@ -218,7 +218,7 @@ def connect(**_signal: Any) -> None:
 
 
 def disconnect(**_signal: Any) -> None:
-    """Make outstanding extensions, and read the answer to the last release, in a child that ends.
+    """In a pool child that ends, prolong its last reservations and read the answer to its release.
 
     Otherwise the supervisor would take it for dead with a lock, release that again, and log it.
     """

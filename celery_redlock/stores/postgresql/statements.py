@@ -174,5 +174,5 @@ _STATEMENTS = {
     Verb.DEQUEUE: Statement(b"SELECT redlock_dequeue($1::text[], $2::text)", _undo, _number),
     Verb.HAND_ON: Statement(b"SELECT redlock_hand_on($1::text[], $2::text)", _undo, _number),
 }
-"""Requests to one authority. It raises fences alone, its role is not asked for again, and it has no
+"""Requests to one authority. It alone raises fences, its role is not asked for again, and it has no
 mark of its trust: the verbs FENCE, LOOK and MARK are for several Redis nodes."""
