@@ -41,6 +41,16 @@ from .policy import parks
 __all__ = ["run"]
 
 
+def _traced(task: Any, request: Any) -> Any:
+    """Return the request that Celery's tracer works with, and gives to the signal handlers.
+
+    A worker without Celery's optimizations, as in tests, may run the body on a copy of it.
+    """
+    if request is None or request.id is None:
+        return request
+    return next((one for one in task.request_stack.stack if one.id == request.id), request)
+
+
 def run(
     lock: TaskLock,
     task: Any,
@@ -59,6 +69,7 @@ def run(
     callback = taken(lock)
     if callback is not None:
         task, request = callback.task, None
+    request = _traced(task, request)
     app = app_of(lock, task)
     delivered = first_call(request)
     eager = request is not None and request.is_eager and not request.called_directly

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from celery import Celery, current_app
+from celery import Celery, Task, current_app
 from celery.contrib.testing.worker import start_worker
 
 from celery_redlock import (
@@ -298,6 +298,27 @@ def test_worker_in_the_process_of_the_test_locks(nodes: Nodes, app: Celery) -> N
             assert export.delay(3).id == waits.id
         assert waits.get(timeout=SOON, interval=0.01) == 3
         assert_free(export, 3, within=SOON)
+
+
+class Timed(Task):
+    """A task class as apps have them: it calls the body through Celery's own `__call__`."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+def test_lock_under_a_custom_call_is_freed_in_a_test_worker(nodes: Nodes, app: Celery) -> None:
+    """Such a worker is not optimized: Celery's `__call__` pushes a copy of the request."""
+
+    @app.task(shared=False, base=Timed, name="shop.timed")
+    @locked("timed:<report>")
+    def timed(report: int) -> bool:
+        assert_locked(f"timed:{report}")
+        return current_lease() is not None
+
+    with start_worker(app, pool="threads", concurrency=2, perform_ping_check=False):
+        assert timed.delay(1).get(timeout=SOON, interval=0.01) is True
+        assert_free("timed:1", within=SOON)
 
 
 def test_reservation_of_a_task_can_be_asserted(nodes: Nodes, app: Celery) -> None:
