@@ -116,7 +116,7 @@ def test_freed_reservation_stays_freed_on_a_node_that_is_slow_for_its_producer(
     wait_until(lambda: max(stage.left()) < 0, 5.0, "all are freed", seen=stage.left)
 
 
-def test_reservation_of_a_queued_message_lasts_on_a_node_that_is_slow_for_its_producer(
+def test_reservation_of_a_queued_message_lasts_on_a_node_slow_for_its_producer(
     stage: Stage,
 ) -> None:
     for number in range(len(KEYS)):

@@ -64,7 +64,7 @@ def test_wheel_metadata_names_versions_requirements_and_licence(
     assert words == {"celery", "kombu", "packaging", "redis", "tenacity"}
 
 
-def test_each_entry_point_names_what_is_there(wheel: Path) -> None:
+def test_each_entry_point_names_an_existing_object(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as opened:
         (name,) = (name for name in opened.namelist() if name.endswith("/entry_points.txt"))
         declared = opened.read(name).decode()

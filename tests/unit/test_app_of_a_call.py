@@ -96,7 +96,7 @@ def test_run_of_a_task_reads_the_settings_of_its_app_where_another_is_current(
 
 
 @pytest.mark.parametrize("base", [None, SingletonTask])
-def test_shared_task_called_in_a_thread_reads_the_settings_of_the_only_app_that_has_it(
+def test_shared_task_called_in_a_thread_reads_the_settings_of_its_only_app(
     app: Any, asked: list[Any], in_thread: Any, base: Any
 ) -> None:
     task: Any = shared_task(name="shop.charge", **({"base": base} if base else {}))(

@@ -216,7 +216,7 @@ class Before(TenantTask, SingletonTask):
     ],
     ids=["template", "all", "names", "function"],
 )
-def test_keyword_that_a_task_class_takes_out_is_an_argument_of_a_singleton_task_s_call(
+def test_keyword_taken_out_by_a_task_class_counts_as_argument_of_a_singleton_task(
     app: Any, redlock: FakeRedlock, box: Box, base: Any, key: Any, expected: str
 ) -> None:
     scope = "until_and_while_executing"

@@ -152,7 +152,7 @@ def test_queued_call_is_revoked_when_its_replacement_is_out_and_not_before(
 
 @pytest.mark.parametrize("fails", [False, True])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_call_that_begins_while_its_replacement_is_sent_runs_and_leaves_no_reservation(
+def test_call_that_begins_while_it_is_replaced_runs_and_leaves_no_reservation(
     stage: Stage, scope: str, fails: bool
 ) -> None:
     """Its reservation was freed for the other call; if restored then, it would block its key."""
@@ -215,7 +215,7 @@ def test_last_of_two_concurrent_replacements_runs_alone(stage: Stage, fails: boo
 
 @pytest.mark.parametrize(("left", "published"), [(HOUR, False), (5.0, True)])
 @pytest.mark.parametrize("scope", SCOPES)
-def test_call_that_cannot_take_the_place_it_has_freed_does_not_bring_the_replaced_call_back(
+def test_replaced_call_stays_replaced_though_others_take_the_freed_place(
     stage: Stage, redlock: FakeRedlock, monkeypatch: Patch, scope: str, left: float, published: bool
 ) -> None:
     """Other calls take the place first, again and again: `left` says whether their messages are
@@ -345,7 +345,7 @@ def unreserved(stage: Stage, redlock: FakeRedlock, task: Any, text: str, **optio
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_call_without_a_quorum_runs_though_an_older_one_has_the_reservation(
+def test_unreserved_call_runs_though_an_older_one_has_the_reservation(
     stage: Stage, redlock: FakeRedlock, scope: str
 ) -> None:
     task = stage.declare(scope)
@@ -358,7 +358,7 @@ def test_call_without_a_quorum_runs_though_an_older_one_has_the_reservation(
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_call_without_a_quorum_that_retries_runs_again_though_another_has_the_reservation(
+def test_unreserved_call_that_retries_runs_again_though_another_is_reserved(
     stage: Stage, redlock: FakeRedlock, scope: str
 ) -> None:
     task = stage.declare(scope)
@@ -377,7 +377,7 @@ def test_call_without_a_quorum_that_retries_runs_again_though_another_has_the_re
     assert stage.run(task, old) == "old"
 
 
-def test_call_without_a_quorum_that_finds_its_lock_held_runs_when_it_comes_again(
+def test_unreserved_call_refused_by_its_lock_runs_when_it_is_sent_again(
     stage: Stage, redlock: FakeRedlock
 ) -> None:
     task = stage.declare("until_and_while_executing")
@@ -391,7 +391,7 @@ def test_call_without_a_quorum_that_finds_its_lock_held_runs_when_it_comes_again
     assert stage.run(task, again) == "new"
 
 
-def test_member_of_a_group_without_a_quorum_is_skipped_if_another_has_the_reservation(
+def test_unreserved_group_member_is_skipped_if_another_call_is_reserved(
     stage: Stage, redlock: FakeRedlock
 ) -> None:
     task = stage.declare("until_and_while_executing")
@@ -401,7 +401,7 @@ def test_member_of_a_group_without_a_quorum_is_skipped_if_another_has_the_reserv
 
 
 @pytest.mark.parametrize("policy", ["existing", "skip", "raise"])
-def test_call_without_a_quorum_that_replaces_nothing_is_skipped_if_another_has_the_reservation(
+def test_unreserved_call_that_replaces_nothing_is_skipped_if_another_is_reserved(
     stage: Stage, redlock: FakeRedlock, policy: str
 ) -> None:
     task = stage.declare("until_and_while_executing")
