@@ -120,7 +120,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     async def main() -> None:
         task = asyncio.current_task()
         assert task is not None
-        # By a timer: a task that waited for it would be one more, and tests look for what is left.
+        # By a timer: a task that waited would be one more, and tests look for leftover tasks.
         asyncio.get_running_loop().call_later(COROUTINE_LASTS, task.cancel)
         await pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted})
 
@@ -160,7 +160,7 @@ def _servers_just_started_may_vote_and_take_their_time(
             # And nodes may take their time: on a busy machine, a healthy one is no late one.
             patch.setitem(Redlock.__init__.__kwdefaults__, "node_timeout", PATIENT)
             patch.setattr(GLOBAL["node_timeout"], "default", PATIENT)
-            # What is asked of a node that is not connected yet is not asked at all.
+            # A request to a node that is not connected yet is never sent.
             *others, _rest = Driver.connect.__defaults__ or ()
             patch.setattr(Driver.connect, "__defaults__", (*others, PATIENT))
         yield

@@ -104,7 +104,7 @@ def campaign(
         nemesis = Nemesis(sites, nodes, seed, loss_every=loss_every)
         nemesis.run(seconds, every)
         end = time.time()
-        time.sleep(0.3)  # what has been stamped before the end arrives
+        time.sleep(0.3)  # messages stamped before the end arrive
         verdicts = {}
         for site in sites:
             faults = nemesis.done.of(site)

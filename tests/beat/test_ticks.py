@@ -117,7 +117,7 @@ def test_entry_with_redlock_false_is_sent_by_every_beat(
     end = time.time()
     for here in sites:
         free = [message for message in here.messages("free") if begin <= message.sent <= end]
-        for beat in here.beats if here.kind != "redbeat" else []:  # who sees its entry first
+        for beat in here.beats if here.kind != "redbeat" else []:  # any may see its entry first
             own = [message for message in free if message.pid == beat.pid]
             # Each once: one that is late may share its second with the next.
             assert 3 <= len(own) <= end - begin + 2

@@ -2,7 +2,7 @@
 
 A cell of `CELLS` has one locked task, `t`, among plain ones, `p`; another may hold its key. A cell
 of `SELVES` has several of one key. What comes out is written as the tasks write it (`tasks.py`):
-`{t}` stands for what became of the locked one, its own words if it ran, `~` if it was skipped.
+`{t}` stands for the result of the locked one: its own words if it ran, `~` if it was skipped.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Cell:
 
     Attributes:
         name: What it is.
-        publish: Publishes; returns what is waited for.
+        publish: Publishes; returns the result to wait for.
         comes: What comes out.
         ran: What the locked one returns if it runs.
         lone: Whether it is published alone: `on_duplicate` decides at once.
@@ -153,7 +153,7 @@ class Self:
 
     Attributes:
         name: What it is.
-        publish: Publishes; returns what is waited for.
+        publish: Publishes; returns the result to wait for.
         comes: What comes out.
         ran: What each returns if it runs.
         stages: Which of them are on their way side by side, and which after those.

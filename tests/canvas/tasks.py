@@ -1,6 +1,6 @@
 """The app of the canvas tests: a task for each policy, and the tasks around it.
 
-What a task returns says what it was given, so that the value at the end of a canvas tells what came
+The value of a task contains its arguments, so that the value at the end of a canvas shows what came
 before: `c(b,~)` is what `c` made of what `b` returned and of another that was skipped.
 """
 

@@ -56,7 +56,7 @@ class OddNode(Front):
     """A proxy that passes requests on and answers them with something else.
 
     Attributes:
-        odd: Makes of a request's words and its true reply what is answered to who looks.
+        odd: Returns the answer to an observer, given a request's words and its true reply.
     """
 
     def __init__(self, port: int) -> None:

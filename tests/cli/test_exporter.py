@@ -114,7 +114,7 @@ def test_exporter_counts_parked_tasks_only_with_an_app(redlock: Redlock, nodes: 
         see = shown(redlock, parked=lambda: told)
         assert (see("waiting", **charge), see("longest_line", **charge)) == (3, 3)
         assert see("oldest_wait_seconds", task="") == 9
-        assert see("waiting", task="") == 1  # for what is free: it is about to be taken
+        assert see("waiting", task="") == 1  # none for a free key: it is about to be taken
         see = shown(redlock, parked=None)
         assert see("held", **charge) == 1
         for name in ("waiting", "longest_line", "oldest_wait_seconds"):

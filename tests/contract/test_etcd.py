@@ -268,7 +268,7 @@ def test_etcd_key_lives_as_long_as_its_holder_counts_and_little_longer(
     etcd.ask(Verb.ACQUIRE, claim("mine", "r", ttl))
     said = ask(etcd.server, "lease/timetolive", ID=etcd.get("r")["lease"])
     assert int(said["grantedTTL"]) == seconds
-    # A beat tells by it whether a tick was sent.
+    # From it a beat concludes whether a tick was sent.
     assert etcd.ask(Verb.PEEK, claim("x"))[1] < ttl
 
 

@@ -231,7 +231,7 @@ def test_refusing_majority_is_unavailable_and_a_held_lock_lives_to_its_deadline(
         with suppress(QuorumUnavailable):
             return redlock.extend(lease)
 
-    # At once; but who was a replica is asked who it is, on a new connection.
+    # At once, except that a former replica is asked for its role on a new connection.
     assert redlock.release(wait_until(extended, 5, "they are well")) is True
 
 

@@ -93,7 +93,7 @@ def try_it(redlock: Redlock) -> Any:
 def test_node_that_forgot_does_not_help_to_a_second_grant(known: Servers, lock: Locks) -> None:
     """X has a bare quorum, one of its nodes forgets: the rest and that one are no quorum."""
     with start_servers(1) as (forgetful,):
-        # It must vote first: for the one who takes the lock, the guard is off.
+        # It must vote first: the holder's guard is off.
         nodes: list[Any] = [known[0], forgetful, known[1]]
         holder = lock([known[0], forgetful, "redis://127.0.0.1:1"], ttl=30, restart_guard="off")
         lease = holder.acquire("r")
@@ -140,7 +140,7 @@ def test_held_locks_survive_the_restart_of_every_node(lock: Locks) -> None:
         redlock = lock(servers, ttl=30.0, restart_guard="off")
         guarded = lock(servers, ttl=30.0)
         lease = redlock.acquire("r")
-        # Who has the guard on takes the lease over: nobody can acquire with fresh nodes.
+        # The client with the guard takes the lease over, because fresh nodes let none acquire.
         guarded.client.claims[lease.token] = redlock.client.claims[lease.token]
         guarded.connect()
         for server in servers:
@@ -278,7 +278,7 @@ def test_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> None:
 
         def refusal(ask: Callable[[Redlock], object]) -> str:
             try:
-                ask(lock(nodes))  # a new one: what was accepted once is not refused later
+                ask(lock(nodes))  # a new one: a node accepted once is not refused later
             except ConfigurationError as error:
                 return str(error)
             except QuorumUnavailable:
@@ -357,7 +357,7 @@ def test_eviction_policy_of_a_node_is_logged_as_a_warning(lock: Locks, log: Log)
         make_known([server])
         redlock = lock([server])
         redlock.release(redlock.acquire("r"))
-        (line,) = wait_until(  # another thread tells
+        (line,) = wait_until(  # another thread logs it
             lambda: [text for text in log.messages if "evict" in text], 5.0, "it is told"
         )
         assert f"node 127.0.0.1:{server.port} evicts keys" in line and "allkeys-lru" in line

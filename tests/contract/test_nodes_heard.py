@@ -95,7 +95,7 @@ def test_listener_receives_timeout_for_a_hanging_node(
         server.pause()
     with pytest.raises(QuorumUnavailable):
         redlock.acquire("r")
-    for node in redlock.nodes[:2]:  # the other's is told by its own thread, a moment behind
+    for node in redlock.nodes[:2]:  # the other's is reported by its own thread, a moment later
         ears.wait_for(node, "timeout")
 
 

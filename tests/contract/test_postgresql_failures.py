@@ -261,7 +261,7 @@ def test_missing_or_old_tables_are_reported_with_the_command_to_run(
         with pytest.raises(ConfigurationError, match="of version 0, and this library wants 2; run"):
             make(url_of(server, database="fresh")).acquire("r")
         connection.execute(postgres.SCHEMA)
-        # Who was there before finds it without being started again, and votes at once.
+        # An old client reconnects without a restart, and the node votes at once.
         taken_again(redlock, time.monotonic())
         taken_again(make(url_of(server, database="fresh")), time.monotonic())
 

@@ -83,7 +83,7 @@ def test_crowd_on_few_names_never_overlaps_and_meets_no_error(
     assert deadlocks == [(0,)]
 
 
-# -- One after another, by hand: who comes second waits for the first to commit, and reads what it
+# -- One after another, by hand: the second waits for the first to commit, and reads what it
 # left. That is all of READ COMMITTED that is needed.
 
 

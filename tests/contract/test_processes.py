@@ -19,7 +19,7 @@ from celery_redlock.server import LocalServer
 from tests.support.nodes import all_connected, told_all
 from tests.support.wait import wait_until
 
-# Python 3.12 warns of every fork of a process with threads; that it works is what is tested.
+# Python 3.12 warns of every fork of a process with threads; this test checks that it works.
 pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 
 

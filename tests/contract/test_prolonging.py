@@ -80,7 +80,7 @@ class Stage:
         """Wait until the slow node has had all that the producer wrote so far."""
         query = Query(("nothing",), 3)
         driver = self.producer.client.driver
-        for _ in range(2):  # what was written by then, and what that led to
+        for _ in range(2):  # requests written by then, and those that followed
             ballot = driver.run(lambda now: quorum.peek([query], now, 10.0))
             assert ballot.yes == 3
 

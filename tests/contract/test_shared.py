@@ -146,7 +146,7 @@ def test_new_reader_is_refused_while_a_writer_waits_for_readers(redis_node: Subj
     assert redis_node.ask(Verb.ACQUIRE, reader("two")) is None  # nobody listens there
     redis_node.listen("p1")
     assert redis_node.ask(Verb.ACQUIRE, reader("three")) == "one~shared"
-    assert redis_node.ask(Verb.EXTEND, reader("two")) == "1"  # who holds it goes on
+    assert redis_node.ask(Verb.EXTEND, reader("two")) == "1"  # its holder goes on
 
 
 def test_waiting_reader_keeps_no_reader_out(redis_node: Subject) -> None:

@@ -281,7 +281,7 @@ def log(caplog: Log) -> None:
     caplog.set_level(logging.INFO)
 
 
-# -- What is known, and who is no node
+# -- Known servers, and servers that are no nodes
 
 
 def test_retry_after_is_the_time_until_there_is_a_quorum(lock: Locks) -> None:

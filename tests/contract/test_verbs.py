@@ -158,7 +158,7 @@ def test_release_notifies_the_first_waiter_and_no_other(node: Subject) -> None:
     node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.RELEASE, claim()) == 3
     assert node.calls(1) == ["p1:first"]
-    assert node.ask(Verb.RELEASE, claim()) == 2  # freed nothing, but who knows who holds it
+    assert node.ask(Verb.RELEASE, claim()) == 2  # freed nothing, but the holder is unknown
     assert node.calls(1) == ["p1:second"]
     assert node.ask(Verb.RELEASE, claim()) is False
     assert node.calls(0) == []
@@ -363,7 +363,7 @@ def test_peek_of_several_keys_returns_the_first_holder_and_the_longest_ttl(node:
     node.ask(Verb.ACQUIRE, claim("other", "c", ttl=50.0))
     token, left = node.ask(Verb.PEEK, claim("x", ("a", "b", "c")))
     assert token == "one"
-    assert 45.0 < left <= 50.0  # etcd tells up to a sixteenth less
+    assert 45.0 < left <= 50.0  # etcd reports up to a sixteenth less
 
 
 def test_peek_returns_the_holders_of_many_claims_at_once(node: Subject) -> None:
@@ -605,7 +605,7 @@ def play(subject: Subject, commands: list[Any]) -> list[Any]:
         if isinstance(what, Verb):
             claims = [fenced(a[0], a[2], a[1]) if len(a) == 3 else claim(*a) for a in argument]
             reply = subject.ask(what, *claims)
-            # When it expires is told to the millisecond, by clocks that are not the same.
+            # Expiry is reported to the millisecond, by clocks that differ.
             replies.append(reply[0] if what is Verb.PEEK and reply else reply)
         elif what == "flush":
             subject.flush()

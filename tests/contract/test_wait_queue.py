@@ -181,7 +181,7 @@ def test_releaser_that_locks_again_lets_waiters_go_first(
     thread.start()
     take(greedy, "greedy")
     thread.join(30)
-    # Not each time: who is slow to come is not waited for.
+    # Not each time: a slow waiter is not waited for.
     assert sum(one != after for one, after in itertools.pairwise(turns)) >= 12, turns
 
 
@@ -225,7 +225,7 @@ def test_killed_waiter_is_passed_over(make: Callable[[], Redlock], servers: Serv
         of_it = backends() - before
         second = Waiting(make(), servers)
     wait_until(lambda: backends().isdisjoint(of_it), 20, "its sessions have ended")
-    if isinstance(server, LocalEtcd):  # nobody tells it of a death: it misses a sign of life
+    if isinstance(server, LocalEtcd):  # it learns of a death from a missing sign of life
         start = b"redlock:#line:"
         every = {"key": text(start), "range_end": above(start)}
         wait_until(lambda: etcd.ask(server, "kv/range", **every)["count"] == "1", 20, "it is dead")

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md: each command prints what the page shows, after what the page tells."""
+"""docs/troubleshooting.md: each command prints what the page shows, after the steps before it."""
 
 from __future__ import annotations
 

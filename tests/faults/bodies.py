@@ -25,7 +25,7 @@ class Body:
         exited: It wrote its own end.
         untold: Seconds that it went on running after its deadline, by its own signs of life,
             without having been told.
-        lies: What the library said that was not so, or the register did, and when; each once.
+        lies: False statements of the library or the register, with their times; each once.
         refused: How many of its writes the register refused.
         shared: It only reads.
         storing: Seconds for which, after its end, Celery stored what became of it.

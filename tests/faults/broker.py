@@ -41,7 +41,7 @@ class RedisBroker:
                 "visibility_timeout": VISIBILITY,
                 "unacked_restore_interval": 2,
                 "unacked_restore_throttle": 1,
-                "unacked_mutex_expire": 5,  # who is killed as it looks keeps others from looking
+                "unacked_mutex_expire": 5,  # one killed in its search blocks others
             }
         }
 

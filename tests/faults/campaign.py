@@ -249,8 +249,8 @@ def at_rest(stage: Stage, before: dict[str, dict[str, Any]]) -> dict[str, dict[s
 
 def unacknowledged(stage: Stage, faults: Sequence[Fault]) -> int:
     """Return the number of messages at rest that the broker counts as unacknowledged."""
-    slow = kombu.VERSION[:2] < (5, 7)  # its workers look for what is a dead one's every 100 s
-    # What was acknowledged over a connection that had just been cut is not.
+    slow = kombu.VERSION[:2] < (5, 7)  # its workers look for a dead one's messages every 100 s
+    # Acknowledgements over a connection that had just been cut are lost.
     lost = any(fault.kind in ("worker kill -9", *BROKER_AWAY) for fault in faults)
     end = time.monotonic() + (LOOKS + VISIBILITY if slow and lost else 0.0)
     while (left := stage.broker.messages()[1]) and time.monotonic() < end:

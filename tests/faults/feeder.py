@@ -45,7 +45,7 @@ class Sent:
     Attributes:
         at: When; seconds.
         certain: The broker has confirmed it.
-        state: The last that was heard of it.
+        state: Its last known state.
         error: What it failed with.
         result: What it returned.
         eta: When it is due, if that is later; seconds.

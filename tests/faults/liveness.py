@@ -8,8 +8,8 @@ its broker and fewer bodies and other tasks run in it than it has slots. An atte
 held lock does no work, so it takes no slot: of a thousand such attempts in a row none may hold up
 anybody (but one that is to be skipped, which waits for up to 2 s for a holder that has ended to
 free its lock). A key is *wanted* while a message for it lies where there is a free slot: with a
-worker that has one, in the queue while any worker has one, or in a slot that asks for it. Whoever
-waits longer than `WAIT` in one piece, with nothing of `FORGIVEN` in it, is stuck.
+worker that has one, in the queue while any worker has one, or in a slot that asks for it. A message
+that waits longer than `WAIT` in one piece, with nothing of `FORGIVEN` in it, is stuck.
 
 The rules of forgiveness, each with its name, are all there is; there is no general slack.
 """
@@ -275,7 +275,7 @@ def _custodies(
     """Return where a message was, and when, while no slot worked on it."""
     found: list[_Custody] = []
     if sent.state == "REVOKED" and not trace:
-        return found  # Celery tells of no message that it discards as soon as it has it
+        return found  # Celery reports no message that it discards at once
     if sent.expected == "purged" and not sent.done:
         return found  # when that was is not known
     where: Main | None = BROKER if sent.certain else None

@@ -156,8 +156,8 @@ def _end(
 def _since_sent(trace: list[tuple[Process, Line]]) -> list[Line]:
     """Return the lines of a message since it was last sent.
 
-    `Task.retry` stores its state when the message is out. Whoever is slow in between may overwrite
-    a failure of the copy; a success Celery's backends keep.
+    `Task.retry` stores its state when the message is out. A process that is slow in between may
+    overwrite a failure of the copy; Celery's backends keep a success.
     """
     lines = [line for _process, line in trace]
     last = max((at for at, line in enumerate(lines) if line.kind == "sent"), default=len(lines))

@@ -31,10 +31,10 @@ class MoreNodeActs(NodeActs):
     def swap(self) -> Steps:
         """Put other servers behind the addresses of three nodes, and later the first ones again.
 
-        The spares are new, empty, and up for longer than a ttl: who asks only for how long a
-        server is up takes them for old friends. Three of five that know nothing are a quorum.
+        The spares are new, empty, and up for longer than a ttl: a client that checks only the
+        uptime would trust them. Three of five that know nothing are a quorum.
         """
-        numbers = (2, 3, 4)  # the others say that they never forget, and who tells them apart?
+        numbers = (2, 3, 4)  # the others claim that they never forget
         wanted = self.choose.sample(RESOURCES, 4)
         with contextlib.ExitStack() as stack:
             spares = {number: stack.enter_context(LocalServer()) for number in numbers}

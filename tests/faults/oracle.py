@@ -1,10 +1,11 @@
 """Judge from the bodies' accounts, the keys that were seen and the faults whether the lock held.
 
-It shares no code with the library. What is a violation and what a limit is the table of
-docs/bug-or-limit.md, `VERDICTS` here; a test compares them. How much time is granted, in seconds:
+It shares no code with the library. The table of docs/bug-or-limit.md, `VERDICTS` here, says what is
+a violation and what a limit; a test compares both. The time allowed, in seconds:
 
 - `TOLD`: a body whose lease is over may go on for so long *of its own running time* before it is
-  told. (The library promises 0.05; a machine with more processes than cores cannot show that.)
+  interrupted. (The library promises 0.05; a machine with more processes than cores cannot show
+  that.)
 - `PROMPT`: after the end or the death of a body its token is gone from a quorum, if its worker and
   a quorum were let alone meanwhile.
 - `RESIDUE`: beyond a ttl after the last moment at which a write of it can have been applied, no
@@ -86,7 +87,7 @@ class Verdict:
 
     Attributes:
         problems: Violations.
-        limits: What is a documented limit or price, and how often it was met.
+        limits: Documented limits or prices, and how often each was met.
         bodies: All of them.
         beside: How many readers began beside another.
         nodes: How many nodes there are.

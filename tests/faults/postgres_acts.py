@@ -1,7 +1,7 @@
 """Faults of a PostgreSQL node. Each act is a generator: it waits, then heals.
 
-There is no minority that could be cut off, swapped or given another clock: what is done to the one
-node is done to the quorum.
+There is no minority that could be cut off, swapped or given another clock: each fault of the one
+node is one of the quorum.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def occupy(task: Task, resource: str, seconds: float, manner: str, *, shared: bo
         task: The task that runs.
         resource: What it has locked.
         seconds: How long it works.
-        manner: "sleep", "loop", "gil"; "stubborn": goes on for a while when it is told to exit;
+        manner: "sleep", "loop", "gil"; "stubborn": goes on for a while after a request to exit;
             "raise", "retry": how it ends; "_exit": so does its process.
         shared: It only reads.
     """

@@ -44,7 +44,7 @@ def judge_rest(
     """Check at rest that each prefetch window is as before and that no message is in hand.
 
     Args:
-        verdict: What is wrong is added to it.
+        verdict: Violations are added to it.
         before: What each worker said at the beginning, by its name: see `project.window`.
         after: The same when all was quiet again.
         unacked: Messages that the broker holds to be at somebody's.

@@ -192,7 +192,7 @@ class _Checker:
                 text = f"{what}: it is that of {owner.worker}/{owner.pid}, which lives"
                 self._breach(7, event, process, text)
 
-    # -- what was heard
+    # -- answers
 
     def _hear(self, process: Process, event: Event) -> None:
         node = event.node

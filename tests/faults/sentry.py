@@ -148,7 +148,7 @@ STAYING = ("#fence", "#done", "#line", "#trusted")
 def leftovers(nodes: list[Server]) -> list[str]:
     """Return all lock keys that are on any node now, as "node: key".
 
-    Fencing tokens stay for days, marks of what is done for as long as it may come again, those of
+    Fencing tokens stay for days, marks of done tasks for as long as these may come again, those of
     trusted nodes for ever. Who was killed, or cut off, as it stood in line is forgotten after a
     minute.
     """

@@ -29,7 +29,7 @@ class Event(NamedTuple):
         verb: What is asked.
         sent: When the round was made: what leases are counted from; seconds.
         now: The time by which the library judged; seconds.
-        claims: Of each: the token's digest (a reader's ends in ~), its resource, its ttl.
+        claims: Of each claim: the token's digest (a reader's ends in ~), its resource, its ttl.
         vote: What it was taken for: "yes", "no", "silent"; of `lost`: why.
         doubt: Whether the library doubted the node's memory.
         outcomes: Of an extension, a character a claim: "1" renewed, "2" set again, "0" refused.

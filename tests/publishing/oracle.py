@@ -5,8 +5,8 @@ It shares no code with the library.
 - A call that was accepted (`apply_async` came back) runs, or one that was accepted after it runs
   instead, or, for a duplicate, the one whose id it was given.
 - A call that was replaced does not run any more.
-- What waits for its turn runs soon after its key is free.
-- An error callback of what has failed runs.
+- A task that waits for its turn runs soon after its key is free.
+- An error callback of a failed task runs.
 - At rest no reservation is on any node.
 
 What is forgiven is counted as a limit, and each has its reason where it is forgiven.
@@ -268,7 +268,7 @@ def judge_rest(
     """At rest no reservation is on any node.
 
     Args:
-        verdict: What is wrong is added to it.
+        verdict: Violations are added to it.
         left: The reservations that are left: a node's number, and the key.
         at: When; seconds.
         faults: What was done.

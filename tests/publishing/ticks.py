@@ -72,7 +72,7 @@ class Beats:
             for one, two in machine.stalls()
             if two - one > STALL
         ]
-        time.sleep(0.3)  # what has been stamped before the end arrives
+        time.sleep(0.3)  # messages stamped before the end arrive
         for name, site in self.sites.items():
             of_site = [*stalls, *(lost if name == "nodes" else ())]
             for text in judge_ticks(site.messages("tick"), of_site, self._begin, end).problems:

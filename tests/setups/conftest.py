@@ -1,6 +1,6 @@
 """pytest-celery's fixtures, over processes of this machine, and over Docker where a daemon answers.
 
-A test here knows `celery_setup` alone, and runs twice. What runs where:
+A test here uses `celery_setup` alone, and runs twice:
 
 - `local`: the broker and the backend are local servers, so are the three lock nodes, and the worker
   is a process, in a directory with just the files that a container would be given. This is what

@@ -69,7 +69,7 @@ class Book:
         self.over = False  # the deadline has passed once, or it was released
         self.signalled = self.done = False
         self.holder: Claim | None = None
-        self.denied = False  # its holder has been told that it is not held
+        self.denied = False  # its holder has learnt that it is not held
         self.said: dict[int, Vote] = {}
         self.asked: list[int] = []
         self.freed: dict[int, object] = {}
@@ -202,7 +202,7 @@ class Auditor(Audit):
             self._alone(claim)
 
     def _compare(self, book: Book, claim: Claim, now: float) -> None:
-        # A keeper may not have heard of the end; what it thinks is nothing to anybody then.
+        # A keeper may have missed the end; its opinion has no effect then.
         if claim.held(now) and not (book.over and book.holder is not claim):
             if book.over:
                 self._fail("I2", f"{claim.token} is held again after its deadline")
@@ -379,7 +379,7 @@ def conclude(world: World) -> None:
     world.knobs = knobs = replace(knobs, tail=0.0, interrupts=0.0, strikes=0.0)
     fresh = Process(world, len(world.processes), knobs.processes)
     if knobs.guard:
-        # Uptimes are told in whole seconds; and a promoted replica has a vote once it is known.
+        # Uptimes are reported in whole seconds; and a promoted replica has a vote once it is known.
         world.now += 1.1 * knobs.ttl + 2.1
     fresh.hire()
     worker = fresh.workers[0]

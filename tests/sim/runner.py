@@ -80,7 +80,7 @@ def play(
     result = Result(seed, knobs, faults)
     try:
         world.run(LONGEST)
-        # What was late has arrived, what nobody extends has expired (its clock may be slow).
+        # Late messages have arrived, leases without extender have expired (clocks may be slow).
         world.now = max(world.now, world.healed) + 7 * knobs.node_timeout + 1.1 * knobs.ttl
         conclude(world)
     except Violation as violation:

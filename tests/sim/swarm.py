@@ -167,7 +167,7 @@ def _changed(rng: random.Random, knobs: Knobs, faults: list[Fault]) -> tuple[Kno
             for f, at in zip(changes, ats, strict=True)
         ]
     elif changes[0].lasts:
-        del changes[1]  # what was swapped in between would be swapped out instead
+        del changes[1]  # servers swapped in between would be swapped out instead
     faults = [f for f in faults if f.kind != "crash" and max(f.nodes, default=0) < knobs.nodes]
     return knobs, [*faults, *changes]
 

@@ -23,10 +23,13 @@ from celery_redlock.protocol.values import quorum_of
 MODEL = Path(__file__).with_name("redlock.pml")
 
 READERS = ["-DSHARED", "-DTTL=1", "-DDRIFT=0", "-DAHEAD=0", "-DCRASHES=0"]
-"""A writer and two readers, whose clocks are one: what is looked at is who is let in beside whom,
-and requests and answers that are late. The timing is that of two clients, above."""
+"""A writer and two readers with one clock.
 
-# What is taken away, as Spin is told of it; and what is then found.
+The model checks which of them may hold the lock together, and late requests and answers.
+The timing is that of two clients, above.
+"""
+
+# Each part that is removed, by its name for Spin, and the violation that is then found.
 BROKEN = {
     "a minority is a quorum": (["-DTTL=2", "-DQUORUM=1"], "phase"),
     "a node that forgot votes at once": (["-DTTL=2", "-DAMNESIA"], "phase"),

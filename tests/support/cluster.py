@@ -159,7 +159,7 @@ class Cluster:
             thread = pubsub.run_in_thread(sleep_time=0.05)
             try:
                 yield seen
-                # What was announced last has been read when this has.
+                # Earlier announcements have been read when this one has.
                 self.client.publish("celery-task-meta-end", '{"task_id": "end", "status": ""}')
                 wait_until(lambda: seen.pop("end", None), 5.0, "all states are read")
             finally:

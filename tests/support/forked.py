@@ -4,8 +4,8 @@ A worker takes half a second of a core to import Celery, kombu and redis-py, and
 two hundred workers and beats: a third of all that they compute. So the first start begins a
 process that imports these and nothing else (no app, no settings, no environment of a test), and
 every start is a fork of it; a pool of greenlets is one of another, where gevent has changed modules
-before these were imported. What asks something of the interpreter itself is started as it always
-was.
+before these were imported. Programs that need something of the interpreter itself are started
+anew.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Forked:
     def _wait(self, timeout: float | None) -> int:
         if self.returncode is None:
             self._end.settimeout(timeout)
-            # Nothing comes if the process that would have told is dead; so is this one, then.
+            # Nothing comes if the process that reports it is dead; so is this one, then.
             self.returncode = json.loads(self._end.recv(100) or str(-signal.SIGKILL))
             self._end.close()
         assert self.returncode is not None

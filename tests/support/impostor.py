@@ -24,7 +24,7 @@ class Impostor(Proxy):
     Attributes:
         reply: What it answers to a lock's requests, or makes of them, in one piece or several;
             None to pass them on. An empty one closes the connection.
-        words: What the requests contain that it answers itself: those of a lock, if not told.
+        words: What the requests contain that it answers itself: those of a lock by default.
         hangs_up: Close behind every such answer.
         asked: How many such requests it was sent.
         sent: Bytes of its answers that the other side took.

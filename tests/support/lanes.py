@@ -1,8 +1,8 @@
 """Distribution of the test files over pytest-xdist's processes, where it has several.
 
 A lane is a process of pytest. Most tests wait for most of their time: for a body to end, a ttl to
-be over, a worker to start. So there are more lanes than cores. What computes is one lane's, one
-after the other, and first: two of these on two cores would keep all others from being on time.
+be over, a worker to start. So there are more lanes than cores. Tests that compute are in
+one lane, one after the other, and first: two of these on two cores would delay all others.
 The unit tests are in small pieces, and last: they fill up what the others leave.
 """
 

@@ -33,7 +33,7 @@ class Link:
         delay: Seconds that every piece of data takes, each way.
         jitter: Seconds more, at most.
         breaks: So many replies are broken off after their first byte, and the connection reset.
-        drops: All its connections are to be reset, once.
+        drops: Reset all its connections, once.
     """
 
     def __init__(self, target: int, seed: str) -> None:

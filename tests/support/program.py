@@ -17,7 +17,7 @@ class Program:
     """A name, a file of output, and one process after the other.
 
     Attributes:
-        name: What messages about it say.
+        name: Its name in messages.
         output: The file.
         process: Its newest process; None before the first.
         stopped: It, or a child, has been stopped (SIGSTOP) and not been woken.

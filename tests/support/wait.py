@@ -33,7 +33,7 @@ def wait_until(
         timeout: Seconds that it takes at most on a quiet machine; `PATIENCE` times that, and the
             test fails.
         what: The condition in words, for the failure: "the worker is ready".
-        every: Seconds between two questions at first; what takes long is asked for less often, at
+        every: Seconds between two checks at first; a long wait checks less often, at
             most a tenth of a second late: two hundred questions a second are work, too.
         seen: What there is instead, for the failure; asked then only.
 

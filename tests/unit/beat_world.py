@@ -1,8 +1,8 @@
 """Beats in a world without sockets, threads and real time: Celery's schedulers, the real guard.
 
 Each beat is a process of its own as far as it can tell: an app, a scheduler, a `Redlock`. They
-share five fake nodes and one clock, which moves when a beat sleeps, asks a node or sends. What they
-send is written down with its time.
+share five fake nodes and one clock, which moves when a beat sleeps, asks a node or sends. Each
+message is written down with its time.
 """
 
 from __future__ import annotations

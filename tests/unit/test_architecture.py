@@ -165,7 +165,7 @@ def test_imports_between_rooms_have_no_cycle() -> None:
 
 def test_imports_between_files_have_no_cycle() -> None:
     graph = {name: [other for other in ours(name) if other != name] for name in MODULES}
-    # The root and a room hand names on; whoever imports them means the name.
+    # The root and a room pass names on; an import from them means the name.
     graph = {name: found for name, found in graph.items() if MODULES[name].name != "__init__.py"}
     assert not circle(graph), " -> ".join(circle(graph))
 

@@ -40,7 +40,7 @@ def test_a_crontab_tick_is_sent_once_and_in_time(any_kind: Worlds) -> None:
     assert [round(at / 60) for at in times] == list(range(1, 11))
     assert all(0 <= at % 60 < 0.1 for at in times)
     if world.kind is Shared:
-        assert world.store["cron"][1] == 10  # the store has heard of each
+        assert world.store["cron"][1] == 10  # the store counts each
 
 
 def test_an_overdue_crontab_is_sent_once_when_beats_start(any_kind: Worlds) -> None:
@@ -284,7 +284,7 @@ def test_entry_can_be_excluded_from_beat_claims(
     given = {**options, "queue": "slow"}
     world = any_kind(lambda: entry("cron", crontab(), options=given))
     world.run(60.5)
-    # In one place for all beats, it is sent by whoever is first, or by all who looked meanwhile.
+    # Kept in one place, it is sent by the first beat, or by all beats that looked meanwhile.
     assert len(world.sent) == count if world.kind is not Shared else 1
     for message in world.sent:
         assert "redlock" not in message.options

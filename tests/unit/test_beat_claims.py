@@ -123,7 +123,7 @@ def test_beat_claim_under_extension_is_not_taken_for_a_sent_tick(
     refused = other.guard._claims.decide(due(other), TIMEOUT)
     assert not refused.send and not refused.sent
     turn.claim.finish(sent=True)
-    if turn.claim.kept - world.clock() > 60.0:  # a crontab's: one can tell until the next is near
+    if turn.claim.kept - world.clock() > 60.0:  # a crontab's: kept until the next tick is near
         assert other.guard._claims.decide(due(other), TIMEOUT).sent
 
 

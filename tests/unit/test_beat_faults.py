@@ -1,7 +1,7 @@
 """Beats that die, stop or cannot send, and nodes that do not answer: what is sent, when, by which.
 
-The others of a beat that dies go on as if nothing had been. What is claimed and not sent is sent by
-another a little later. Without a quorum nothing is sent, and nothing is forgotten.
+When a beat dies, the others go on undisturbed. A tick that was claimed and not sent is sent by
+another beat a little later. Without a quorum nothing is sent, and nothing is forgotten.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_tick_refused_by_the_broker_is_sent_by_another_beat(any_kind: Worlds, ca
     (message,) = world.sent
     assert message.beat != failed[0].number
     assert 60.0 <= message.at < 61.2
-    # As before: the scheduler is told, and says so.
+    # As before: the scheduler gets the error, and logs it.
     (said,) = lines(caplog, logging.ERROR, "celery.beat")
     assert "Message Error: Couldn't apply scheduled task cron: broker away" in said
     world.before_sending = None
@@ -322,9 +322,9 @@ def test_beats_without_a_quorum_send_nothing_and_forget_nothing(
     with caplog.at_level(logging.WARNING):
         world.run(2.2)
     after = [message.entry for message in world.sent[before:]]
-    assert sorted(after) == sorted(many())  # once each, what was missed
+    assert sorted(after) == sorted(many())  # each missed tick once
     back = [line for line in lines(caplog, logging.WARNING) if "answers again" in line]
-    assert len(back) == 3 if world.kind is not Shared else back  # who has something due hears of it
+    assert len(back) == 3 if world.kind is not Shared else back  # beats with a due entry log it
     world.run(begin + 129.0 + 58.0 - world.time)
     crons = [m for m in world.sent[before:] if m.entry == "cron0"]
     assert [round(message.at) for message in crons][1:] == [180]
@@ -337,7 +337,7 @@ def test_policy_send_without_a_quorum_sends_every_tick_from_every_beat(
     cut(world, 0, 2, 4)
     with caplog.at_level(logging.ERROR):
         world.run(119.0)
-    count = 1 if world.kind is Shared else 3  # one store: whoever is first
+    count = 1 if world.kind is Shared else 3  # one store: the first beat alone
     for number in range(MANY):
         assert len(world.times(f"cron{number}")) == count
         assert len(world.times(f"every{number}")) == pytest.approx(

@@ -268,7 +268,7 @@ def test_copy_asks_again_later_if_too_few_nodes_answer_about_the_done_mark(
     (again,) = sent
     assert again.options["headers"][ATTEMPTS]["unavailable"] == 1
     assert redlock.free("k")
-    away.remove(4)  # three have told
+    away.remove(4)  # three have answered
     assert ran(deliver(task, **AGAIN))
     away.add(4)
     for policy in ("run", "raise"):  # better twice than never

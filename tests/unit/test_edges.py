@@ -88,7 +88,7 @@ def test_old_server_is_not_asked_again_for_an_attempt_that_is_over(
 ) -> None:
     """Redis 6.2 rejects SET .. NX GET; the attempt may be over by the time that answer arrives.
 
-    Nobody closes the round of one that was interrupted: it has ended, and no more is to be seen.
+    The round of an interrupted attempt is never closed: it has ended, and is not looked at again.
     """
     mine = Claim("r", "mine", 10.0, 1)
     asked = next(attempt := quorum.acquire(mine, 1.0, 0.5))

@@ -118,7 +118,7 @@ def test_reply_type_must_match_the_fencing_request() -> None:
     assert plain.yes == fenced.yes == 0
 
 
-# -- When it cannot be told
+# -- When the number cannot be sent
 
 
 @pytest.mark.parametrize("answers", [[True, True, None], [True, False, None]])
@@ -195,7 +195,7 @@ def overtaken(nodes: list[FakeNode]) -> tuple[int | None, int | None]:
     a_asks = next(first)
     for node in range(3):
         a_asks.answer(node, nodes[node].execute(Verb.ACQUIRE, [a], NOW), NOW)
-    tells = first.send(NOW)  # 701 is to be told; on its way to node 2 the connection breaks
+    tells = first.send(NOW)  # sends 701; the connection to node 2 breaks meanwhile
     for node in (0, 1):
         tells.answer(node, nodes[node].execute(Verb.FENCE, [a], NOW), NOW)
     tells.silence(2, "connection lost")
@@ -340,7 +340,7 @@ def test_fencing_token_far_ahead_of_the_clock_is_refused(
 ) -> None:
     round_ = next(quorum.acquire(Claim("r", "mine", TTL, 1), NOW, PATIENCE, proposal, wall))
     assert round_.claims[0].ceiling == most
-    assert b"\r\n%d\r\n" % most in encode(round_, "app:")  # whoever is honest goes no further
+    assert b"\r\n%d\r\n" % most in encode(round_, "app:")  # honest nodes go no further
     assert decode(round_, most) == most
     with pytest.raises(NodeError, match="no answer"):
         decode(round_, most + 1)

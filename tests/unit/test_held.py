@@ -106,7 +106,7 @@ def test_second_release_does_nothing_and_frees_no_lock_of_another(redlock: FakeR
     held.acquire()
     redlock.clock.advance(11.0)
     other = redlock.acquire("r")
-    assert held.release() is False  # it tells of the loss
+    assert held.release() is False  # it reports the loss
     assert redlock.tokens("r") == {other.token}
 
 
@@ -475,7 +475,7 @@ def test_lease_that_ended_unnoticed_is_lost_at_its_release(redlock: FakeRedlock)
         assert outer.lost_unawares() and held.lost_unawares()  # also what is shared
         with pytest.raises(LeaseLost):
             outer.ensure()
-        assert not outer.lost_unawares()  # it was told
+        assert not outer.lost_unawares()  # the loss was reported
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])

@@ -237,7 +237,7 @@ def test_interrupt_at_any_bytecode_ends_the_body_properly_or_not_at_all() -> Non
 
 def struck_at(number: int, own: BaseException | None) -> tuple[str, bool]:
     """Run a body, struck at the n-th bytecode; what became of it, and if it was."""
-    # New code: what has run often is specialised, which is of no use to a tracer.
+    # New code, because Python specialises code that has run often, which hides it from a tracer.
     methods = {name: anew(getattr(Interruptible, name)) for name in ("run", "_enter", "_leave")}
     block = type("Traced", (Interruptible,), methods)(loss)
     body = anew(raising(own))

@@ -229,7 +229,9 @@ def test_default_that_cannot_be_keyed_is_refused_at_declaration() -> None:
 
     with pytest.raises(ConfigurationError, match=r"default of argument 'b' of app\.task"):
         key_of("app.task", task)
-    assert key_of("app.task", task, "x:{a}")((1, object()), {}) == "x:1"  # what is not in it
+    assert (
+        key_of("app.task", task, "x:{a}")((1, object()), {}) == "x:1"
+    )  # other arguments do not matter
 
 
 # -- templates ------------------------------------------------------------------------------------

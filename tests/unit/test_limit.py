@@ -88,7 +88,7 @@ def test_slot_with_a_split_vote_is_not_taken_for_free(redlock: FakeRedlock) -> N
     with pytest.raises(ResourceHeld) as refusal:
         redlock.acquire("r", limit=2)
     assert refusal.value.holder is not None
-    assert refusal.value.holder.nodes == 1  # who waits tries again soon
+    assert refusal.value.holder.nodes == 1  # a waiter tries again soon
 
 
 def test_loser_of_the_last_free_slot_learns_the_holder(

@@ -90,7 +90,7 @@ def declared(app: Any, redlock: FakeRedlock, request: pytest.FixtureRequest) -> 
     def plain(self: Any) -> Any:
         return self.request.id
 
-    # Where Celery's own `__call__` is reached, as by this one, Celery before 5.7 tells none.
+    # Where Celery's own `__call__` is reached, as here, a body has no id before Celery 5.7.
     charge.of_request = deliver(plain)[0] if request.param == "leading behind" else "the-id"
     entered.clear()
     return charge, path

@@ -330,7 +330,7 @@ def test_failed_renewal_of_parked_deliveries_is_repeated_and_logged_once(
     broker.down = ConnectionError("connection reset by peer")
     for now in (100.0, 100.25, 100.5, 100.75):
         prefetch.renew(some, now)
-    prefetch.renew([], 100.9)  # which tells nothing of the broker
+    prefetch.renew([], 100.9)  # which proves nothing about the broker
     broker.down = None
     prefetch.renew(some, 101.0)
     assert broker.dated == [["a", "b"]]

@@ -58,7 +58,7 @@ def test_acquire_round_asks_all_nodes_at_once() -> None:
         ("nn...", False),
         ("sss..", True),  # no quorum, certainly
         ("ss...", False),
-        ("nns..", False),  # lost; but held, or no quorum? two answers do not tell
+        ("nns..", False),  # lost; two answers do not show if it is held or has no quorum
         ("nsn.n", True),  # a quorum has answered: held
         ("nss.n", False),
         ("nssnn", True),
@@ -251,7 +251,7 @@ def test_leases_that_share_a_round_have_outcomes_of_their_own() -> None:
     round_ = extension(*leases)
     round_.answer(0, "110", NOW + 3.01)
     round_.answer(1, "120", NOW + 3.01)
-    assert not round_.decided  # the third may still be confirmed... by nobody, but who knows
+    assert not round_.decided  # the third may still be confirmed
     round_.answer(2, "001", NOW + 3.01)
     assert round_.decided
     assert round_.confirmed() == leases[:2]

@@ -120,7 +120,7 @@ def test_slot_of_a_lease_record_is_not_reused_while_its_claim_is_released(
     """Another thread may post meanwhile. Its note must outlive the end of this release."""
     first = granted(table, resource="first")
     table.releasing(first)
-    first.ended = True  # and nodes are being told
+    first.ended = True  # and its release is on the way
     granted(table, resource="second")
     assert [(n.resource, n.held) for n in notes(table)] == [("first", False), ("second", True)]
     table.unregister(first)

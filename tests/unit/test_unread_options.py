@@ -121,7 +121,7 @@ def test_option_that_nothing_would_read_is_refused(
     [
         {"scope": UNLOCKED},
         {"scope": UNLOCKED, "on_conflict": "retry", "fencing": False, "hold_for": 0},
-        {"scope": UNLOCKED, "on_unavailable": "raise"},  # of who publishes
+        {"scope": UNLOCKED, "on_unavailable": "raise"},  # an option of the publisher
         {"scope": "until_and_while_executing", "on_conflict": "skip", "fencing": True},
         {"limit": 1, "on_conflict": "replace"},
         *[{"rate": rate} for rate in ("1/s", "100/m", "5/10m", "1/d")],
@@ -131,7 +131,7 @@ def test_option_that_nothing_would_read_is_refused(
         {"hold_for": 86_400},
         *[{**NEVER_AGAIN, option: "retry", name: 7.5} for option in NEVER_AGAIN for name in TIMES],
         {**NEVER_AGAIN, "on_conflict": "wait", **DEADLINE},
-        {"max_lifetime": 5, "ttl": 30},  # its body is told after 5 s
+        {"max_lifetime": 5, "ttl": 30},  # its body is interrupted after 5 s
         *[{"progress_timeout": 60, "max_lifetime": most} for most in (61, None)],
         {"on_deadline": "raise"},
         *[{**DEADLINE, "on_conflict": policy} for policy in ("wait", "replace", print)],

@@ -236,7 +236,7 @@ GROUND = "getComputedStyle(document.body).backgroundColor"
 UNNAMED = """[...document.querySelectorAll('input:not([type=hidden], [hidden])')]
     .filter((it) => !it.labels.length).map((it) => it.outerHTML)"""
 
-# WCAG 2: the ratio of luminances of text and of what is behind it; 4.5 for text of this size.
+# WCAG 2: the ratio of luminances of text and background; 4.5 for text of this size.
 CONTRAST = """(() => {
   const parse = (colour) => {
     const made = document.createElement('canvas').getContext('2d');

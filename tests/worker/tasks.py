@@ -69,7 +69,7 @@ class Witness(Listener):
         note("loss", str(loss.resource), "", [*who, loss.held_for, loss.reason, votes])
 
 
-if VARIABLE in os.environ:  # in a worker; a test that imports this hears nothing
+if VARIABLE in os.environ:  # in a worker; a test that imports this receives nothing
     subscribe(Witness())
 if app.conf.get("test_hears"):
     hearing.connect()
@@ -105,7 +105,7 @@ def occupy(task: Any, key: str, seconds: float, kind: str = "sleep", until: str 
         if kind == "gil":
             ctypes.PyDLL(None).usleep(int(seconds * 1_000_000))  # keeps the GIL, unlike CDLL
         if kind == "one call":
-            sum(itertools.repeat(1, int(seconds * 5e7)))  # and no signal is heard before its end
+            sum(itertools.repeat(1, int(seconds * 5e7)))  # and no signal is handled before its end
             return
         while time.monotonic() < end and not (until and os.path.exists(until)):
             note("alive", f"k:{key}", task.request.id, run)

@@ -53,7 +53,7 @@ def test_copy_of_a_running_task_does_not_run_beside_it(
     wait_until(
         lambda: worker.text.count(f"[{sent.id}] received") > 1, 20.0, "the copy has been received"
     )
-    # What is behind it in the queue has run: it would have, too.
+    # The task behind it in the queue has run, so it would have run, too.
     assert cluster.result(cluster.send("work", f"{key}-behind"))["token"]
     assert len(cluster.runs(key)) == 1
     contender = cluster.contend(key)

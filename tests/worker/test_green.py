@@ -142,7 +142,7 @@ def test_greenlet_that_never_yields_can_ask_whether_its_lease_is_lost(
     sent = cluster.send("asks", key, 20.0)
     cluster.entered(key)
     steal(cluster, key)
-    assert cluster.result(sent) == "expired"  # `ensure()` told it, in the middle of the loop
+    assert cluster.result(sent) == "expired"  # `ensure()` raised, in the middle of the loop
     run = cluster.runs(key, sent)[0]
     assert run.end - run.begin < 3.0
     worker.said(f"lost the lock k:{key} held by {TASKS}.asks[{sent.id}]")

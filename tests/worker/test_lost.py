@@ -69,7 +69,7 @@ def test_lease_lost_is_raised_in_the_body(
     assert host == socket.gethostname()
     assert 0.0 < held_for < 10.0
     assert reason == "refused"
-    # Two refusals are enough where a third node had yet to be told of the lease.
+    # Two refusals are enough where a third node did not have the lease yet.
     assert votes.count("no") >= 2 and votes.count("yes") < 3, votes
     assert f"held by {task}[{sent.id}] of pid {pid} on {host}, after" in line
     assert f"{held_for:.1f} s: refused (" in line
@@ -89,7 +89,7 @@ def test_body_is_interrupted_at_its_deadline_when_a_majority_is_gone(
     Of three bodies the first counts: side by side or, where one stops others, one after the other.
     """
     interruptible(name, kind)
-    alone = name == "solo" or kind == "loop"  # loops would keep one another from being told
+    alone = name == "solo" or kind == "loop"  # loops would delay each other's interruption
     tries, count = (3, 1) if alone else (1, 3)
     lates: list[float] = []
     begin = time.monotonic()
@@ -210,7 +210,7 @@ def test_unresponsive_body_keeps_its_lock_until_its_process_is_killed_or_it_ends
     else:
         assert cluster.result(sent) == [True, False]
         assert "killing" not in worker.text
-    run = cluster.runs(key, sent)[-1]  # since it was told, if it lived to be
+    run = cluster.runs(key, sent)[-1]  # since its interruption, if it lived that long
     assert run.ended is not killed
     assert killed or run.end - run.begin > 1.5
     contender.gets_it(since=run.end)

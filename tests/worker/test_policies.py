@@ -94,8 +94,12 @@ def test_policy_reject_does_not_send_the_task_again(
     ("task", "arguments", "dies_after"),
     [
         ("work", (30.0,), 0.0),
-        ("tidy", (30.0, 1.0), 1.0),  # told to exit, it takes its time
-        ("longer_ttl", (3.0, "one call"), 0.3),  # it cannot be told before its C call returns
+        ("tidy", (30.0, 1.0), 1.0),  # it takes its time to exit
+        (
+            "longer_ttl",
+            (3.0, "one call"),
+            0.3,
+        ),  # it cannot be interrupted before its C call returns
     ],
 )
 def test_policy_replace_runs_once_the_revoked_holder_is_dead(
@@ -159,7 +163,7 @@ def test_policy_replace_waits_for_a_stubborn_holder_no_longer_than_wait(
     skipped = Skipped.of(cluster.result(cluster.send("policy_replace_skip", key)))
     assert skipped is not None
     assert old.id in skipped["holder"]
-    # What swallows its termination and ends well is a success, for Celery.
+    # A body that swallows its termination and returns is a success for Celery.
     meta = cluster.app.backend.get_task_meta
     succeeded = lambda: meta(old.id, cache=False)["status"] == "SUCCESS"  # noqa: E731
     wait_until(succeeded, 5.0, "it succeeds, after all")
@@ -183,7 +187,7 @@ def test_second_of_two_tasks_that_replace_a_holder_replaces_the_first(
 
     first, second = wait_until(replaced, 15.0, "one replaces the other")
     assert cluster.state(first, 15.0) == "REVOKED"
-    cluster.tell(key)  # not before: who ends by itself is not replaced
+    cluster.tell(key)  # not before: a task that ends by itself is not replaced
     assert cluster.state(second, 15.0) == "SUCCESS"
     cluster.settled()
 

@@ -32,7 +32,7 @@ class Impatience:
 
     Args:
         cluster: Whose broker.
-        visible: What is in time; seconds.
+        visible: Time to acknowledge a message; seconds.
     """
 
     def __init__(self, cluster: Cluster, visible: float) -> None:

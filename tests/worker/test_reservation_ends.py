@@ -128,7 +128,7 @@ def test_body_that_dies_frees_its_reservation_unless_it_comes_back(
     for end, sent in (("early", early), ("late", late)):
         run = cluster.entered(f"{key}-{end}")
         reservations.kept(f"{key}-{end}", sent)
-        # Or Celery, which has not heard yet that the child has it, gives it to another one.
+        # Otherwise Celery, not yet aware that the child has it, gives it to another one.
         wait_until(functools.partial(cluster.accepted_by, sent), 5.0, "it is known to have begun")
         os.kill(run.pid, signal.SIGKILL)
     reservations.freed(f"{key}-early", 2.0)

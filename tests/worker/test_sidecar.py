@@ -67,7 +67,9 @@ def test_body_that_lets_nothing_else_run_keeps_its_lock_with_a_sidecar(
         contender.gets_it(since=cluster.runs(key, sent)[0].end)
         assert "lost the lock" not in worker.text
         assert helper.memory_full_info().uss < 25 * 2**20
-        os.killpg(worker.process.pid, signal.SIGTERM)  # a warm shutdown; all of the group are told
+        os.killpg(
+            worker.process.pid, signal.SIGTERM
+        )  # a warm shutdown; the signal reaches the whole group
         worker.ended()
         died(helper.pid, 1.0)
 

@@ -95,7 +95,7 @@ class Watch:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
         assert self._ready.wait(LONG)
-        # It has asked to be told, and is not yet: a broker may take a moment to hear of it.
+        # It has subscribed, but a broker may take a moment to accept it.
         with cluster.app.events.default_dispatcher() as dispatcher:
             wait_until(lambda: dispatcher.send("test-hello") or self.seen, LONG, "it is told")
 
@@ -135,7 +135,7 @@ def watch(cluster: Cluster, worker: Worker) -> Iterator[Watch]:
 def test_monitors_see_a_task_that_waits_in_its_pool_slot(
     cluster: Cluster, worker: Worker, watch: Watch, key: str
 ) -> None:
-    first = cluster.send("fenced", key)  # until it is told
+    first = cluster.send("fenced", key)  # until the test ends it
     run = cluster.entered(key)
     sent = cluster.send("policy_wait", key)
     event = watch.wait("task-lock-waiting", sent.id)

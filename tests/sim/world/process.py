@@ -158,7 +158,7 @@ class Process:
             assert link.connection is not None
             link.connection.proven = True  # the node is not to blame
             link.breaks += 1
-            # What is on its way there already may arrive behind a release on the next connection.
+            # Requests on their way may arrive behind a release on the next connection.
             self.world.adrift |= {
                 (claim.token, link.index)
                 for round_ in link.channel.unanswered
@@ -348,7 +348,7 @@ class Process:
             lambda: self._tended(alive, ()),
             strike,
         )
-        # Another thread may hold the connections meanwhile, and release what is to be extended.
+        # Another thread may have the connections meanwhile, and release a claim due for extension.
         drawn = chance(self._stream("turn", 0), self._ticks)
         if drawn < 0.5:
             operation.start(None)

@@ -157,7 +157,7 @@ class Worker:
             heedless = process.world.knobs.heedless
             until = now + self._draw() * heedless if heedless else now
         elif now >= until and says and self._inner is not None and not self._inner.done:
-            until = now + claim.ttl / 10  # what is locked inside is given back first
+            until = now + claim.ttl / 10  # an inner lock is released first
         if now >= until:
             self._release()
         else:

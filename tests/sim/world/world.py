@@ -95,7 +95,7 @@ class World:
         number = connection.sent
         connection.sent += 1
         if not connection.alive:
-            return  # the node is gone, and we have not heard of it yet
+            return  # the node is gone, and the process does not know it yet
         arrives = self.now + self._travel(connection.key, number)
         connection.requests.append((arrives, number, round_))
         if len(connection.requests) == 1:
@@ -212,7 +212,7 @@ class World:
                 if fault.way != "requests":
                     link.replies_cut = max(link.replies_cut, end)
             elif kind == "reset" and link.connection is not None:
-                # What has reached the server's kernel may still be carried out; the rest is lost.
+                # Requests in the server's kernel may still be executed; the rest is lost.
                 connection = link.connection
                 survive = int(chance(connection.key, -1) * (len(connection.requests) + 1))
                 while len(connection.requests) > survive:
