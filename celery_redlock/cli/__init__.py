@@ -64,7 +64,9 @@ def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
 @nodes_options
 @click.version_option(package_name="celery-redlock")
 @click.pass_context
-def main(ctx: click.Context, app: str | None, nodes: str | None, prefix: str | None) -> None:
+def main(
+    ctx: click.Context, app: str | None, nodes: str | None, prefix: str | None, docs: str | None
+) -> None:
     """See, explain, free and measure the locks of tasks."""
     from .context import BOTH, Site, load_app
 
@@ -73,4 +75,4 @@ def main(ctx: click.Context, app: str | None, nodes: str | None, prefix: str | N
         if nodes and ctx.get_parameter_source("nodes") is not ParameterSource.ENVIRONMENT:
             raise click.UsageError(BOTH)
         nodes, site.app = None, load_app(app)
-    site.set_nodes(nodes or None, prefix)
+    site.set_nodes(nodes or None, prefix, docs)

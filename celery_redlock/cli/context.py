@@ -22,6 +22,8 @@ from typing import Any
 
 import click
 
+from ..config.options import check_option
+from ..config.settings import page_address
 from ..locking.redlock import Redlock
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..protocol.names import matching
@@ -55,6 +57,7 @@ class Site:
     app: Any = None
     nodes: Sequence[str] | None = None
     prefix: str | None = None  # of the keys, if there is no app
+    docs: str | None = None  # where the pages of the documentation are, if there is no app
     as_json: bool = False  # True if the output is for a program
     chosen: str = ""  # the options that select entries, as they were given
 
@@ -76,21 +79,26 @@ class Site:
             " nodes (celery-redlock --nodes redis://host:6379/0,...)"
         )
 
-    def set_nodes(self, nodes: str | None, prefix: str | None) -> None:
-        """Set the nodes, from comma-separated URLs, and the key prefix, where given.
+    def set_nodes(self, nodes: str | None, prefix: str | None, docs: str | None) -> None:
+        """Set the nodes, from comma-separated URLs, and the other options, where given.
 
         Raises:
             click.UsageError: There is an app as well, or a URL is invalid.
         """
         if nodes is not None and self.app is not None:
             raise click.UsageError(BOTH)
-        if nodes is not None:
-            self.nodes = listed(nodes)
-            try:
+        try:
+            if nodes is not None:
+                self.nodes = listed(nodes)
                 parse_nodes(self.nodes, "--nodes")
-            except ConfigurationError as error:
-                raise click.UsageError(str(error).replace("; --nodes[", "\n--nodes[")) from None
+            self.docs = self.docs if docs is None else check_option("docs", docs, "--docs")
+        except ConfigurationError as error:
+            raise click.UsageError(str(error).replace("; --nodes[", "\n--nodes[")) from None
         self.prefix = self.prefix if prefix is None else prefix
+
+    def page(self, name: str, anchor: str = "") -> str:
+        """Return the address of a page of the documentation."""
+        return page_address(self.app, name, anchor, self.docs)
 
     def choose(self, *options: tuple[str, str | None]) -> None:
         """Store the options that select entries, with their values (None if not given)."""
@@ -145,11 +153,17 @@ def on_site(command: Callable[..., int | None]) -> Callable[..., None]:
     @click.pass_obj
     @functools.wraps(command)
     def run(
-        site: Site, /, as_json: bool, nodes: str | None, prefix: str | None, **given: Any
+        site: Site,
+        /,
+        as_json: bool,
+        nodes: str | None,
+        prefix: str | None,
+        docs: str | None,
+        **given: Any,
     ) -> None:
         site.as_json = as_json
         try:
-            site.set_nodes(nodes, prefix)
+            site.set_nodes(nodes, prefix, docs)
             code = command(site, **given)
         except click.UsageError as error:
             if not as_json:

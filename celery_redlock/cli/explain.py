@@ -90,7 +90,7 @@ def _unknown_task(task: str, tasks: Any) -> str:
 def _explain(
     site: Site, task: Any, lock: TaskLock, args: Sequence[Any], kwargs: Any, *, timeout: float
 ) -> int | None:
-    from ..config.settings import enabled, page_address
+    from ..config.settings import enabled
     from ..doctor.workers import waiting
     from ..locking.pauses import covering, limited
     from ..protocol import outcome
@@ -147,9 +147,7 @@ def _explain(
         "publish": published._asdict(),
         "run": run._asdict(),
         "error": str(refusal) if refusal else "",
-        "docs": [
-            page_address(site.app, *page) for page in _pages(how, limits, pauses, refusal, run)
-        ],
+        "docs": [site.page(*page) for page in _pages(how, limits, pauses, refusal, run)],
     }
     said = [
         f"task  {task.name}",
@@ -162,7 +160,7 @@ def _explain(
     said += _state(surveys) if refusal is None else without_quorum(refusal)
     said += start_lines(entries, pace.starts, pace.text) if pace is not None else []
     said += [*wait_lines(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
-    said += [f"see     {page_address(site.app, *page)}" for page in pages]
+    said += [f"see     {site.page(*page)}" for page in pages]
     read = verdict.read_by(how, options, verdict.parks(site.app.conf, how))
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), read))
     return NO_QUORUM if refusal else None

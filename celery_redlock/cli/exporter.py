@@ -46,7 +46,6 @@ def command(
     A node that is down is a value, not a failure, and so is a missing quorum: the exit code of
     --once is 0 all the same.
     """
-    from ..config.settings import page_address
     from ..doctor.votes import ask, votes_in
     from ..doctor.workers import waiting
     from ..survey.exporter import exposition, figures, make_registry
@@ -58,7 +57,7 @@ def command(
         timeout=timeout,
         parked=(lambda: waiting(site.app, WORKERS_TIMEOUT_S)[1]) if site.app is not None else None,
         votes_in=lambda: votes_in(ask(redlock, timeout), redlock.client.addresses, site.app),
-        runbook=page_address(site.app, "runbook"),
+        runbook=site.page("runbook"),
     )
     if site.as_json:
         site.say(figures(registry), "")

@@ -1,4 +1,4 @@
-"""The options --nodes and --prefix: of the command group, and of each command."""
+"""The options --nodes, --prefix and --docs: of the command group, and of each command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["nodes_options"]
 
 
 def nodes_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command, or a group of them, with --nodes and --prefix."""
+    """Decorate a command, or a group of them, with --nodes, --prefix and --docs."""
     nodes = click.option(
         "--nodes",
         metavar="URL[,URL...]",
@@ -21,4 +21,9 @@ def nodes_options(command: Callable[..., Any]) -> Callable[..., Any]:
     prefix = click.option(
         "--prefix", metavar="TEXT", help="What the keys on the nodes begin with, without an app."
     )
-    return nodes(prefix(command))
+    docs = click.option(
+        "--docs",
+        metavar="ADDRESS",
+        help="Where the pages of the documentation are, without an app: https://HOST/{page}.html",
+    )
+    return nodes(prefix(docs(command)))

@@ -10,7 +10,6 @@ from typing import Any
 
 import click
 
-from ..config.settings import page_address
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.names import RESERVED_SUFFIX, checked_glob
 from ..protocol.texts import counted, printable
@@ -221,7 +220,7 @@ def _release_all(
 
 
 def _runbook(site: Site) -> str:
-    return f"What to do first: {page_address(site.app, 'runbook', 'a-stuck-lock')}"
+    return f"What to do first: {site.page('runbook', 'a-stuck-lock')}"
 
 
 def _refusal(site: Site, entry: Entry, seen: Survey) -> str:

@@ -215,8 +215,8 @@ class Settings(_CommonOptions):
         "docs/{page}.md",
         checks.page_address,
         "Where the pages of this documentation are: an address in which `{page}` stands for the"
-        " name of a page, such as `runbook`. `release` and `explain` name pages by it, and so do"
-        " the [alerts](metrics.md#dashboard-and-alerts), from an exporter with an app.",
+        " name of a page. `release`, `explain` and the [alerts](metrics.md#dashboard-and-alerts)"
+        " name pages by it. Commands without an app take it as `--docs`.",
         "Set it where you publish the pages for your operators:"
         " `https://docs.example.org/redlock/{page}.html`.",
     )

@@ -102,13 +102,13 @@ def read_settings(app: Any) -> Settings:
     return Settings(**values)
 
 
-def page_address(app: Any, page: str, anchor: str = "") -> str:
-    """Return the address of a page of the documentation; of no app, a relative name.
+def page_address(app: Any, page: str, anchor: str = "", docs: str | None = None) -> str:
+    """Return the address of a page, by the option `docs` if given; else by that of the app, if any.
 
     Raises:
         ConfigurationError: As `read_settings`.
     """
-    shape = GLOBAL["docs"].default if app is None else read_settings(app).docs
+    shape = docs or (GLOBAL["docs"].default if app is None else read_settings(app).docs)
     return str(shape.replace("{page}", page)) + (f"#{anchor}" if anchor else "")
 
 

@@ -263,6 +263,17 @@ def test_exporter_once_prints_metrics_and_json_is_for_programs(
     assert {"name": "celery_redlock_quorum_up", "labels": {}, "value": 0.0} in told
 
 
+def test_exporter_without_an_app_takes_the_address_of_the_runbook(servers: Servers) -> None:
+    def run(address: str) -> Any:
+        env = {"REDLOCK_DOCS": address}
+        return CliRunner().invoke(main, [*nodes_of(servers), "exporter", "--once"], env=env)
+
+    shown = run("https://docs.example.org/{page}.html").stdout
+    assert 'celery_redlock_runbook{url="https://docs.example.org/runbook.html"} 1.0' in shown
+    result = run("https://docs.example.org/")
+    assert result.exit_code == 2 and "--docs must be an address with {page}" in result.output
+
+
 @pytest.mark.defaults
 def test_exporter_shows_the_seconds_until_a_quorum_votes() -> None:
     with start_servers(3) as fresh:
