@@ -217,8 +217,7 @@ class Settings(_CommonOptions):
         "Where the pages of this documentation are: an address in which `{page}` stands for the"
         " name of a page. `release`, `explain` and the [alerts](metrics.md#dashboard-and-alerts)"
         " name pages by it. Commands without an app take it as `--docs`.",
-        "Set it where you publish the pages for your operators:"
-        " `https://docs.example.org/redlock/{page}.html`.",
+        "Set it where you publish the pages, as `https://docs.example.org/{page}.html`.",
     )
     beat: bool = _option(
         None,
