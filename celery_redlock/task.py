@@ -79,7 +79,7 @@ class SingletonTask(BaseTask):
     Options are class attributes or keywords of `app.task`, with `lock_` before their names.
     docs/settings.md explains each of them.
 
-        @app.task(base=SingletonTask, lock_key="order:{order_id}", lock_on_conflict="skip")
+        @app.task(base=SingletonTask, lock_key="order:<order_id>", lock_on_conflict="skip")
         def charge(order_id, amount): ...
 
     Raises:

@@ -247,7 +247,7 @@ class TaskOptions(_CommonOptions):
     key: Key = _option(
         None,
         checks.key,
-        "What is exclusive: a template, such as `order:{order_id}`; a list of templates, for all or"
+        "What is exclusive: a template, such as `order:<order_id>`; a list of templates, for all or"
         " none of several; a list of arguments' names; or a function that is called with the"
         " arguments. `None`: the task's name and all its arguments.",
         "Set it if fewer arguments decide, or if several tasks share a key: [keys](keys.md).",

@@ -2,7 +2,7 @@
 
 A key is a template, or several of them; names of arguments; a function; or None, which stands for
 all arguments. Templates and functions make names in a namespace that all tasks share:
-`order:{order_id}` is the same name for each of them, and so two tasks exclude each other. Names of
+`order:<order_id>` is the same name for each of them, and so two tasks exclude each other. Names of
 arguments, and None, make names that begin with the task's name, or with its `scope_name`.
 """
 
@@ -24,7 +24,7 @@ from .template import HEADERS, Template, arguments_of, parse, shortened
 
 Headers = Callable[[str], object]
 """Function that returns a header of a call's message by its name; None if there is none."""
-EXAMPLE = "such as 'order:{order_id}'"
+EXAMPLE = "such as 'order:<order_id>'"
 
 
 class Templates(tuple[str, ...]):

@@ -1,4 +1,4 @@
-"""Templates such as `order:{order_id}`, and how texts of arguments are inserted.
+"""Templates such as `order:<order_id>`, and how texts of arguments are inserted.
 
 Values are written in one canonical form (`canonical.py`), so that the end of each can be read off:
 no value of one argument can forge another key. Keys are printable ASCII.
@@ -96,7 +96,7 @@ def parse(template: str, names: Collection[str]) -> Pieces:
         return ConfigurationError(f"lock key template {template!a}: {why}")
 
     if not template.strip():
-        raise refuse("is empty; name what is locked, such as 'order:{order_id}'")
+        raise refuse("is empty; name what is locked, such as 'order:<order_id>'")
     known = ", ".join(names) or "none, because the function takes no arguments"
     pieces: Pieces = []
     literal = ""
