@@ -41,7 +41,7 @@ def test_each_tick_is_sent_once_over_one_authority(
 def test_oracle_of_beats_finds_that_unguarded_beats_send_twice(
     servers: list[LocalServer], server: LocalServer, tmp_path: Path
 ) -> None:
-    """The same run with the guard off must fail, for each scheduler and each entry."""
+    """The run with the guard off must fail, for each scheduler and each entry."""
     report = campaign(servers, server, tmp_path, 6.0, seed=None, redlock_beat=False)
     for kind in KINDS:
         for entry, words in (("tick", "sent twice"), ("interval", "two within")):

@@ -103,7 +103,7 @@ def who_sends(site: Site) -> tuple[Beat, Beat]:
 def test_entry_with_redlock_false_is_sent_by_every_beat(
     site: Sites, servers: list[LocalServer]
 ) -> None:
-    """`options={"redlock": False}`: sent by every beat; the other entry is not."""
+    """The other entry is sent once."""
     sites = [site(kind, entries=("tick", "free")) for kind in KINDS]
     for here in sites:
         here.beat()

@@ -175,7 +175,7 @@ def test_doctor_finds_one_server_under_two_addresses(servers: Servers, user: str
 
 
 def test_doctor_finds_two_spellings_of_one_address(servers: Servers) -> None:
-    """A `Redlock` refuses to be made of these; the doctor goes on and says so."""
+    """A `Redlock` refuses such nodes; the doctor reports them and goes on."""
     port = servers[0].port
     app = shop([f"redis://localhost:{port}/0", f"redis://127.0.0.1:{port}/0"])
     code, report = examined(Site(app=app))

@@ -119,7 +119,7 @@ def test_doctor_finds_an_unreachable_etcd_cluster() -> None:
 
 
 def test_doctor_checks_etcd_users_and_the_documented_role_suffices(three: LocalEtcd) -> None:
-    """The role that docs/etcd.md names suffices; without a user, or with less, that is found."""
+    """A missing user, or one with fewer rights, is found."""
     role = {"key": text(b"redlock:"), "range_end": text(b"redlock;")}
     ask(three, "auth/user/add", name="root", password="SECRET")
     ask(three, "auth/user/grant", user="root", role="root")

@@ -338,7 +338,7 @@ def test_exporter_serves_until_it_is_ended(servers: Servers, tmp_path: Path) -> 
     ],
 )
 def test_exporter_answers_only_host_names_that_no_web_site_can_have(host: str, code: int) -> None:
-    """A web site may point its name at us: what it reads then is not for it."""
+    """A web site may point its name at the exporter, and must not be able to read the answer."""
 
     def app(_environ: Any, start: Any) -> Any:
         start("200 OK", [])

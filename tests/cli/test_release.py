@@ -226,7 +226,7 @@ def test_release_names_nodes_that_did_not_answer(cli: Cli, servers: Servers, adm
 def test_command_to_stop_a_task_quotes_its_id_as_one_word(
     cli: Cli, admins: Nodes, task_id: str, words: list[str] | None
 ) -> None:
-    """Whoever may write to the nodes says what the id is, and an operator copies the line."""
+    """Any writer on the nodes chooses the id, and an operator copies the line."""
     put(admins, KEY, Owner("web-1", 4242, task_id, task="shop.charge").token("0" * 32, 1.7e9))
     said = cli("release", "order:1", input="n\n").output
     found = [line.partition("celery -A")[2] for line in said.splitlines() if "terminate" in line]

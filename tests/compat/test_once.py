@@ -81,7 +81,7 @@ def test_graceful_option_of_a_task_can_be_overridden_by_a_call(project: Any, onc
 
 
 def test_apply_accepts_the_once_option(project: Any, once: Any) -> None:
-    """In this process, where nothing is queued."""
+    """`apply` runs in this process, where nothing is queued."""
     project.wake.touch()
     assert once.example.apply(args=(10,), once={"graceful": True}).get() == 10
 
@@ -170,7 +170,7 @@ def test_queue_once_base_class_with_its_own_call_runs_it(project: Any, once: Any
 
 
 def test_duplicate_in_a_chord_of_queue_once_ends_with_the_marker(project: Any, once: Any) -> None:
-    """Where celery-once raised in the producer, or hung."""
+    """celery-once raised in the producer, or hung."""
     first = once.slow_task.delay()
     sent = chord([once.slow_task.s(), once.slow_add.s(1, 1)], project.sink.s()).apply_async()
     wait_until(

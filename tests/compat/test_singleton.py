@@ -40,7 +40,7 @@ def test_singleton_returns_one_result_until_the_task_has_ended(
 
 @pytest.mark.parametrize("name", ["do_something", "do_something_named"])
 def test_unique_on_compares_the_named_arguments(project: Any, singleton: Any, name: str) -> None:
-    """A list of names, or one."""
+    """The option is a list of names, or one name."""
     do_something = getattr(singleton, name)
     task1 = do_something.delay(username="bob", otherarg=99)
     task2 = do_something.delay(username="bob", otherarg=100)

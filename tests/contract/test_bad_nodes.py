@@ -310,7 +310,7 @@ def test_ttl_shorter_than_the_round_trip_is_unavailable_and_leaves_nothing(
 def test_first_lock_waits_for_slow_connections_before_it_counts_its_patience(
     proxies: list[Proxy],
 ) -> None:
-    """To connect may take longer than a node's answer may; the first lock is as good as any."""
+    """Connecting may take longer than a node may take to answer."""
     for proxy in proxies:
         proxy.mode, proxy.delay = "slow to connect", 0.3
     with redlock_over(proxies, ttl=2.0) as redlock:
@@ -359,7 +359,7 @@ def test_release_frees_a_late_node_that_does_not_know_the_script_yet(
 def test_request_larger_than_a_socket_buffer_is_written_in_time(
     servers: list[LocalServer], lock_over: Callable[..., Redlock]
 ) -> None:
-    """Thousands of leases are extended in one go; a socket's buffer begins with 16 KiB."""
+    """Thousands of leases are extended at once; a socket's buffer begins with 16 KiB."""
     redlock = lock_over(servers, ttl=60.0, node_timeout=5.0)  # on a busy machine, too
     names = [f"{number}:" + "n" * 500 for number in range(1000)]
     claims = [redlock.client.claims[redlock.acquire(name).token] for name in names]

@@ -141,7 +141,7 @@ def test_held_lock_outlives_any_etcd_member(
 def test_request_to_a_hanging_etcd_member_is_answered_by_another(
     three: LocalEtcd, make: Locks
 ) -> None:
-    """A minority costs nothing but the second in which it is found: none has to try again."""
+    """A minority costs only the second in which it is found; no client has to try again."""
     held = make(ttl=60.0).acquire("held", wait=10.0)
     for _ in range(8):
         redlock = make(ttl=30.0, node_timeout=0.25)
@@ -216,7 +216,7 @@ def test_etcd_lock_without_a_majority_is_lost_at_its_deadline(
 def test_etcd_lock_released_during_an_outage_is_free_when_it_ends(
     three: LocalEtcd, make: Locks
 ) -> None:
-    """However long that took: with the new leader its lease starts over."""
+    """The length of the outage does not matter: with a new leader its lease starts over."""
     holder, other = make(ttl=60.0), make(ttl=60.0)
     held = holder.lock("r")
     held.acquire()
@@ -273,7 +273,7 @@ def test_etcd_key_lives_as_long_as_its_holder_counts_and_little_longer(
 
 
 def test_etcd_extension_uses_a_lease_of_its_own(etcd: Etcd) -> None:
-    """lease/keepalive would be answered by a stopped leader, which wakes, out of its memory."""
+    """A stopped leader that wakes would answer lease/keepalive from its memory."""
     etcd.flush()
     mine = claim("mine", ttl=1.0)
     etcd.ask(Verb.ACQUIRE, mine)
@@ -319,7 +319,7 @@ def test_shared_etcd_lease_revoked_by_hand_costs_one_attempt(etcd: Etcd, lock_ov
 def test_etcd_lease_id_that_another_has_is_not_counted_on(
     etcd: Etcd, lock_over: Locks, monkeypatch: Patch
 ) -> None:
-    """Ids are drawn: that one may be about to end."""
+    """Ids are random, and the other's lease may be about to end."""
     etcd.flush()
     one, other = lock_over([etcd.server.url]), lock_over([etcd.server.url])
     with monkeypatch.context() as drawn:

@@ -64,7 +64,7 @@ def test_node_that_answers_the_largest_fencing_number_poisons_no_client(
 def test_node_that_answers_the_largest_allowed_number_gains_one_day_at_most(
     client: Callable[..., Skewed], liar: Liar, admins: list[redis.Redis]
 ) -> None:
-    """Bounded by the clock. Were it by the last token, each grant would add another day."""
+    """The clock is the bound. If the last token were, each grant would add another day."""
     one, two = client(), client()
     liar.lie = lambda said: said + FENCE_AHEAD // 2
     tokens: list[int] = []

@@ -224,7 +224,7 @@ def test_token_has_128_random_bits(redlock: Redlock) -> None:
 def test_forged_holder_cannot_write_into_the_log(
     clients: list[redis.Redis], redlock: Redlock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever may write under our prefix chooses host and task that an operator reads."""
+    """Any writer under our prefix chooses the host and the task that an operator reads."""
     caplog.set_level(logging.DEBUG)
     evil = "\x1b[2J\nCRITICAL all is well\u202e"
     for client in clients:

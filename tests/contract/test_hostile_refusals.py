@@ -359,7 +359,7 @@ def test_evicted_lock_is_set_again_and_logged_as_forgotten(lock_over: Locks, cap
 def test_node_that_runs_no_scripts_is_refused_before_any_lock(
     binary: str | None, lock_over: Locks, command: str
 ) -> None:
-    """A lock could be taken there with SET; it could not be given back before its ttl."""
+    """SET would acquire a lock there, but it could not be released before its ttl."""
     config = ["--rename-command", command, ""]
     with LocalServer(binary=binary, config=config) as mute, admin(mute) as client:
         redlock = lock_over([mute], ttl=TTL)

@@ -270,7 +270,7 @@ def test_repr_of_an_address_shows_no_password() -> None:
 
 
 def test_token_is_shown_as_a_digest_only(redlock: Redlock) -> None:
-    """The same for all who look, so that lines of two logs can be brought together."""
+    """The digest is the same for all observers, so that lines of two logs can be matched."""
     lease = redlock.acquire("r")
     holder = redlock.holder("r")
     assert holder is not None and re.fullmatch(r"[0-9a-f]{8}", holder.digest)

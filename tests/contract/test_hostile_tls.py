@@ -213,7 +213,7 @@ def test_plain_connection_to_a_tls_port_is_refused(
 def test_master_named_by_a_sentinel_is_checked_by_that_host_name(
     ports: list[int], ours: Authority, client: tuple[Path, Path], lock: Locks
 ) -> None:
-    """A certificate of the same authority is not enough: it is for another host."""
+    """A certificate of the same authority for another host is not enough."""
     query = "&".join(f"{name}={value}" for name, value in arguments(ours, client).items())
     for host, words in (("127.0.0.1", "IP address mismatch"), ("localhost", "")):
         with Puppet(ports[0], host=host) as sentinel:

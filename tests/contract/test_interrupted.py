@@ -195,7 +195,7 @@ def test_interrupt_before_a_connection_is_made_does_not_lose_the_node(
 
 
 def test_two_threads_that_connect_to_one_node_make_one_connection(make, monkeypatch, caplog):
-    """A strike while a thread is being started leaves it running and unknown to be."""
+    """An interrupt while a thread is being started leaves it running, without a record of it."""
     redlock = make()
     node = redlock.client.driver.nodes[0]
     alive = threading.Thread.is_alive

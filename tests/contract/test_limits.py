@@ -57,7 +57,7 @@ def test_threads_do_not_grow_with_conflicts_or_callers(campaign: Any) -> None:
 
 
 def test_a_process_has_two_connections_to_a_node_however_many_threads(campaign: Any) -> None:
-    """Beside them there is the holder's one: it has none to listen with."""
+    """The holder has one more: it does not listen."""
     assert campaign["before"]["connections"] == [1] * 5
     assert campaign["warm"]["connections"] == campaign["end"]["connections"] == [3] * 5
 

@@ -176,7 +176,7 @@ def test_longest_ttl_in_use_decides_when_a_node_votes(lock: Locks, longer: str) 
 
 
 def test_append_only_file_exempts_no_node_from_the_guard(lock: Locks) -> None:
-    """Not even one of its own, written at each command; here, of before a time without one."""
+    """Not even a file that is written at each command; here it dates from before."""
     with LocalServer(config=("--appendonly", "yes", "--appendfsync", "always")) as server:
         make_known([server])
         before, after = lock([server], restart_guard="off"), lock([server], ttl=30.0)
@@ -295,7 +295,7 @@ def test_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> None:
 def test_server_under_two_names_is_found_without_info(
     lock: Locks, log: Log, tmp_path: Path
 ) -> None:
-    """By a nonce that is written through one and read through the other."""
+    """A nonce is written through one name and read through the other."""
     path = str(tmp_path / "node.sock")
     config = ["--unixsocket", path]
     with LocalServer(config=config) as server, start_servers(2) as (one, two):

@@ -77,7 +77,7 @@ def test_foreign_keys_on_one_node_under_all_our_names_change_nothing(
 def test_waiter_gets_a_freed_key_in_time_whatever_one_node_has_for_a_queue(
     redlock: Redlock, dumps: Dumps, servers: list[LocalServer]
 ) -> None:
-    """A thousand others are before us there, or there is no queue at all."""
+    """A thousand others stand before it there, or there is no queue at all."""
     for shared in (False, True):
         lease = redlock.acquire("r")
         granted: list[float] = []

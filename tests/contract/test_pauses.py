@@ -153,7 +153,7 @@ def five(servers: Servers, lock_over: Locks) -> Locks:
 
 
 def test_pause_is_in_force_while_nodes_are_away(five: Locks, servers: Servers) -> None:
-    """A quorum that answers shares a node with the one that took it; one is enough to say so."""
+    """Any quorum shares a node with the one that stored it; one node is enough to report it."""
     for server in servers[3:]:
         server.kill()
     pauses.begin(five(), "order:*", 60.0, WHO)
@@ -196,7 +196,7 @@ def test_pause_and_resume_need_a_quorum(five: Locks, servers: Servers) -> None:
 def test_watch_for_pauses_sees_a_pause_and_ends_with_its_worker(
     over: Redlock, monkeypatch: Patch
 ) -> None:
-    """A worker that a test starts in its own process must leave nothing behind that asks nodes."""
+    """A worker that a test starts in its process must not leave a thread that asks nodes."""
 
     def watching() -> list[threading.Thread]:
         return [one for one in threading.enumerate() if one.name == "celery_redlock pauses"]

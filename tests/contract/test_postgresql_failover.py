@@ -124,7 +124,7 @@ def test_promoted_standby_has_no_vote_for_a_span(
 def test_second_standby_of_a_primary_is_not_taken_for_the_first(
     start: Callable[..., LocalPostgres], make: Make
 ) -> None:
-    """Both become timeline 2, and only one of them knows what was granted on it."""
+    """Both become timeline 2, and only one has the locks that were granted on it."""
     primary = start()
     first, second = start(primary, "-R"), start(primary, "-R")
     client = make(

@@ -184,7 +184,7 @@ def test_lock_granted_after_its_deadline_is_released(
 def test_locked_row_is_waited_for_a_second_at_most(
     server: LocalPostgres, make: Callable[..., Redlock]
 ) -> None:
-    """Else all that is asked behind it would wait as well."""
+    """Otherwise all requests behind it would wait as well."""
     redlock = make(node_timeout=3.0)
     redlock.connect()
     with row_locked(server):

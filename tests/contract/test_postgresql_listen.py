@@ -171,7 +171,7 @@ print(longest, flush=True)
 
 
 def test_greenlets_run_while_another_waits_for_postgresql(database: LocalPostgres) -> None:
-    """Also for its answer, its lock, a connection to it, and a call."""
+    """It waits for an answer, a lock, a connection or a notification."""
     pytest.importorskip("gevent")
     with Beside("-c", GREENLETS, database.url) as process:
         assert process.line() == "pause"

@@ -166,7 +166,7 @@ def test_acquire_that_waited_for_a_rolled_back_one_is_granted(
 def test_acquire_during_a_release_is_granted_with_a_larger_fence(
     session: Callable[[], Session], fence: int | None
 ) -> None:
-    """The row is deleted under the hands of the one that waits for it, or is changed."""
+    """The row is deleted or changed while the second transaction waits for it."""
     first, second = session(), session()
     first.do(ACQUIRE, ["r"], "one", fence, FAR)
     first.connection.commit()

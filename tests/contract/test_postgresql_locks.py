@@ -30,7 +30,7 @@ def test_lock_kept_after_its_block_is_free_in_time(make: Locks) -> None:
 
 
 def test_lock_extended_by_thread_and_sidecar_is_never_given_to_another(make: Locks) -> None:
-    """By its thread, and by the process that stands by."""
+    """Both extend it: the thread, and the standby process."""
     redlock, other = make(ttl=1.0, keeper="process"), make()
     with redlock.lock("r") as lock:
         until = time.monotonic() + 3.0

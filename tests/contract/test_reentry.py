@@ -141,7 +141,7 @@ def test_broken_reentrance_check_would_be_noticed(users: Users, monkeypatch: Pat
 
 
 def test_lock_released_by_a_handler_at_each_line_is_free_at_last(users: Users) -> None:
-    """A handler that frees another lock: never refused, and free on all nodes at last."""
+    """The handler releases another lock: it is never refused, and in the end all nodes are free."""
     leases = [users.redlock.acquire("held:0")]
 
     def hold() -> None:
@@ -162,7 +162,7 @@ def test_lock_released_by_a_handler_at_each_line_is_free_at_last(users: Users) -
 def test_put_off_release_that_is_interrupted_twice_is_still_made(
     users: Users, monkeypatch: Patch
 ) -> None:
-    """A handler has released a lock, and the release is struck when it is made up for."""
+    """A handler has released a lock, and that release is interrupted when it is made up for."""
     client = users.redlock.client
     monkeypatch.setattr(client.watchdog, "chase_soon", lambda *_: None)  # here it is done by hand
     lease = users.redlock.acquire("held")
@@ -186,7 +186,7 @@ def test_put_off_release_that_is_interrupted_twice_is_still_made(
 
 
 def test_log_handler_may_use_the_lock(users: Users) -> None:
-    """Called with nothing of ours taken: it may use the lock, and be as slow as it likes."""
+    """The library holds no lock of its own during the call, which may be slow."""
 
     class Handler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -20,7 +20,7 @@ RESTARTS = 6
 
 
 def test_restarts_one_after_the_other_cost_each_node_its_vote_for_a_ttl(caplog: Log) -> None:
-    """However long a program has not asked, and also one that begins in between."""
+    """For a program that has long been idle, and for one that starts in between."""
     with contextlib.ExitStack() as stack:
         servers = stack.enter_context(start_servers(3))
         started = [time.monotonic()] * len(servers)

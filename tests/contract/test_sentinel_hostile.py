@@ -91,7 +91,7 @@ def hostile(request: pytest.FixtureRequest, monkeypatch: Patch) -> Iterator[Host
 def test_hostile_sentinel_does_not_hide_the_master_that_another_names(
     hostile: Hostile, servers: Servers
 ) -> None:
-    """A lock, a look, and a subscription to wake-up calls: each asks for itself."""
+    """A lock, a look and a subscription each ask the Sentinels by themselves."""
     with Puppet(servers[0].port) as honest:
         url = f"sentinel://127.0.0.1:{hostile.port},127.0.0.1:{honest.port}/{SERVICE}"
         redlock = Redlock([url], restart_guard="off")

@@ -74,7 +74,7 @@ def test_lock_of_several_keys_is_held_in_whole_or_not_at_all(over: Locks, store:
 
 
 def test_hundred_keys_with_limits_of_a_hundred_are_acquired(make: Locks) -> None:
-    """A hundred times a hundred slots are looked at for the second: a reply of 200 000 bytes."""
+    """For the second lease, ten thousand slots are looked at: a reply of 200 000 bytes."""
     names = [f"account-{number}" for number in range(100)]
     first, second = (make().acquire(names, limit=100, ttl=9.0) for _ in range(2))
     assert not set(first.resources) & set(second.resources)
@@ -211,7 +211,7 @@ def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_pa
 
 
 def test_limit_of_three_lets_three_in_and_never_four(over: Locks) -> None:
-    """Three at some time, for which all wait inside; then one more is refused; and never four."""
+    """Each waits inside until three are in; then one more is refused."""
     inside, most, entered = 0, 0, 0
     counting = threading.Lock()
     refused: list[ResourceHeld] = []

@@ -66,7 +66,7 @@ def test_sidecar_imports_nothing_from_the_working_directory(
 def test_package_in_the_working_directory_is_imported_last_by_the_sidecar(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where a project brings the package with it, there is nowhere else to find it."""
+    """A project that contains the package has it nowhere else."""
     home = Path(celery_redlock.__file__).parents[1]
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "path", ["", str(home), "lib", "/somewhere"])

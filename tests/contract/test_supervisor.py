@@ -84,7 +84,7 @@ def test_supervisor_extends_unattended_leases_and_leaves_others_alone(
     servers: Servers,
     table: SharedLeaseTable,
 ) -> None:
-    """Side by side; in the middle, a new keeper goes on where another has ended."""
+    """Both kinds side by side; halfway, a new supervisor takes over from one that has ended."""
     lease, short = held("r"), held("short", max_lifetime=TTL)
     released, kept = held("released"), held("kept")
     with pytest.MonkeyPatch.context() as patch:
@@ -153,7 +153,10 @@ def test_lease_forgotten_by_a_quorum_is_lost_only_at_its_deadline(
     caplog: Log,
     wakes: bool,
 ) -> None:
-    """Before that its holder may set its token again; if it is stopped, the loss is said once."""
+    """Until then its holder may set its token again.
+
+    If that is stopped, the loss is logged once.
+    """
     claim = held("r", ttl=30.0)._known_claim()
     until, began, passed = claim.deadline, monotonic(), 0.0
     monkeypatch.setattr(supervisor, "monotonic", lambda: monotonic() + passed)
@@ -193,7 +196,7 @@ def test_lease_released_while_the_supervisor_extends_it_is_no_amnesia(
     monkeypatch: Patch,
     caplog: Log,
 ) -> None:
-    """The keeper may be stopped between looking and asking, for as long as you like."""
+    """The supervisor may be stopped for any time between its look and its request."""
     lease = held("r")
     run_all, rounds = keeper._driver.run_all, []
 
@@ -320,7 +323,7 @@ def test_time_in_which_the_supervisor_was_stopped_is_no_silence_of_a_child(
 def test_supervisor_that_is_late_at_every_look_kills_a_child_all_the_same(
     keeper: LeaseSupervisor, redlock: Redlock
 ) -> None:
-    """On a busy machine it is: it cannot take each of its looks for one after a stop."""
+    """On a busy machine each look is late, which must not count as a stop each time."""
     child = child_that_holds(redlock, "r", patience=0.1)
 
     def killed() -> bool:

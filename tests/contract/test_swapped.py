@@ -160,7 +160,7 @@ def test_promoted_server_behind_a_known_address_has_no_vote(lock: Locks) -> None
 
 
 def test_server_that_was_swapped_out_and_in_again_is_a_stranger(old: Servers, lock: Locks) -> None:
-    """While it was away the other granted locks of which it knows nothing."""
+    """While it was away, the other server granted locks that it does not have."""
     with proxies(old[:3]) as nodes:
         holder, other = lock(nodes, restart_guard="off"), lock(nodes)
         other.release(other.acquire("mine"))
@@ -251,7 +251,7 @@ def test_missing_right_to_info_changes_nothing_and_is_logged_once(
 def test_busy_connection_is_not_asked_for_its_role(
     old: Servers, lock: Locks, monkeypatch: Patch
 ) -> None:
-    """The hot path: a write that was carried out shows that it is a master."""
+    """On the hot path, an executed write shows that the node is a master."""
     look_after = 0.2  # seconds: on a busy machine a lock takes longer than the real one
     monkeypatch.setattr("celery_redlock.protocol.restart_guard.LOOK_AFTER_S", look_after)
     redlock = lock(old[:3])
@@ -303,7 +303,7 @@ def test_retry_after_is_the_time_until_there_is_a_quorum(lock: Locks) -> None:
 
 
 def test_slow_node_beside_a_young_one_sets_no_retry_after(old: Servers, lock: Locks) -> None:
-    """Only if no quorum could come without the young one is its vote worth waiting for."""
+    """The young node's vote is worth a wait only if no quorum is possible without it."""
     ttl = 2 * TTL
     wait_until(lambda: min(map(uptime, old[:2])) > ttl + 1, 20, "they have votes for this ttl")
     with start_servers(1) as (young,), proxies(old[:1]) as (slow,):

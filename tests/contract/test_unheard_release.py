@@ -111,7 +111,7 @@ def test_unheard_release_is_read_by_the_next_acquire(
 def test_unheard_release_of_a_process_that_dies_is_made_by_a_supervisor(
     held: HeldLease, servers: Servers, proxies: list[Proxy], table: SharedLeaseTable
 ) -> None:
-    """All that it wrote is lost."""
+    """All requests that the process wrote are lost."""
     held.release()
     ours, its = socket.socketpair()
     child = os.fork()
@@ -150,7 +150,7 @@ def test_unheard_release_of_a_process_that_dies_is_made_by_a_supervisor(
 def test_release_with_a_mark_is_waited_for(
     held: HeldLease, servers: Servers, proxies: list[Proxy], table: SharedLeaseTable
 ) -> None:
-    """The message is acknowledged next: it must not come to that without its mark."""
+    """The message is acknowledged next, which must not happen before its mark is set."""
     assert held.claim is not None
     held.claim.mark = ("done:r", 60.0)
     for proxy in proxies:

@@ -213,7 +213,7 @@ def test_waiter_that_left_the_queue_is_not_notified(node: Subject) -> None:
 
 @pytest.mark.parametrize("taken", [False, True])
 def test_notified_waiter_that_gives_up_notifies_the_next(node: Subject, taken: bool) -> None:
-    """Although another has taken the lock meanwhile: it may be an attempt that is undone."""
+    """Another may have the lock meanwhile, but only by an attempt that will be undone."""
     node.listen("p1")
     for since, who in enumerate(("p1:1", "p1:2")):
         node.ask(Verb.ENQUEUE, place(who, since))

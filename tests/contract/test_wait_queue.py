@@ -188,7 +188,7 @@ def test_releaser_that_locks_again_lets_waiters_go_first(
 def test_releaser_that_locks_again_stands_back_for_the_notified_waiter(
     make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here that one listens, and never comes."""
+    """Here the waiter listens, and never comes."""
     monkeypatch.setattr("celery_redlock.locking.acquisition.STAND_BACK_S", (0.3, 0.3))
     redlock = make()
     hearing(redlock, servers)

@@ -121,7 +121,7 @@ def test_images_of_others_have_a_whole_version_and_a_digest() -> None:
 
 
 def test_passwords_of_compose_are_never_readable_by_others(tmp_path: Path) -> None:
-    """While they are written, too: the mode is not mended behind it."""
+    """Not even while they are written: the mode is right from the start."""
     text = (EXAMPLES / "compose.yml").read_text("utf-8")
     commands = text.partition("docker compose up")[0].partition("#\n")[2].replace("#     ", "")
     assert "chmod" not in commands

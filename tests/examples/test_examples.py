@@ -56,7 +56,7 @@ def test_example_signals_names_waits_and_skips(environment: dict[str, str], tmp_
 def test_example_orders_without_its_lock_loses_payments(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Without the lock the same example loses payments: it is the lock that keeps them."""
+    """Thus it is the lock of the example that keeps them."""
     bare = tmp_path / "bare"
     bare.mkdir()
     source = (EXAMPLES / "orders.py").read_text()
@@ -190,7 +190,7 @@ def test_example_fastapi_sends_one_task_and_loses_no_apple(
 def test_example_fastapi_answers_409_while_held_and_503_without_a_quorum(
     environment: dict[str, str], servers: list[LocalServer], tmp_path: Path
 ) -> None:
-    """409 and 503: neither is an error of the program, and neither waits forever."""
+    """Neither is an error of the program, and neither request waits for ever."""
     with Redlock([node.url for node in servers], ttl=30).lock("stock:apples"):
         assert asked(environment, tmp_path) == "409"
     for node in servers[:3]:
@@ -231,7 +231,7 @@ def test_example_fencing_refuses_the_late_write_of_a_stopped_holder(
 def test_example_fencing_without_its_check_takes_the_late_write(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """Without its last line the statement of the example takes the late write."""
+    """The check is the last line of the example's statement."""
     source = (EXAMPLES / "fencing.py").read_text()
     guard = "WHERE stock.last_fencing_token < excluded.last_fencing_token\n"
     assert source.count(guard) == 1

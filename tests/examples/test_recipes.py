@@ -339,7 +339,7 @@ def test_recipe_queued_already_tells_a_duplicate_by_flag_409_and_result(
 
 
 def test_recipe_in_order_handles_events_in_the_order_of_the_list(server: LocalServer) -> None:
-    """While one event is handled others come; one fails at first."""
+    """Further events come while one is handled; one fails at first."""
     failed: list[str] = []
 
     class Fails(Work):

@@ -45,7 +45,7 @@ def is_kept(server: LocalServer) -> bool:
 
 
 def test_recipe_nightly_sends_one_task_from_two_beats(server: LocalServer, tmp_path: Path) -> None:
-    """Two beats last sent it the night before last."""
+    """Both beats last sent it the night before last."""
     text = code("nightly", server)
     (tmp_path / "shop.py").write_text(text)
     app = app_of(text)
@@ -178,7 +178,7 @@ def test_recipe_newest_wins_stops_the_call_at_work(server: LocalServer, tmp_path
 def test_recipe_c_call_keeps_the_lock_while_the_gil_is_kept(
     server: LocalServer, tmp_path: Path
 ) -> None:
-    """In a thread of a worker, a call of one and a half times the ttl; another wants its key."""
+    """The call lasts one and a half ttls, in a thread of a worker; another task wants its key."""
     solve = """def solve(name):
     import ctypes
     print("solving")

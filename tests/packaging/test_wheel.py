@@ -113,7 +113,7 @@ def test_extra_all_has_every_extra_of_a_running_site(about: Message) -> None:
 
 
 def test_celery_finds_the_commands_of_the_wheel(base: Path, tmp_path: Path) -> None:
-    """Celery finds ours; the script `celery-redlock` runs in the tests of extras."""
+    """The script `celery-redlock` runs in the tests of extras."""
     said = run(base, "-m", "celery", "--help", cwd=tmp_path)
     assert "redlock" in said and "Traceback" not in said
 
@@ -154,7 +154,7 @@ BEHIND = (
 
 
 def test_module_that_needs_an_extra_names_it(base: Path, tmp_path: Path) -> None:
-    """All others are imported without any."""
+    """All other modules are imported without any extra."""
     said = json.loads(run(base, "-c", MODULES, cwd=tmp_path).splitlines()[-1])
     dumb = {name: words for name, words in said.items() if "celery-redlock[" not in words}
     assert [(name, words) for name, words in dumb.items() if not name.startswith(BEHIND)] == []
@@ -175,7 +175,7 @@ def test_command_that_needs_an_extra_names_it(
 
 @pytest.mark.slow
 def test_pip_installs_the_wheel_with_its_requirements(wheel: Path, tmp_path: Path) -> None:
-    """From the index that pip is configured for."""
+    """They come from the index that pip is configured for."""
     run(sys.executable, "-m", "venv", tmp_path / "new")
     python = tmp_path / "new" / "bin" / "python"
     run(python, "-m", "pip", "install", "-q", wheel, cwd=tmp_path)

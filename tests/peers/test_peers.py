@@ -128,7 +128,6 @@ def test_failed_publication_leaves_nothing_reserved(site: Site, worker: Worker, 
 def test_task_retried_twice_stays_reserved_between_its_tries(
     site: Site, worker: Worker, key: str
 ) -> None:
-    """Between two tries it stays reserved."""
     sent = site.task.tries.delay(key)
     assert site.task.tries.delay(key).id == sent.id
 
@@ -182,7 +181,6 @@ def test_chord_of_the_same_task_twice_ends(site: Site, worker: Worker, key: str)
 def test_plain_call_neither_takes_nor_needs_a_reservation(
     site: Site, worker: Worker, key: str
 ) -> None:
-    """It takes no reservation, and none keeps it from running."""
     assert site.task.work(key) == "done"
     site.nothing_left(key, within=0.1)
     sent = site.task.work.apply_async((key,), queue="parked")
@@ -195,7 +193,7 @@ def test_plain_call_neither_takes_nor_needs_a_reservation(
 
 
 def test_task_sent_twice_by_name_runs_once(site: Site, worker: Worker, key: str) -> None:
-    """By a sender that knows no reservation: run time decides."""
+    """The sender makes no reservation, so the duplicate is found at run time."""
     first = site.app.send_task("peers.work", (key, 0.5))
     site.entered(key)
     second = site.app.send_task("peers.work", (key, 0.5))

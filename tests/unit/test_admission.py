@@ -169,7 +169,7 @@ def test_size_of_the_admission_queue_is_the_sum_of_its_parked_deliveries(some: D
 
 @pytest.mark.parametrize("keys", [1, 20_000])
 def test_work_on_20_000_parked_deliveries_is_cheap(some: Deliveries, keys: int) -> None:
-    """By steps that are counted, not by a clock: no call may look at all of them."""
+    """Steps are counted, not time: no call may look at all of them."""
     names = [f"r{number % keys}" for number in range(20_000)]
     for number, name in enumerate(names):
         some.arrive(f"{number}", resource=name, again=True, limit=1 + number % 2)
@@ -281,7 +281,7 @@ def test_parked_deliveries_are_admitted_up_to_the_limit(places: Deliveries) -> N
 def test_larger_limit_counts_for_all_parked_deliveries(
     places: Deliveries, last: dict[str, Any]
 ) -> None:
-    """A function may answer more than it did when they came: their locks ask it again."""
+    """A function may return more than when they came; their locks call it again."""
     assert not places.arrive("new", limit=5)
     assert not last or not places.arrive("newer", **last)
     assert places.queue.limit(("r",)) == Limits((5,))

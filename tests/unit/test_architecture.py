@@ -257,7 +257,7 @@ def test_import_checker_finds_uses_of_private_names() -> None:
 
 
 def test_public_classes_name_the_package_root_as_their_module() -> None:
-    """Celery stores the module of an exception in a result: no move of ours may break it."""
+    """Celery stores the module of an exception in a result: moving a class must not change it."""
     public = {name: getattr(celery_redlock, name) for name in celery_redlock.__all__}
     classes = {name: one for name, one in public.items() if isinstance(one, type)}
     classes = {name: one for name, one in classes.items() if not is_typeddict(one)}

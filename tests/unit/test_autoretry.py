@@ -171,7 +171,7 @@ def test_refusal_of_a_lock_taken_in_the_body_is_retried(
 def test_a_body_that_returns_after_its_lease_was_lost_is_retried(
     make: Make, redlock: FakeRedlock, sent: list[Any], kinds: Any
 ) -> None:
-    """`LeaseLost` comes of the body, though it is raised when that has returned."""
+    """`LeaseLost` is an exception of the body, though it is raised after the body has returned."""
     task = make(lambda: rob(redlock, KEY) or redlock.clock.advance(60.0), autoretry_for=kinds)
     result, _info = deliver(task, 1)
     assert isinstance(result, Retry)
@@ -180,7 +180,7 @@ def test_a_body_that_returns_after_its_lease_was_lost_is_retried(
 
 
 def test_a_task_with_autoretry_takes_its_lock_once(make: Make, redlock: FakeRedlock) -> None:
-    """Two would be two starts under a rate."""
+    """Taken twice, it would count as two starts under a rate."""
     driver: Any = redlock.driver
     assert deliver(make(ran), 1)[0] == "ran"
     assert driver.rounds.count("acquire") == 1
@@ -212,5 +212,5 @@ def test_a_plain_call_of_a_task_with_autoretry_raises_its_refusal(
 
 
 def test_the_key_of_a_task_with_autoretry_is_known_outside_of_a_call(make: Make) -> None:
-    """Parking, reservations and the commands ask for it."""
+    """Parking, reservations and the commands need it."""
     assert resources_of(make(ran), (1,), {}) == (KEY,)

@@ -44,7 +44,7 @@ def test_a_crontab_tick_is_sent_once_and_in_time(any_kind: Worlds) -> None:
 
 
 def test_an_overdue_crontab_is_sent_once_when_beats_start(any_kind: Worlds) -> None:
-    """Their schedules are from yesterday, and they start one after the other."""
+    """Their schedules are of yesterday, and they start one after the other."""
     world = any_kind(minutely, beats=[], begin="2026-11-21 10:00:20")
     yesterday = world.now() - timedelta(days=1)
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_entry_due_every_second_is_sent_once_each_second(any_kind: Worlds) -> No
 
 
 def test_beat_started_in_the_repeated_hour_sends_no_crontab_tick_twice(any_flow: Worlds) -> None:
-    """A beat that starts in it believes to be overdue; it does not ask the nodes forever."""
+    """Such a beat counts the entry as overdue, and does not ask the nodes for ever."""
     world = any_flow(
         lambda: entry("cron", crontab(minute="*/7")),
         beats=[0.0],
@@ -153,7 +153,7 @@ def test_a_relative_interval_is_sent_when_the_clock_is_round(
 
 
 def test_interval_made_shorter_begins_at_once(any_flow: Worlds) -> None:
-    """An old beat has claimed an hour; the new configuration wants it every ten seconds."""
+    """An old beat has claimed an hour; the new configuration says every ten seconds."""
     world = any_flow(lambda: entry("every", 3600.0), beats=[0.0])
     world.run(3610.0)
     assert len(world.times("every")) == 1
@@ -197,7 +197,7 @@ def test_renamed_entry_has_ticks_of_its_own(any_flow: Worlds) -> None:
 
 
 def test_two_entries_of_one_task_are_each_sent(any_kind: Worlds) -> None:
-    """Even with one schedule."""
+    """Both have the same schedule."""
     world = any_kind(
         lambda: {
             **entry("one", crontab()),

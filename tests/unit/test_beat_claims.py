@@ -128,7 +128,7 @@ def test_beat_claim_under_extension_is_not_taken_for_a_sent_tick(
 
 
 def test_beat_claim_lasts_at_least_until_the_next_full_minute(monkeypatch: Patch) -> None:
-    """Not even one that is made half a second before it."""
+    """Even a claim that is made half a second before it."""
     when = schedule(60.0, relative=True)
     world = World(monkeypatch, lambda: entries(when), begin="2026-11-21 10:00:59.700", beats=[0.0])
     turn = world.beats[0].guard._claims.decide(due(world.beats[0]), TIMEOUT)
@@ -154,7 +154,7 @@ def test_refused_beat_learns_in_time_that_the_tick_was_sent(
 
 
 def test_a_shared_entry_does_not_stay_due_if_its_sender_died(monkeypatch: Patch) -> None:
-    """After it was sent, and before it could say so where all beats look."""
+    """It died after it had sent, before it could write that to the shared schedule."""
     world = World(monkeypatch, lambda: overdue(crontab(minute=0)), kind=Shared, beats=[])
     one, other = world.start(), world.start()
 
@@ -170,7 +170,7 @@ def test_a_shared_entry_does_not_stay_due_if_its_sender_died(monkeypatch: Patch)
 
 
 def test_refused_shared_entry_is_looked_at_again_within_a_second(monkeypatch: Patch) -> None:
-    """Whatever its interval was when it was refused: it may have been changed meanwhile."""
+    """Its interval may have been changed since it was refused."""
     world = World(monkeypatch, lambda: overdue(3600.0), kind=Shared, beats=[])
     one, other = world.start(), world.start()
     other.busy = True
@@ -210,7 +210,7 @@ def test_entry_without_claims_is_sent_while_others_wait_for_a_quorum(any_flow: W
 
 
 def test_invalid_options_of_an_entry_do_not_end_a_beat(any_flow: Worlds) -> None:
-    """Not while it waits for a quorum either; the others are sent."""
+    """Nor while it waits for a quorum; the other entries are sent."""
     # Due when the first has found that there is no quorum.
     odd = {"task": "job", "schedule": 60.5, "args": ("odd",), "options": ["slow"]}
     world = any_flow(lambda: {**entries(crontab()), "odd": odd}, beats=[0.0, 0.1])

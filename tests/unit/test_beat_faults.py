@@ -184,7 +184,7 @@ def test_slow_sender_of_a_tick_is_waited_for(any_kind: Worlds, caplog: Log) -> N
 def test_hanging_sender_of_a_tick_is_waited_for_one_ttl_at_most(
     any_kind: Worlds, caplog: Log
 ) -> None:
-    """Half-open connection: it neither sends nor fails. Extended for one ttl, and no more."""
+    """With a half-open connection it neither sends nor fails. Its claim is extended for one ttl."""
     world = any_kind(both, ttl=TTL)
     hung: list[Beat] = []
 
@@ -221,7 +221,7 @@ def test_stopped_beat_repeats_no_tick_when_it_wakes(any_kind: Worlds) -> None:
 def test_beat_stopped_after_its_claim_does_not_send_a_tick_that_another_has_sent(
     any_flow: Worlds, seconds: float
 ) -> None:
-    """Stopped after it has claimed and before it sends: it asks anew."""
+    """It is stopped after its claim and before it sends, so it asks again."""
     world = any_flow(both, ttl=TTL)
     stopped: list[Beat] = []
 

@@ -85,7 +85,7 @@ def test_beat_is_guarded_and_logs_its_settings(conf: dict[str, Any], caplog: Log
 def test_beat_started_without_a_quorum_logs_it_at_once(
     redlock: FakeRedlock, caplog: Log, policy: str, words: str
 ) -> None:
-    """Not when the first entry is due: that may be at night."""
+    """It does not wait until an entry is due, which may be at night."""
     redlock.driver.dead = {0, 1, 2}
     service = beat(redlock_nodes=NODES, redlock_beat_on_unavailable=policy)
     guard(service)
@@ -149,7 +149,7 @@ def test_beat_is_not_guarded_where_all_locks_are_off(caplog: Log) -> None:
 
 
 def test_beat_guard_is_not_installed_twice() -> None:
-    """In a worker's own beat (-B), and where an app calls it too."""
+    """A worker's own beat (-B) and an app may both install it."""
     service = beat(redlock_nodes=NODES)
     guard(service)
     first = service.scheduler.tick
@@ -169,7 +169,7 @@ def test_beat_guard_is_not_installed_twice() -> None:
     ],
 )
 def test_invalid_beat_setting_ends_the_beat(conf: dict[str, Any], said: str, caplog: Log) -> None:
-    """With SystemExit: what else a handler of a signal raises, Celery logs, and goes on."""
+    """By SystemExit: Celery logs any other exception of a signal handler, and goes on."""
     service = beat(**{"redlock_nodes": NODES, **conf})
     with pytest.raises(SystemExit) as raised:
         guard(service)

@@ -148,7 +148,7 @@ def test_all_messages_of_a_tick_are_sent_by_one_beat(
 
 
 def test_tick_sent_in_part_is_not_sent_again(monkeypatch: Patch) -> None:
-    """The broker is away for the second of three tenants: Celery's error, as before."""
+    """The broker is away for the second of three tenants: an error of Celery, as before."""
     world = World(monkeypatch, minutely, kind=Tenants, beats=[0.0, 0.3])
     tried: list[int] = []
 
@@ -199,7 +199,7 @@ class Writing(Plain):
 
 
 def test_nothing_slow_is_done_between_a_message_and_its_claim(monkeypatch: Patch) -> None:
-    """A beat that dies there has its tick sent twice."""
+    """The tick of a beat that dies in between is sent twice."""
     monkeypatch.setattr(Writing, "written", [], raising=False)
     world = World(monkeypatch, minutely, kind=Writing, beats=[0.0])
     world.run(301.0)

@@ -153,7 +153,7 @@ def test_starting_deadline_does_not_change_the_name_of_a_tick() -> None:
 
 
 def test_tick_is_computed_from_one_reading_of_the_clock() -> None:
-    """Between two looks at the clock a process may be stopped: for the arithmetic time stands."""
+    """A process may be stopped between two readings of the clock."""
     made = set_up(crontab(), utc("2026-11-21 10:00"))
     clock = iter(utc("2026-11-21 10:00:00.5") + HOUR * n for n in range(100))
     made.nowfun = lambda: next(clock)
@@ -268,7 +268,7 @@ def test_own_crontab_is_asked_for_its_due_time(last: str | None) -> None:
 
 
 def test_schedule_that_is_due_once_is_claimed_for_long() -> None:
-    """django-celery-beat's clocked."""
+    """Such as `clocked` of django-celery-beat."""
     clocked = pytest.importorskip("django_celery_beat.clockedschedule").clocked
     for now in ("2026-11-21 10:00:00.2", "2026-11-24 11:00"):
         for last in ("2026-11-21 09:00", "2026-09-01", None):
@@ -279,7 +279,7 @@ def test_schedule_that_is_due_once_is_claimed_for_long() -> None:
 
 
 def test_ticks_of_recurrence_rules_are_named_by_due_time() -> None:
-    """celery-redbeat's, the last of them too."""
+    """The rules are those of celery-redbeat; the last tick counts, too."""
     rrule = pytest.importorskip("redbeat.schedules").rrule
     app = Celery(set_as_current=False)
     for last in (utc("2026-11-21 09:58"), utc("2026-11-21 09:45"), None):
@@ -303,7 +303,7 @@ def test_ticks_of_recurrence_rules_are_named_by_due_time() -> None:
     ],
 )
 def test_solar_event_has_one_tick_name(event: str, noon_before: str) -> None:
-    """The same event, computed from different starts, may be rounded otherwise."""
+    """The event is rounded differently if it is computed from other starts."""
     pytest.importorskip("ephem")
     from celery.schedules import solar
 

@@ -121,7 +121,7 @@ def test_when_clocks_change_beats_send_what_a_lone_one_would(
 def test_a_beat_that_wakes_up_in_the_repeated_hour_repeats_nothing(
     zone: str, change: str, spec: str
 ) -> None:
-    """Celery takes its next due time for one of the hour before: it is overdue all the hour."""
+    """Celery computes a due time of the hour before, so the entry is overdue all the hour."""
     days, lone = days_of(zone, change, spec)
     names = names_of(lone)
     pause = -80 * MINUTE, 10 * MINUTE

@@ -92,7 +92,7 @@ def test_delay_without_quorum_queues_is_a_plain_countdown(app: Celery) -> None:
 
 
 def test_traces_of_a_delay_in_x_death_are_not_sent_on() -> None:
-    """RabbitMQ 3 takes them for a circle, and drops the message."""
+    """RabbitMQ 3 would take them for a circle, and drop the message."""
     ours = {"queue": "celery_delayed_0", "reason": "expired"}
     theirs = {"queue": "dead", "reason": "rejected"}
     assert without_delays({"x-death": [ours, {"queue": "b_celery_delayed_3"}], "a": 1}) == {"a": 1}
@@ -131,7 +131,7 @@ def test_time_unacknowledged_is_the_least_of_consumer_and_visibility_timeouts(
 
 @pytest.mark.parametrize("asked", [max_unacknowledged_s, has_quorum_queues])
 def test_queues_of_an_app_are_walked_once(rabbit: Celery, monkeypatch: Patch, asked: Any) -> None:
-    """Both are asked with every delivery, and an app may have a thousand queues."""
+    """Both facts are needed with every delivery, and an app may have a thousand queues."""
     walks: list[str] = []
 
     class Counted(Queues):

@@ -81,7 +81,7 @@ def test_copy_of_a_running_delivery_waits_in_no_slot(
 def test_copy_of_a_running_delivery_looks_again_at_least_every_half_minute(
     first: Lease, declare: Any, sent: list[Any], caplog: Log
 ) -> None:
-    """When its first delivery dies, it is to run soon; but the first may be at work for hours."""
+    """It should run soon after the first delivery dies, which may be at work for hours."""
     caplog.set_level(logging.INFO)
     task = declare(lock_wait=0)
     for held in range(64):

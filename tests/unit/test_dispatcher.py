@@ -365,7 +365,7 @@ def test_place_of_a_dead_holder_is_taken_when_its_ttl_is_over(
 
 
 def test_two_places_freed_behind_one_notification_are_both_taken(watch: Watch) -> None:
-    """Both were freed before we stood in the queue again: we look, and do not wait for a call."""
+    """Both were freed before the worker was back in the queue: it looks instead of waiting."""
     leases = [watch.redlock.acquire("r", limit=2) for _ in range(2)]
     for _ in range(2):
         watch.park(limit=2, held=False)
@@ -396,7 +396,7 @@ def test_delivery_of_several_keys_goes_when_all_are_free(watch: Watch) -> None:
 
 
 def test_delivery_of_several_keys_queues_only_for_the_held_ones(watch: Watch) -> None:
-    """In the others it would use up the calls of what it cannot take yet."""
+    """In the other queues it would use up notifications of keys that it cannot take yet."""
     watch.redlock.acquire("b")
     watch.park("a", "b", held=False)
     watch.run(1.0)

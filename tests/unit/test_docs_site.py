@@ -137,7 +137,7 @@ def test_text_of_a_picture_stays_inside_its_edge(picture: Any) -> None:
 
 @pytest.mark.parametrize("which", [0, 1], ids=["light", "dark"])
 def test_text_of_pictures_has_contrast_enough(which: int) -> None:
-    """WCAG 2: 4.5 to 1."""
+    """WCAG 2 demands 4.5 to 1."""
     colours = load("make_pictures").COLOURS
     pairs = [(name, "ground") for name in ("ink", "soft", "lock", "good", "bad", "wait")]
     for name in ("good", "bad", "wait"):

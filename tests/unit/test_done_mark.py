@@ -72,7 +72,7 @@ def ran(found: tuple[Any, Any]) -> bool:
 def test_done_mark_is_set_on_a_node_before_its_lock_is_free(
     redlock: FakeRedlock, declare: Any
 ) -> None:
-    """On each node in the same step: one that is free has the mark, or never had the lock."""
+    """Both happen in one step: a node without the lock has the mark, or never had the lock."""
     freed: list[bool] = []
     for node in redlock.fakes:
 
@@ -90,7 +90,7 @@ def test_done_mark_is_set_on_a_node_before_its_lock_is_free(
 def test_copy_ends_quietly_where_a_quorum_has_the_done_mark(
     redlock: FakeRedlock, declare: Any
 ) -> None:
-    """The first's release has reached a bare quorum, and the copy's reaches another one."""
+    """The release has reached a bare quorum, and the copy's request another one."""
     task = declare()
     redlock.driver.dead.update({3, 4})
     assert ran(deliver(task))
@@ -196,7 +196,7 @@ def test_done_mark_of_a_delivery_does_not_count_for_its_retry(
     "other", [{"name": "another"}, {"lock_key": "another"}, {"lock_key": ["then"]}], ids=repr
 )
 def test_done_mark_of_another_task_or_key_does_not_count(declare: Any, other: Any) -> None:
-    """Whoever may publish can give his message the id of any task."""
+    """Any publisher can give its message the id of any task."""
     assert ran(deliver(declare(**other)))
     task = declare()
     assert ran(deliver(task, **AGAIN))
@@ -391,7 +391,7 @@ def test_done_mark_look_up_is_certain_once_no_quorum_can_have_the_mark(
 
 
 def test_done_mark_look_up_sees_a_slot_held_under_a_larger_limit(redlock: FakeRedlock) -> None:
-    """A function, or an operator, may have lowered it since the first delivery began."""
+    """A function or an operator may have lowered the limit since the first delivery began."""
     first = Owner("there", 1, task_id="the-id", stamp="first", task="t")
     theirs = [redlock.acquire("k", limit=5, owner=first) for _ in range(5)]
     for lease in theirs:

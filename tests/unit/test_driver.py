@@ -33,7 +33,7 @@ from tests.support.wait import wait_until
 
 @pytest.mark.parametrize("reply", [b"$-1\r\n", bulk(b"theirs")])
 def test_answer_in_any_two_pieces_counts_once(world: PeerWorld, reply: bytes) -> None:
-    """The second piece is sent once the first was read."""
+    """The second piece is sent once the first has been read."""
     read = threading.Semaphore(0)
 
     def cut(line: Line) -> None:

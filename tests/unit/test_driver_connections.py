@@ -76,7 +76,7 @@ def test_a_handshake_answered_in_pieces_makes_a_connection(world: PeerWorld, pie
 def test_a_peer_that_closes_in_the_handshake_is_connected_to_again(
     world: PeerWorld, after: int
 ) -> None:
-    """Whichever request of the handshake is the last that it answers."""
+    """It closes after each request of the handshake in turn."""
 
     def breaks(line: Line) -> None:
         for _ in range(after if line.number == 0 else 0):
@@ -177,7 +177,7 @@ def test_two_addresses_of_one_server_are_refused(world: PeerWorld) -> None:
 
 
 def test_server_under_two_of_three_addresses_votes_once(world: PeerWorld) -> None:
-    """Two votes of one server would be a quorum of one."""
+    """With two votes one server would be a quorum."""
     for run_id in ("the same", "the same", "another"):
         world.peer(run_id=run_id)
     with pytest.raises(ConfigurationError, match="is the same server as"):
@@ -195,7 +195,7 @@ def test_server_under_two_of_three_addresses_votes_once(world: PeerWorld) -> Non
 def test_attempt_whose_connection_ends_is_asked_again_on_the_next(
     world: PeerWorld, sent: int
 ) -> None:
-    """However much of the answer has come; the caller notices nothing."""
+    """Any part of the answer may have come; the caller notices nothing."""
 
     def breaks(line: Line) -> None:
         if line.number:
@@ -238,7 +238,7 @@ def test_connection_that_ends_while_idle_costs_the_next_operation_nothing(
 def test_unconfirmed_release_is_written_first_on_the_next_connection(
     world: PeerWorld,
 ) -> None:
-    """Before any attempt: else the node would refuse the next holder until the ttl."""
+    """Behind another attempt, the node would refuse the next holder until the ttl."""
     go = threading.Event()
 
     def breaks(line: Line) -> None:
@@ -285,7 +285,7 @@ def test_release_refused_by_a_full_node_is_made_once_it_can_write_again(world: P
 def test_connection_that_worked_is_made_again_without_a_pause(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
-    """However often that happens, such as where a proxy closes connections that are idle."""
+    """Again and again, as where a proxy closes idle connections."""
 
     def script(line: Line) -> None:
         line.send(peer.answer(line.request()))

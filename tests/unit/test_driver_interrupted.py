@@ -159,7 +159,7 @@ def test_exception_at_any_call_of_the_driver_mixes_up_no_answers_and_blocks_nobo
 
 
 def test_operation_inside_another_is_right_or_refused(world: PeerWorld) -> None:
-    """A signal handler at any line of the driver uses the same driver."""
+    """A signal handler uses the driver at each line of that driver."""
     world.peer(echoing)
     driver = world.driver()
     outcomes: list[str] = []

@@ -70,7 +70,7 @@ def node(wire: Wire) -> RedisNode:
 def test_arrived_answer_is_read_before_a_newer_extension_is_asked(
     node: RedisNode, wire: Wire
 ) -> None:
-    """Read later it would be an older word on a younger request."""
+    """Read later, an older answer would count for a younger request."""
     mine = Claim("r", "mine", 10.0, 1)
     first, second = (next(quorum.extend([mine], at, 0.5)) for at in (1.0, 1.1))
     node.ask(first, encode(first, PREFIX), 1.0)
@@ -108,7 +108,7 @@ def test_old_server_is_not_asked_again_for_an_attempt_that_is_over(
 
 
 def test_write_proves_a_master_only_at_the_time_of_its_request(wire: Wire) -> None:
-    """By the time of the answer it may be a replica: then the next vote needs another look."""
+    """It may be a replica by the time of the answer: the next vote needs another look."""
     guard = RestartGuard(True, 30.0, print)
     node = RedisNode(*(0, ADDRESS, PREFIX, guard, []), clock=lambda: 1.2, later=lambda call: call())
     node.opened(wire, NodeInfo(run_id="one", uptime=1e6, role="master"), 1.0, 1.0)
@@ -157,7 +157,7 @@ def idle_node_meets(uptime: float) -> Trust:
 def test_request_interrupted_before_it_is_written_drops_its_connection(
     node: RedisNode, wire: Wire, monkeypatch: Patch, at: str
 ) -> None:
-    """Otherwise the next answer would be taken for the one to the request that was never sent."""
+    """The next answer would be taken for the one to the request that was never sent."""
 
     def struck(*_: object) -> None:
         raise KeyboardInterrupt
@@ -207,7 +207,7 @@ def test_second_of_two_concurrent_connections_to_a_node_is_closed(monkeypatch: P
 def test_driver_closed_while_connecting_reports_nothing_about_the_node(
     monkeypatch: Patch, caplog: Log
 ) -> None:
-    """Listeners are of the whole process: they would take it for another driver's."""
+    """Listeners serve the whole process and would attribute it to another driver."""
     driver = Driver([ADDRESS], PREFIX)
     (node,) = driver.nodes
 

@@ -136,7 +136,7 @@ def test_error_callback_whose_key_is_held_is_sent_as_a_task(
 
 
 def test_error_callback_of_several_failed_tasks_is_sent_for_each(books: Books, box: Box) -> None:
-    """Also if its signature bears an id: one id would be taken for one message."""
+    """Even if its signature has an id: messages of one id count as one."""
     books.redlock.acquire(KEY)
     callback = books.compensate().s(1).set(task_id="mine")
     books.fail(callback)
@@ -238,7 +238,7 @@ def test_error_callback_that_frees_its_key_when_it_begins_is_called_at_once(
 def test_error_callback_with_arguments_of_its_own_alone_is_sent_with_these(
     books: Books, box: Box
 ) -> None:
-    """`.si()`: Celery gives it nothing, and calls it all the same."""
+    """Celery calls an `.si()` without arguments of the failed task."""
     ran: list[Any] = []
 
     @books.app.task(name="clean", shared=False)
@@ -428,7 +428,7 @@ def test_error_callback_that_cannot_be_sent_is_logged_as_lost(
 
 
 def test_error_callbacks_of_a_chord_are_sent_as_tasks(books: Books, box: Box) -> None:
-    """Celery calls them with a request that it makes of the chord's body."""
+    """Celery calls them with a request made from the chord's body."""
 
     @books.app.task(name="total", shared=False)
     def total(results: Any) -> None: ...

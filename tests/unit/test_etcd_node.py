@@ -70,7 +70,7 @@ def test_etcd_answers_in_any_form_and_pieces_count(
 
 
 def test_etcd_requests_of_many_steps_get_their_own_answers(world: PeerWorld) -> None:
-    """A look asks for keys first, and then for their leases; others are written in between."""
+    """A look reads keys first and then their leases; other requests are written in between."""
     peer = world.etcd_peer()
     driver = world.driver()
     names = [f"key {n}" for n in range(12)]
@@ -435,7 +435,7 @@ def test_etcd_user_sends_the_password_once_and_a_token_with_each_request(world: 
 
 
 def test_etcd_member_that_is_only_compared_is_sent_no_password(world: PeerWorld) -> None:
-    """To check one costs a server a tenth of a second."""
+    """Checking a password costs a server a tenth of a second."""
     etcd = MemoryEtcd()
     members = [world.etcd_peer(etcd=etcd) for _ in range(2)]
     where = ",".join(f"127.0.0.1:{member.port}" for member in members)

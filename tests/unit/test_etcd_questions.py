@@ -104,7 +104,7 @@ def test_etcd_acquire_of_several_keys_gets_all_or_none(memory: Cluster) -> None:
 
 
 def test_etcd_attempt_whose_answer_was_lost_is_granted_again(memory: Cluster) -> None:
-    """With a new lease, which lasts for as long as the second answer is counted."""
+    """It has a new lease, which lasts as long as the second answer counts."""
     mine = claim("mine", "a", "b")
     memory.run(Verb.ACQUIRE, mine)
     before = memory.lease_of(b"redlock:lock/a")

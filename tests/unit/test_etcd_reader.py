@@ -162,7 +162,7 @@ def test_etcd_reader_waits_for_a_silent_member_no_longer_than_the_timeout() -> N
 
 
 def test_etcd_reader_gives_up_an_answer_that_never_ends(monkeypatch: Patch) -> None:
-    """Each byte is in time, the whole is not."""
+    """Each byte is in time, the whole answer is not."""
     monkeypatch.setattr(reader_module, "MAX_TIMEOUTS", 0.1 / DEADLINE)
 
     def dripping(line: Line) -> None:

@@ -43,7 +43,7 @@ def test_etcd_request_has_the_length_of_its_body() -> None:
 
 
 def test_etcd_answers_are_the_same_however_they_are_cut() -> None:
-    """In random pieces, from a seed."""
+    """The pieces are random, from a seed."""
     rng = random.Random(20261126)
     for _ in range(100):
         said = ["x" * rng.randrange(30) for _ in range(rng.randrange(5))]

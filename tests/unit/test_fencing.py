@@ -221,7 +221,7 @@ def test_fencing_token_is_written_only_where_our_token_still_holds_the_key() -> 
 def test_fencing_token_written_to_any_node_would_be_overtaken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The counterexample is one: with the write-back to any node, 500 comes after 701."""
+    """This is the counterexample: with the write-back to any node, 500 comes after 701."""
 
     def anywhere(self: FakeNode, claim: Claim, token: str | None) -> bool:
         self.fences[claim.resource] = max(claim.fencing_token or 0, self.fences.get("r", 0))
@@ -404,7 +404,7 @@ def test_nested_block_with_fencing_is_refused_if_the_outer_one_has_no_token(lock
 def test_nested_block_in_unlocked_work_has_no_fencing_token(
     redlock: Redlock, fencing: bool
 ) -> None:
-    """`on_unavailable="run"`: no node could be reached, and need not be."""
+    """With `on_unavailable="run"` no node was reached, and none needs to be."""
     with Unlocked("r", redlock) as outer:
         assert outer.fencing_token is None
         with redlock.lock("r", fencing=fencing) as inner:
@@ -438,7 +438,7 @@ def test_fencing_of_the_instance_is_the_default_of_its_locks() -> None:
 def test_beat_claim_has_no_fencing_token_whatever_the_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each tick has a name of its own: they would fill the nodes with numbers."""
+    """Each tick has a name of its own, so the numbers would fill the nodes."""
     usual = FakeRedlock(monkeypatch)
     usual.client.fencing = True
     entry = ScheduleEntry("tick", schedule=schedule(60.0), last_run_at=datetime.now(timezone.utc))

@@ -106,7 +106,7 @@ def test_call_may_not_drop_the_lock_that_is_declared(ran: Ran, box: Box) -> None
 def test_message_of_a_lost_process_keeps_the_reservation_of_its_call(
     ran: Ran, redlock: FakeRedlock, box: Box, scope: str
 ) -> None:
-    """The main process holds it, and sends it again (`retry_on_worker_lost`)."""
+    """The main process keeps it, and sends the message again (`retry_on_worker_lost`)."""
     token = token_of()
     reserve(redlock, token)
     task = ran.task("while_executing")
@@ -176,7 +176,7 @@ def test_header_passed_on_by_a_producer_does_not_choose_the_scope(
 
 
 def test_retry_reserves_by_the_scope_of_its_task_and_not_by_its_header(ran: Ran, box: Box) -> None:
-    """With other arguments; what its header says beyond that, no node has borne out."""
+    """It has other arguments; the rest of its header has been confirmed by no node."""
     task = ran.task("until_executed")
     given = {RESERVATION: header("until_expired", token=token_of())}
     ran.then = lambda: task.apply_async((2,), task_id="the-id", headers=given)
@@ -188,7 +188,7 @@ def test_retry_reserves_by_the_scope_of_its_task_and_not_by_its_header(ran: Ran,
 def test_call_of_its_own_task_by_a_body_is_no_retry(
     ran: Ran, redlock: FakeRedlock, box: Box
 ) -> None:
-    """Only that would be published in any case."""
+    """Only a retry would be published in any case."""
     task = ran.task("until_and_while_executing")
     ran.then = lambda: take(redlock, "first") or sent.append(task.apply_async((1,), task_id="new"))
     sent: list[Any] = []
@@ -259,7 +259,7 @@ def test_worker_renews_a_reservation_for_no_longer_than_its_task_would(
 def test_worker_forgets_a_reservation_that_the_nodes_deny(
     ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
-    """A forged one costs one request, however short it is said to be; the real one is prolonged."""
+    """A forged one costs one request, however short its ttl; the real one is prolonged."""
     held: Any = WeakKeyDictionary()
     monkeypatch.setattr("celery_redlock.messages.received._held", held)
     monkeypatch.setattr("celery_redlock.messages.received.monotonic", redlock.clock)
@@ -375,7 +375,7 @@ def test_callback_reserves_for_at_most_a_month_and_its_parent_succeeds(
 
 
 def test_stamp_named_lock_is_no_option_of_a_call(ran: Ran, redlock: FakeRedlock, box: Box) -> None:
-    """Celery hands a message's stamps on as options, where it is sent again."""
+    """Celery passes a message's stamps on as options where it is sent again."""
     wish = {"scope": "until_expired", "reserve_ttl": YEARS}
     task = ran.task("while_executing")
     task.apply_async((1,), task_id="the-id", lock=wish, stamped_headers=["lock"])

@@ -74,7 +74,7 @@ def test_message_is_parked_only_if_it_names_its_queue(ran: Ran, info: Any) -> No
 
 @pytest.mark.parametrize("info", FORGED + NOWHERE[:2] + GENUINE, ids=str)
 def test_kombu_and_redis_take_back_only_messages_that_name_their_queue(info: Any) -> None:
-    """Otherwise they raise; or they drop it."""
+    """With other messages they raise, or drop them."""
     channel: Any = Channel.__new__(Channel)
     exchange = SimpleNamespace(lookup=lambda _table, _exchange, key, _default: {key})
     channel.typeof = lambda name: {"celery": exchange, "fanout": exchange}[name]

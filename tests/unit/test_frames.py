@@ -43,7 +43,7 @@ def test_delivery_sent_again_leaves_no_frames_behind(
 
 
 def test_retry_for_a_lock_sends_no_frames_to_the_main_process(busy: Any, sent: list[Any]) -> None:
-    """With them it is two writes, and Celery may lose a child between the two."""
+    """Frames make it two writes, and Celery may lose a child between them."""
     infos: list[Any] = []
     names: list[str] = []
 

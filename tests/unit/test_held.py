@@ -44,7 +44,7 @@ def test_block_holds_its_lock_and_frees_it_also_if_it_raises(redlock: FakeRedloc
 
 
 def test_lock_object_accepts_the_stdlib_spelling_or_explains(redlock: FakeRedlock) -> None:
-    """`if lock.acquire():` is redis-py's; `async with` is of AsyncRedlock."""
+    """`if lock.acquire():` is that of redis-py; `async with` belongs to AsyncRedlock."""
     held = redlock.lock("r")
     assert held.acquire() is True
     held.release()
@@ -128,7 +128,7 @@ def test_kept_lock_stays_locked_and_is_no_longer_ours(redlock: FakeRedlock) -> N
 
 
 def test_lease_that_is_over_cannot_be_kept(redlock: FakeRedlock) -> None:
-    """Released, kept before, of another process, or lost: then it is another's to hold."""
+    """Such as one released, kept before, of another process, or lost to another holder."""
     held = redlock.lock("r")
     held.acquire()
     held._pid += 1  # as a fork's child sees it
@@ -185,7 +185,7 @@ def test_nested_block_does_not_share_a_lost_lease(redlock: FakeRedlock) -> None:
 def test_running_thread_is_looked_up_rarely_for_many_nested_blocks(
     redlock: FakeRedlock, monkeypatch: Patch
 ) -> None:
-    """Each of ten thousand blocks, one in another, asked it of all around it: two minutes."""
+    """Once each of ten thousand nested blocks looked it up for all around it: two minutes."""
     asked = Mock(wraps=held_module._user)
     with contextlib.ExitStack() as stack:
         for number in range(300):
@@ -197,7 +197,7 @@ def test_running_thread_is_looked_up_rarely_for_many_nested_blocks(
 
 
 def test_many_blocks_may_end_in_any_order(redlock: FakeRedlock) -> None:
-    """More of them than `stack.BLOCK`, so that they stand apart."""
+    """There are more of them than `stack.BLOCK`."""
     names = [f"r{number}" for number in range(250)]
     held = {name: redlock.lock(name).__enter__() for name in names}
     seen = copy_context()

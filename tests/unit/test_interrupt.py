@@ -303,7 +303,7 @@ def anew(function: Any) -> Any:
 
 @both
 def test_interrupt_that_races_with_the_end_of_a_body_strikes_nothing_after_it() -> None:
-    """The same with threads that really run at once; by chance, so many times."""
+    """The same with threads that really run at once; many times, by chance."""
 
     def race(number: int) -> bool:
         block = Interruptible(loss)

@@ -178,7 +178,7 @@ LITERALS = [*'z1-_.e~+%:,=()"#/ ']
 def test_part_of_a_value_cannot_move_over_into_the_next_in_a_key(
     data: st.DataObject, literal: str
 ) -> None:
-    """The same text, cut at two of the places where what stands between the values stands."""
+    """The same text is cut at two of the places where separators of values stand."""
     side = st.text(f"{literal}x1", max_size=4)
     text = data.draw(side) + literal + data.draw(side)
     places = [at for at, letter in enumerate(text) if letter == literal]

@@ -76,7 +76,7 @@ def test_first_lane_reads_the_tests_before_the_others(
 
 
 def test_temporary_files_of_tests_are_made_in_the_directory_of_the_run() -> None:
-    """By us, and by all that is started here."""
+    """Those of the tests, and of all processes started here."""
     assert os.environ["TMPDIR"] == tempfile.gettempdir()
     assert Path(tempfile.gettempdir()).name.startswith("redlock-tests-")
 

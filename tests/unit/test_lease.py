@@ -205,7 +205,7 @@ def test_drift_is_that_of_the_redlock_paper() -> None:
 def test_held_means_that_a_quorum_cannot_have_dropped_the_lease(
     events: list[tuple[int, float, float, bool]], nodes: int
 ) -> None:
-    """Whatever the nodes say and in whatever order: an independent account of the same rule."""
+    """An independent account of the rule, for any answers of the nodes in any order."""
     claim, ttl = Claim("r", "t", 10.0, nodes), 10.0
     clock, over = 0.0, False
     account: dict[int, float] = {}

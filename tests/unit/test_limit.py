@@ -204,7 +204,7 @@ def test_several_keys_with_limits_are_acquired_all_or_none_in_one_request(
 def test_slot_taken_meanwhile_costs_no_other_key_its_free_slot(
     redlock: FakeRedlock, first: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of the free slots of `all` are taken between our look and our request."""
+    """Two of the free slots of `all` are taken between the look and the request."""
     first(0)
     redlock.acquire("tenant", limit=2)
     peek, taken = redlock.client.peek, ("all", "all#slot2")
@@ -293,7 +293,7 @@ def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:
 def test_lowered_limit_admits_the_next_only_when_fewer_hold_the_key(
     redlock: FakeRedlock,
 ) -> None:
-    """In whichever slots these are."""
+    """Whatever slots they have."""
     five = sorted([redlock.acquire("r", limit=5) for _ in range(5)], key=lambda one: one.resources)
     for lease in five[:2]:  # slots that one with a limit of three could take
         redlock.release(lease)

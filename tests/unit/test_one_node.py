@@ -528,7 +528,7 @@ def test_writer_that_one_node_says_waits_keeps_no_reader_out(redlock: FakeRedloc
 def test_time_until_a_key_is_free_is_that_of_a_quorum(
     redlock: FakeRedlock, has: Any, lacks: Any, how: str
 ) -> None:
-    """Waiters, and workers for what they have parked, look again when it is over."""
+    """Waiters, and workers with parked deliveries, look again when it is over."""
     if how == "forged":
         has(how, "k")
     redlock.acquire("k", ttl=10.0)
@@ -585,7 +585,7 @@ def test_trusted_mark_written_by_hand_gives_a_vote_to_its_own_node_alone() -> No
 
 
 def test_node_that_says_it_has_just_started_puts_no_try_off(redlock: FakeRedlock) -> None:
-    """A liar, each time that it is asked: it has no vote, and four are left."""
+    """The liar claims it each time: it has no vote, and four are left."""
     guard = RestartGuard(True, 30.0, lambda line: None)
     started = NodeInfo(run_id="new", uptime=0.0, role="master")
     doubt = guard.doubt(guard.meet(4, started, 1000.0, 1000.0), 1000.0)

@@ -93,7 +93,7 @@ def test_nonsense_in_reports_of_workers_counts_nothing() -> None:
 
 
 def test_task_that_waits_for_several_keys_counts_at_each() -> None:
-    """Also on the page, which reads the workers' answers in its own way."""
+    """On the page as well, which reads the workers' answers by itself."""
     both = ["order:1", "order:2"]
     wait = {"resource": " + ".join(both), "resources": both, "waited": 3.0, "where": "parked"}
     for told in ({"waits": [wait]}, page_answer("w", {"waits": [wait], "holds": []})):

@@ -56,7 +56,7 @@ def test_deliveries_beyond_the_memory_go_last_first_as_many_as_have_slots(parkin
 
 
 def test_delivery_that_leaves_a_full_window_within_memory_comes_back_soon(parking: Any) -> None:
-    """A window that cannot be wider: another worker, or this one, has room in a moment."""
+    """The window cannot be wider: another worker, or this one, has room in a moment."""
     parking._memory = ParkingMemory(parking.admission, 10 * REQUEST_BYTES)
     parking._prefetch.is_full = lambda over: not over
     parking._leave_room()
@@ -67,7 +67,7 @@ def test_delivery_that_leaves_a_full_window_within_memory_comes_back_soon(parkin
 def test_arrival_beyond_the_memory_sends_none_away_but_the_sweep_does(
     parking: Any, charge: Any
 ) -> None:
-    """Else as many would go as arrive, fill the pool, and keep others from their slots."""
+    """Otherwise as many would go as arrive, fill the pool, and keep others from their slots."""
     parking._pauses, parking._to_pool = (), lambda _request: None
     parking._prefetch.is_full = lambda over: over
     parking(Received(charge, None))

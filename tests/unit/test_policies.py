@@ -115,7 +115,7 @@ def test_policy_and_attempts_decide_the_action_of_a_refusal(
 
 
 def test_tasks_put_off_until_a_moment_are_spread_after_it() -> None:
-    """Spread: all tasks are put off until the same one."""
+    """Otherwise all of them would come at the same moment."""
     options = TaskOptions(**{name: option.default for name, option in TASK.items()}, waits={})
     away = QuorumUnavailable("few", retry_after=40.0)
     pauses = [backoff(options, away, {"unavailable": 1}, False, 5.0) for _ in range(99)]
@@ -238,7 +238,7 @@ def test_policy_retry_ends_as_on_deadline_says(
 def test_policy_replace_revokes_its_holder_once_and_takes_over(
     held: Any, redlock: FakeRedlock, declare: Any, revoked: list[Any], waits: Waits
 ) -> None:
-    """Not before its lock is free: not before it is dead."""
+    """It takes over when the lock is free, which is when the holder is dead."""
     waits.then = lambda _wait: len(waits) == 4 and redlock.release(held)  # type: ignore[method-assign]
     assert deliver(declare("replace"))[0] == "ran"
     of = {"task_id": HOLDER, "digest": token_digest(held.token), "terminate": True}

@@ -85,7 +85,7 @@ def test_broker_gets_the_sum_of_celerys_window_and_parked_deliveries(
 def test_blocking_worker_loop_returns_soon_to_look_at_its_window(
     consumer: Consumer, blocks: bool
 ) -> None:
-    """A green pool's, and that of a transport like SQLAlchemy: nothing else wakes it."""
+    """Nothing else wakes the loop of a green pool, or of a transport like SQLAlchemy."""
     waited: list[float | None] = []
     consumer.connection.drain_events = lambda timeout=None: waited.append(timeout)
     consumer.hub = None if blocks else object()
@@ -324,7 +324,7 @@ def test_many_parked_deliveries_are_renewed_in_several_sweeps(
 def test_failed_renewal_of_parked_deliveries_is_repeated_and_logged_once(
     prefetch: Prefetch, broker: RedisQoS, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Else a worker that is killed within 15 s would strand it for the visibility timeout."""
+    """Otherwise a worker killed within 15 s would strand them for the visibility timeout."""
     caplog.set_level("INFO")
     some = parked("a", "b")
     broker.down = ConnectionError("connection reset by peer")
@@ -348,7 +348,7 @@ def test_failed_renewal_of_parked_deliveries_is_repeated_and_logged_once(
 def test_stopping_worker_reads_its_last_pop_without_its_poller(
     consumer: Consumer, prefetch: Prefetch, outcome: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A loop that has died has closed its poller, which kombu's transport for Redis reads by."""
+    """A loop that has died has closed the poller by which kombu's transport for Redis reads."""
     monkeypatch.setattr("celery_redlock.worker.parking.prefetch.LAST_POP_S", 0.05)
     poller = poll()
     poller.close()

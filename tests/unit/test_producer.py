@@ -99,7 +99,7 @@ except SystemExit:
 
 
 def test_revoke_before_remote_control_is_loaded_is_remembered() -> None:
-    """By an app's own, whichever; and an app can be given another, as a test does."""
+    """By any app's own control; a test may give an app another one."""
     told = program("""
 from celery_redlock import install
 from celery_redlock.messages.revokes import was_revoked

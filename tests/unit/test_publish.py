@@ -310,7 +310,7 @@ def test_policy_replace_revokes_a_queued_call_and_leaves_a_running_one_alone(
 def test_policy_replace_does_not_revoke_a_call_under_its_own_id(
     redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch, caplog: Log, running: bool
 ) -> None:
-    """Both are in the queue then, and a line says so."""
+    """Both are in the queue then, and a log line reports it."""
     monkeypatch.setattr(charge.app.control, "revoke", None)
     take(redlock, "mine")
     if running:
@@ -326,7 +326,7 @@ def test_policy_replace_does_not_revoke_a_call_under_its_own_id(
 def test_result_backend_is_not_asked_about_a_task_that_stores_none(
     redlock: FakeRedlock, app: Celery, box: Box, ends: Any, stored: dict[str, bool]
 ) -> None:
-    """A result backend that hangs would keep the producer, and a beat all its entries."""
+    """A hanging result backend would delay the producer, and all entries of a beat."""
     asked: list[str] = []
     ends(lambda _task, task_id: asked.append(task_id), 0.0)
     task = declare(app, ignore_result=True, **stored)
@@ -343,7 +343,7 @@ def test_end_of_a_task_unknown_here_is_unknown(charge: Any) -> None:
 def test_call_is_published_without_a_reservation_if_no_quorum_agrees(
     redlock: FakeRedlock, charge: Any, box: Box, caplog: Log
 ) -> None:
-    """Better twice in the queue than not at all: its lock decides."""
+    """Twice in the queue is better than not at all: the lock decides."""
     take(redlock, "one", nodes=2)
     redlock.driver.dead = {4}
     sent = charge.delay(1)
@@ -490,7 +490,7 @@ def test_tasks_without_a_reserving_scope_are_published_as_usual(
 
 
 def test_producer_without_reservations_needs_no_nodes(app: Celery, box: Box) -> None:
-    """Only its workers know the nodes."""
+    """Only its workers have the nodes."""
     app.conf.redlock_nodes = None  # and the broker is no Redis
     declare(app, lock_scope="while_executing").delay(1)
     assert box.header() is None

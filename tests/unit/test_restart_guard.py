@@ -158,7 +158,7 @@ def test_server_met_again_is_no_restart(guard: RestartGuard) -> None:
 def test_restart_since_the_last_answer_counts_from_the_start_however_late_met(
     guard: RestartGuard, before: float
 ) -> None:
-    """An uptime may be off by a second, either way: what may be a restart counts as one."""
+    """An uptime may be off by a second, either way: a possible restart counts as one."""
     new = replace(FRESH, run_id="new", uptime=100.0)
     memory = met(guard, new, NOW, (FRESH, NOW - before))
     assert (memory.what, memory.began) == ("started", NOW - 99.0)
@@ -197,7 +197,7 @@ def test_only_its_own_restart_takes_the_vote_of_a_node_however_idle_the_process(
 
 
 def test_aof_of_a_restarted_node_exempts_it_from_nothing(guard: RestartGuard) -> None:
-    """No server can know if its data is that of before."""
+    """A server cannot know if it has all its data."""
     for facts in (FRESH, replace(FRESH, appends=True, mark=f"1000000.000 {FRESH.memory}")):
         assert guard.doubt(met(guard, facts, NOW), NOW)
 
@@ -280,7 +280,7 @@ def test_another_server_at_an_address_may_have_forgotten_all_locks(guard: Restar
 
 
 def test_restart_is_judged_by_the_last_answer_and_not_by_the_first(guard: RestartGuard) -> None:
-    """The old connection is old; the other server was started behind it, and is no restart."""
+    """The connection is old, and the other server was started behind it: no restart."""
     old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
     guard.heard(0, old, NOW + 1000)
     other = replace(FRESH, run_id="other", uptime=500.0)
@@ -357,7 +357,7 @@ def test_server_ages_between_its_info_and_a_later_look(
 def test_promoted_replica_behind_sentinels_waits_until_others_have_the_news(
     guard: RestartGuard,
 ) -> None:
-    """Until then they may be granted locks by the old master, for a ttl from there on."""
+    """Until then other clients may be granted locks by the old master, for a ttl each."""
     for index, moves in enumerate((False, True)):
         trust = Trust(guard, index, moves=moves)
         trust.connected(replace(FRESH, history="f" * 40, uptime=1e6), NOW, NOW)
@@ -367,7 +367,7 @@ def test_promoted_replica_behind_sentinels_waits_until_others_have_the_news(
 
 
 def test_node_with_a_new_replication_history_was_a_replica(guard: RestartGuard) -> None:
-    """Demoted and promoted again: no client was disconnected."""
+    """It was demoted and promoted again, and no client was disconnected."""
     memory = guard.meet(0, replace(FRESH, uptime=1e6, replication="a" * 40), NOW, NOW)
     assert not guard.doubt(memory, NOW)
     other = replace(memory.facts, replication="b" * 40)  # its first replica

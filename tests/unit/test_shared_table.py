@@ -128,7 +128,7 @@ def test_slot_of_a_lease_record_is_not_reused_while_its_claim_is_released(
 
 
 def test_late_writer_changes_no_lease_record_of_another_claim(table: SharedLeaseTable) -> None:
-    """A watchdog that was about to write when the claim was released, and its place taken."""
+    """A watchdog was about to write when the claim was released and its slot taken."""
     first = granted(table, resource="first")
     kept = first.kept
     table.unregister(first)
@@ -227,7 +227,7 @@ def test_expiry_confirmed_to_the_supervisor_reaches_the_holder(table: SharedLeas
 
 
 def test_expiry_kept_for_a_claim_is_not_taken_for_its_successor(table: SharedLeaseTable) -> None:
-    """The keeper may be stopped between reading a note and writing to it."""
+    """The keeper may be stopped between reading a record and writing to it."""
     first = granted(table)
     (note,) = notes(table)
     table.extended(note, [120.0] * NODES)
@@ -254,7 +254,7 @@ def test_expiry_partly_rewritten_by_the_supervisor_is_read_for_each_node(
 def test_half_written_first_expiry_of_the_supervisor_is_not_read(
     table: SharedLeaseTable,
 ) -> None:
-    """The other half is of the record that was in this slot before."""
+    """The other half belongs to the previous record of this slot."""
 
     class Stopped(list[float]):
         def __getitem__(self, node: Any) -> Any:

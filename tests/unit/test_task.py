@@ -111,7 +111,7 @@ def test_async_functions_are_refused_as_locked_tasks(app: Any) -> None:
 
 
 def test_generator_functions_are_refused_as_locked_tasks(app: Any) -> None:
-    """Their bodies would run when the lock is free again."""
+    """Their bodies would run after the release of the lock."""
 
     def body() -> Any:
         yield
@@ -273,7 +273,7 @@ def test_redlock_enabled_false_runs_tasks_without_locks(task: Any, redlock: Fake
 def test_locked_function_outside_celery_has_its_own_name_as_key(
     redlock: FakeRedlock, app: Any
 ) -> None:
-    """`@locked` on a function that is no task's: locked when it is called, under its own name."""
+    """`@locked` on a function that is no task's locks each call."""
     app.set_current()
     assert locked("k:<x>")(body)(1) == "k:1"
     assert locked()(body)(1) == locked()(body)(x=1, y=2)
@@ -569,7 +569,7 @@ def test_attempts_without_a_quorum_are_counted_apart(
 def test_missing_quorum_is_logged_once_a_task_and_once_a_minute(
     busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log, monkeypatch: Patch
 ) -> None:
-    """Celery says of each attempt that it was received, and that it is retried."""
+    """Celery logs for each attempt that it was received and that it is retried."""
     caplog.set_level(logging.INFO)
     clock, once = FakeClock(), Once()
     monkeypatch.setattr(

@@ -73,7 +73,7 @@ def test_acknowledged_message_whose_failure_celery_cannot_store_keeps_no_reserva
 def test_message_that_ends_before_its_body_keeps_no_reservation(
     ran: Ran, found: list[Reservation], scope: str, enabled: bool, freed: int
 ) -> None:
-    """Where locks are off no node is asked: none need be there."""
+    """Where locks are off no node is asked, and none needs to be there."""
     ran.app.conf.redlock_enabled = enabled
     given = header(scope, token=token_of())
     request = SimpleNamespace(id="the-id", **{RESERVATION: given})

@@ -90,7 +90,7 @@ def test_missing_quorum_shows_how_many_answer_and_how_long_to_wait(
 def test_longest_ttl_of_the_tasks_decides_which_nodes_vote(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Tasks that are not imported yet are, unless all nodes are older than any ttl can be."""
+    """Tasks are imported for that, unless all nodes are older than any ttl can be."""
     app = Celery("shop", set_as_current=False, broker="memory://")
     app.conf.update(redlock_nodes=["redis://n0", "redis://n1", "redis://n2"])
     app.conf.update(redlock_restart_guard="uptime", redlock_ttl=10.0)
@@ -240,7 +240,7 @@ def test_every_page_shows_a_missing_quorum_first(
 
 
 def test_nodes_that_may_not_be_scanned_are_no_lost_quorum() -> None:
-    """The workers' user may not: locks are taken all the same."""
+    """The workers' user may not scan, and locks work all the same."""
     with start_servers(3, config=with_acl_user()) as nodes:
         redlock = Redlock([lock_url(node) for node in nodes], restart_guard="off")
         page = make_app(redlock=redlock, idle=None)

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.worker
 def test_contended_tasks_on_quorum_queues_all_run_once(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
-    """Acknowledged late: a requeue without a delay would have them dropped after 20 of them."""
+    """Acknowledged late and requeued without a delay, they would be dropped after 20 times."""
     settings = settings_of("topic", rabbitmq)
     with own_queue(cluster, tmp_path, {**settings, "task_acks_late": True}) as other:
         with other.worker("-c", "3") as worker:
@@ -102,7 +102,7 @@ def test_workers_survive_a_short_consumer_timeout(
 def test_task_sent_again_by_a_worker_that_then_died_runs_once(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
-    """The broker has both: the old one was not acknowledged, and is delivered again first."""
+    """The broker has both messages: the unacknowledged old one is delivered first."""
     settings = settings_of("classic", rabbitmq) | {
         "task_acks_late": True,
         "worker_prefetch_multiplier": 1,  # it does not get the new one as well
@@ -152,7 +152,7 @@ def test_rejected_task_goes_to_the_dead_letter_queue(
 def test_free_tasks_overtake_parked_ones_over_amqp(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
-    """The window is widened when it is full, not when the worker wakes up for something else."""
+    """The window is widened when it is full, not when the worker happens to wake up."""
     other = Cluster(
         cluster.nodes,
         cluster.broker,
@@ -300,7 +300,7 @@ def kill_main(worker: Worker) -> None:
 def test_parked_tasks_keep_no_slot_idle(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
 ) -> None:
-    """Where the window cannot be widened, and is no larger than the pool."""
+    """The window cannot be widened, and is no larger than the pool."""
     settings = settings_of("topic", rabbitmq)
     settings |= {"task_acks_late": True, "worker_prefetch_multiplier": 1}
     with (

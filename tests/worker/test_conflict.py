@@ -16,7 +16,7 @@ from tests.support.worker import Worker
 def test_conflicting_task_waits_its_turn_and_keeps_id_and_retries(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Sent again with the same id, its retries unspent, in state RETRY; `max_retries` is 0."""
+    """It is sent again in state RETRY, its retries unspent; `max_retries` is 0."""
     with cluster.states() as states:
         with cluster.redlock.lock(f"k:{key}"):
             sent = cluster.send("conflict_retry", key)
@@ -50,7 +50,7 @@ def test_final_state_is_not_hidden_by_an_earlier_retry(
 def test_crowd_takes_turns_by_every_way_to_declare_a_lock(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """By every way to declare a lock; three children; one resource."""
+    """Three children work on one resource."""
     ways = ["under", "over", "shared_under", "shared_over", "by_class", "conflict_retry"]
     sent = [cluster.send(way, key, 0.02) for way in ways for _ in range(3)]
     for one in sent:
@@ -99,7 +99,7 @@ def test_conflicting_task_with_policy_skip_is_skipped(
 def test_conflicting_task_with_policy_raise_fails_in_one_log_line(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """At level INFO, without a traceback."""
+    """The line has level INFO and no traceback."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("conflict_raise", key)
         with pytest.raises(ResourceHeld, match=f"k:{key} is held by"):
@@ -113,7 +113,7 @@ def test_conflicting_task_with_policy_raise_fails_in_one_log_line(
 def test_task_sent_again_keeps_headers_and_options_of_its_user(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """A task that is sent again for want of its lock is the same message in all else."""
+    """A task that is sent again for its lock is the same message in all other respects."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send(
             "headers", key, headers={"trace": "abc"}, time_limit=50, soft_time_limit=40, priority=3
@@ -148,7 +148,7 @@ def test_error_callbacks_wait_for_their_turn(cluster: Cluster, worker: Worker, k
 
 
 def test_chain_link_waits_for_its_predecessor(cluster: Cluster, worker: Worker, key: str) -> None:
-    """`chain(t(x), t(x))`: the second is published while the first still holds their key."""
+    """In `chain(t(x), t(x))` the second is published while the first has their key."""
     with cluster.states() as states:
         last = chain(
             [cluster.signature("link", key).set(immutable=True) for _ in range(3)]

@@ -30,7 +30,7 @@ def test_child_is_killed_while_it_waits_for_a_lock(
 def test_lock_of_another_child_survives_the_death_of_a_child(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Only what the dead child held is freed."""
+    """Only locks of the dead child are released."""
     other = cluster.send("work", f"{key}-other", 3.0)
     cluster.entered(f"{key}-other")
     bystander = cluster.contend(f"{key}-other")
@@ -46,7 +46,7 @@ def test_lock_of_another_child_survives_the_death_of_a_child(
 def test_copy_of_a_running_task_does_not_run_beside_it(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """The same id delivered twice: the copy neither runs beside it, nor frees its lock."""
+    """The same id is delivered twice; the copy does not release the lock either."""
     sent = cluster.send("until_told_retry", key)
     cluster.entered(key)
     cluster.send("until_told_retry", key, task_id=sent.id)
@@ -63,7 +63,7 @@ def test_copy_of_a_running_task_does_not_run_beside_it(
 
 
 def test_ending_child_reads_the_answers_to_its_last_release(cluster: Cluster, key: str) -> None:
-    """No task waits for the nodes' answers to that; its process reads them before it ends."""
+    """No task waits for those answers; the process reads them before it ends."""
     with ExitStack() as stack:
         fronts = [stack.enter_context(Proxy(node.port)) for node in cluster.nodes]
         conf = {"redlock_nodes": [front.url for front in fronts], "redlock_node_timeout": 3.0}

@@ -33,7 +33,7 @@ def test_endings_free_the_lock_over_postgresql_and_etcd_too(store: str) -> None:
 def test_task_that_retries_three_times_runs_four_times_and_succeeds(
     cluster: Cluster, worker: Worker, key: str, then: str
 ) -> None:
-    """With no countdown the retry meets its own predecessor's lock, and waits for it."""
+    """Without a countdown the retry meets the lock of its own predecessor, and waits for it."""
     with cluster.states() as states:
         sent = cluster.send("work", key, 0.02, then)
         assert cluster.result(sent) == {"retries": 3, "token": True}
@@ -49,7 +49,6 @@ def test_task_that_retries_three_times_runs_four_times_and_succeeds(
 def test_lock_is_free_for_others_between_two_tries(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """The lock is free between two tries, not held from the first to the last."""
     sent = cluster.send("work", key, 0.4, "retry")
     cluster.entered(key)
     cluster.contend(key).gets_it(since=lambda: cluster.runs(key, sent)[0].end)

@@ -57,7 +57,7 @@ def test_greenlets_run_while_another_waits_for_a_lock(
 def test_greenlets_run_while_another_waits_for_a_quorum(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Nodes that hang: an attempt takes the node timeout, and no other greenlet feels it."""
+    """Nodes hang: an attempt takes the node timeout, and delays no other greenlet."""
     sent = cluster.send("work", key, 3.0)
     cluster.entered(key)
     with hung(cluster.nodes[:3]):
@@ -98,7 +98,7 @@ def test_greenlet_does_not_share_the_lease_of_another(
 def test_greenlet_that_never_yields_loses_its_lock_with_an_error(
     cluster: Cluster, worker: Worker, key: str, kind: str
 ) -> None:
-    """After its ttl: the watchdog is a greenlet as well. `test_sidecar.py` has the remedy."""
+    """The watchdog is a greenlet as well, so the ttl passes. `test_sidecar.py` has the remedy."""
     logs, raises = cluster.send("lost_log", key, 1.5, kind), f"{key}-raises"
     assert cluster.result(logs) is True
     worker.said(f"lost the lock k:{key} held by {TASKS}.lost_log[{logs.id}]")
@@ -170,7 +170,7 @@ def test_interrupt_that_comes_too_late_strikes_no_greenlet(
 def test_ended_greenlet_frees_its_lock(
     cluster: Cluster, worker: Worker, key: str, limit: float | None, state: str
 ) -> None:
-    """By its hard time limit, or revoked with `terminate`."""
+    """It is ended by its hard time limit, or revoked with `terminate`."""
     if limit is None and VERSION < GEVENT_ENDS_TASKS:
         pytest.skip("this Celery cannot end a task of gevent's")
     sent = cluster.send("work", key, 30.0, time_limit=limit)
@@ -186,7 +186,7 @@ def test_ended_greenlet_frees_its_lock(
 def test_greenlet_revoked_while_it_waits_holds_nothing(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """While it waits for its lock: it holds nothing, and the holder is not robbed."""
+    """The holder keeps its lock."""
     if VERSION < GEVENT_ENDS_TASKS:
         pytest.skip("this Celery cannot end a task of gevent's")
     with cluster.redlock.lock(f"k:{key}") as lease:

@@ -167,7 +167,7 @@ def test_argument_of_any_kind_has_a_short_printable_key(
 def test_argument_without_a_stable_text_fails_its_task_unrun(
     cluster: Cluster, worker: Worker
 ) -> None:
-    """A silent `repr` with an address in it would never lock anything."""
+    """A `repr` that contains an address would never lock anything."""
     sent = cluster.send("keyed", types.SimpleNamespace(a=1), serializer="pickle")
     worker.said("holds a types.SimpleNamespace, which has no stable text")
     assert f"ConfigurationError: argument 'args' of {TASKS}.keyed" in worker.text

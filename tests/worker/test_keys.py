@@ -96,7 +96,7 @@ def test_key_of_a_pydantic_model_is_the_same_for_producer_and_body(
 def test_main_process_and_body_make_the_same_key(
     cluster: Cluster, worker: Worker, tasks: Any
 ) -> None:
-    """The main process makes it of what the message holds, to free what a dead child held."""
+    """The main process makes it from the message, to release the lock of a dead child."""
     sent = cluster.send("hold_model", {"id": 9})
     resource = resource_of(tasks.hold_model, ({"id": 9, "lines": []},), {})
 

@@ -21,7 +21,7 @@ APP = "tests.worker.importing"
 def test_first_task_of_a_worker_loads_no_more_modules(
     cluster: Cluster, key: str, pool: str, parking: bool
 ) -> None:
-    """Else each child of a pool would, when its first task is waiting."""
+    """Otherwise each child of a pool would load them while its first task waits."""
     conf = {**cluster.conf, "redlock_parking": parking, "task_default_queue": f"loading-{key}"}
     env = {**os.environ, "TEST_CONF": json.dumps(conf), "PYTHONPATH": str(ROOT)}
     command = forked.celery(APP, "worker", *forked.QUIET, "-P", pool, "-c", "1")

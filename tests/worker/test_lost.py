@@ -124,7 +124,7 @@ def shown(worker: Worker, words: str) -> str:
 def test_sleeping_thread_is_interrupted_only_after_its_sleep(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
-    """In the main thread a signal ends a sleep, and a hub a greenlet's; threads cannot be woken."""
+    """A signal ends a sleep of the main thread, a hub that of a greenlet; threads sleep on."""
     if name != "threads":
         pytest.skip("above, as `one sleep`")
     sent = cluster.send("short_ttl", key, BRIEF, "one sleep")
@@ -245,7 +245,7 @@ def test_body_in_an_endless_c_call_is_killed(
 def test_body_that_reports_progress_or_is_only_watched_runs_on(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
-    """Side by side: a report from inside of another block counts as well."""
+    """Both side by side: a report inside of another block counts as well."""
     sent = [cluster.send(task, f"{key}-{task}", 2.5) for task in ("silence_logged", "silence_told")]
     reports = cluster.send("reporting", f"{key}-reporting", 2.6)
     assert [cluster.result(one) for one in sent] == [False, False]  # the locks were kept
@@ -277,7 +277,7 @@ def test_reporting_body_survives_a_long_stop_of_its_whole_worker(
 def test_worker_that_interrupted_bodies_still_runs_tasks(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """After all that: no exception struck outside a body, every child takes tasks."""
+    """No exception was raised outside of a body, and each child takes tasks."""
     sent = [cluster.send("work", f"{key}{i}") for i in range(9)]
     for one in sent:
         assert cluster.result(one) == {"retries": 0, "token": True}
@@ -289,7 +289,7 @@ def test_worker_that_interrupted_bodies_still_runs_tasks(
 def test_body_that_lost_its_lease_in_a_c_call_does_not_succeed(
     cluster: Cluster, worker: Worker, name: str, key: str
 ) -> None:
-    """Nothing of ours could run meanwhile; so it is asked at the end."""
+    """No code of the library could run meanwhile, so the lease is checked at the end."""
     if name == "prefork":
         pytest.skip("the worker's main process extends it")
     sent = cluster.send("short_ttl", key, BRIEF, "gil")

@@ -54,7 +54,7 @@ def test_free_tasks_overtake_twenty_parked_ones(cluster: Cluster, narrow: Worker
 def test_tasks_of_one_key_in_one_worker_follow_each_other(
     cluster: Cluster, narrow: Worker, key: str
 ) -> None:
-    """However they come: at once, with an ETA, rate-limited, acknowledged late. None is refused."""
+    """They come at once, with an ETA, rate-limited or acknowledged late; none is refused."""
     with cluster.states() as states:
         sent = send(cluster, "work", key, 4, 0.05)
         sent += send(cluster, "work", key, 4, 0.01, countdown=0.1)
@@ -161,7 +161,7 @@ def test_parked_tasks_are_not_lost_with_their_connection(cluster: Cluster, key: 
 
 @pytest.mark.parametrize("name", [pool("threads"), pool("solo"), often("gevent")])
 def test_tasks_are_parked_in_every_pool(cluster: Cluster, key: str, name: str) -> None:
-    """With settings that would have them wait in their slots, and for an hour before they retry."""
+    """By their settings they would wait in their slots, and for an hour before a retry."""
     conf = {"redlock_wait": 30.0, "redlock_retry_backoff": 3600, "redlock_retry_backoff_max": 3600}
     with cluster.states() as states, cluster.worker("-P", name, "-c", "4", queue=name, **conf):
         with cluster.redlock.lock(f"k:{key}"):

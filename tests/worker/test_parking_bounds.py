@@ -58,7 +58,7 @@ def test_messages_beyond_the_memory_are_sent_again_a_few_at_a_time(
 def test_all_tasks_behind_a_stuck_holder_fail_soon_after_their_deadline(
     cluster: Cluster, key: str
 ) -> None:
-    """However many they are: each goes to the pool once more, and is refused for good."""
+    """Each of the many goes to the pool once more, and is refused for good."""
     with cluster.worker("-c", "2", queue="stuck") as worker, cluster.redlock.lock(f"k:{key}"):
         sent = send(cluster, "conflict_deadline", key, 60, 0.0, queue="stuck")
         began = time.monotonic()
@@ -95,7 +95,7 @@ def test_parked_tasks_go_back_when_the_pool_is_full(cluster: Cluster, key: str) 
 
 
 def test_warm_shutdown_gives_parked_tasks_back_at_once(cluster: Cluster, key: str) -> None:
-    """However long the bodies take that still run; and none is lost."""
+    """However long the running bodies take; no task is lost."""
     held = contextlib.ExitStack()
     held.enter_context(cluster.redlock.lock(f"k:{key}"))
     with held, cluster.worker("-c", "2", queue="stops") as worker:

@@ -161,7 +161,7 @@ def at_work(cluster: Cluster, key: str) -> int:
 
 @pytest.mark.parametrize("place", ["prefork", "unparked", "postgresql"], indirect=True)
 def test_limit_lowered_while_tasks_run_is_obeyed(place: tuple[Cluster, Worker]) -> None:
-    """Lowered from two to one: the second waits until none is left, and one at a time goes on."""
+    """From two to one: the second waits until none runs, and then one runs at a time."""
     cluster, worker = place
     key = f"limit{next(numbers)}"
     begun = time.monotonic()
@@ -233,7 +233,7 @@ def test_duplicate_is_refused_during_a_pause_as_before(place: tuple[Cluster, Wor
 def test_paused_task_can_be_revoked_and_goes_to_another_worker(
     place: tuple[Cluster, Worker],
 ) -> None:
-    """When its own stops; and that one knows of the pause from its start on."""
+    """It goes when its own worker stops; the other one has the pause from its start on."""
     cluster, _worker = place
     key = f"stops{next(numbers)}-"
     with cluster.worker("-c", "1", queue="stops") as first, paused(cluster, f"k:{key}*"):

@@ -43,7 +43,7 @@ def threads(cluster: Cluster) -> Iterator[Worker]:
 def test_policy_wait_runs_the_body_as_soon_as_the_lock_is_free(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """In its slot: its message is not sent again."""
+    """It waits in its slot: its message is not sent again."""
     with cluster.states() as states:
         with cluster.redlock.lock(f"k:{key}"):
             sent = cluster.send("policy_wait", key)
@@ -142,7 +142,7 @@ def test_policy_replace_runs_once_a_killed_holder_is_dead(
 def test_policy_replace_ends_the_holder_and_no_other_task_with_its_id(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Anybody who may publish can run a task under the id of another, and then replace it."""
+    """Any publisher can run a task under the id of another, and then replace it."""
     forged = cluster.send("work", key, 60.0)
     cluster.entered(key)
     cluster.send("work", f"{key}-victim", 60.0, task_id=forged.id)

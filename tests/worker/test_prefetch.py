@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow  # at once: unit/test_prefetch.py
 def test_parked_tasks_go_back_over_amqp_when_the_pool_is_full(
     cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, name: str
 ) -> None:
-    """With greenlets the timer's gives it back, while the main one reads the connection."""
+    """With greenlets the timer's one returns it, while the main one reads the connection."""
     with own_queue(cluster, tmp_path, settings_of("classic", rabbitmq)) as other:
         goes_back(other, key, other.queue, "-P", name)
 

@@ -126,7 +126,7 @@ def test_purge_by_celery_frees_the_reservations(
 def test_purge_frees_a_reservation_that_only_a_quorum_has(
     broker: Cluster, reservations: Reservations, call: Call
 ) -> None:
-    """The first three to answer may be two that never had it, and one."""
+    """The first three answers may be from two nodes that never had it and one that has."""
     publish(reservations, "a")
     for node in broker.nodes[:2]:
         with redis.Redis.from_url(str(node.url)) as admin:
@@ -172,7 +172,7 @@ def test_purge_leaves_the_reservation_of_another_message_alone(
 def test_interrupted_purge_leaves_its_message_in_the_queue(
     broker: Cluster, reservations: Reservations, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between freeing and acknowledging: the message is there, and not the reservation."""
+    """Interrupted between the release and the acknowledgement, it keeps the message only."""
     publish(reservations, "a", "b")
     freed = purging._release_reservation
 
@@ -318,7 +318,7 @@ def test_message_sent_during_a_purge_stays_with_its_reservation(
 def test_purge_during_a_call_that_fails_leaves_nothing_reserved(
     broker: Cluster, reservations: Reservations
 ) -> None:
-    """The call had freed the place of the queued one, and restores it although that is gone."""
+    """The call had freed the place of the queued one, and restores it though that is gone."""
     app = Celery("tests.worker.operator", set_as_current=False)
     app.conf.update(broker.conf)
     task = declare(app, lambda *_: None)["until_executing"]

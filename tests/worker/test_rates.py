@@ -148,7 +148,7 @@ def _waits(cluster: Cluster) -> list[dict[str, Any]]:
 def test_duplicate_of_a_queued_task_with_a_rate_does_not_start(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """A reservation goes with a rate: it is freed when its body may start."""
+    """The task has a reservation beside its rate, freed when its body may start."""
     assert cluster.result(cluster.send("paced_once", key))
     queued = cluster.send("paced_once", key)
     worker.said(f"paced_once[{queued.id}] waits (held")

@@ -100,7 +100,7 @@ def workers(impatient: Cluster) -> Iterator[tuple[Worker, Worker]]:
 def test_bodies_longer_than_the_visibility_timeout_end_once(
     impatient: Cluster, workers: tuple[Worker, Worker], task: str
 ) -> None:
-    """Also those whose message was given away before they began, and those who come after."""
+    """Including those whose message was given away before they began, and later ones."""
     each_ends_once(impatient, task, 6, 2.0, 30.0)
     said = "".join(worker.text for worker in workers)
     assert said.count("is done: this was a second delivery of it") >= 2  # else it is void

@@ -116,7 +116,7 @@ def test_replacing_task_has_the_reservation_of_its_predecessor(
 def test_message_that_waits_for_its_lock_keeps_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """Sent again for want of the lock, it is the same message."""
+    """Sent again for its lock, it is the same message."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = reservations.until_executed.delay(key, 0.1)
         worker.said(f"until_executed[{sent.id}] waits (held, attempt 1")

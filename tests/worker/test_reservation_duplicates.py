@@ -113,7 +113,7 @@ def test_message_whose_reservation_has_expired_takes_it_again(
 def test_lost_reservation_never_lets_bodies_overlap(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str, scope: str
 ) -> None:
-    """All nodes forget it, again and again: more are queued, but bodies never overlap."""
+    """All nodes forget it, again and again: more calls are queued, but bodies never overlap."""
     task = reservations.tasks[scope]
     sent = []
     for _ in range(6):
@@ -163,7 +163,7 @@ def test_on_duplicate_raise_raises_at_run_time(
 def test_chain_of_equal_tasks_runs_each(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """The next is published while its predecessor has the reservation, and about to free it."""
+    """The next is published while its predecessor has the reservation and is about to free it."""
     task = reservations.lingering
     last = chain([task.si(key) for _ in range(3)], app=cluster.app).apply_async()
     assert Skipped.of(cluster.result(last)) is None
@@ -229,7 +229,7 @@ def test_retry_has_the_scope_of_its_call(
 def test_lock_with_hold_for_is_kept_for_its_minimum(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """`hold_for`: counted from when it was taken; not after a retry."""
+    """The minimum counts from the grant; after a retry it does not apply."""
     first = cluster.send("holding_for", key, "retry")
     assert cluster.result(first) == 1
     one, two = cluster.runs(key)

@@ -91,7 +91,7 @@ def ends(
 def test_reservation_is_freed_though_the_nodes_closed_their_connections(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """The main process, which seldom asks them anything, learns of it only by what it writes."""
+    """The main process seldom asks the nodes, and notices it only by what it writes."""
 
     def unknown(name: str) -> None:
         cluster.app.task(name="no.such", **RESERVED)(nothing).apply_async((name,), lock=LONG)
@@ -203,7 +203,7 @@ def test_dead_worker_leaves_a_reservation_no_longer_than_its_lock(
 def test_message_deduplicated_by_celery_leaves_no_reservation(
     cluster: Cluster, reservations: Reservations, key: str
 ) -> None:
-    """`worker_deduplicate_successful_tasks`: no hook of any kind."""
+    """With `worker_deduplicate_successful_tasks` no hook of any kind runs."""
     conf = {"worker_deduplicate_successful_tasks": True}
     with cluster.worker("-c", "1", queue=key, **conf) as worker:
         task = reservations.until_executed_late

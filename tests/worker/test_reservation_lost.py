@@ -157,7 +157,7 @@ def test_message_outlives_its_reservation(
 def test_message_that_comes_back_late_from_a_dead_worker_runs(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """Redis gives it back after its visibility timeout: as late as the reservation ends."""
+    """Redis returns it after its visibility timeout: as late as the reservation ends."""
     task = reservations.until_executed_late
     with cluster.worker("-c", "1", queue=key) as worker:
         sent = task.apply_async((key, 30.0), queue=key, lock={"reserve_ttl": 1.0})

@@ -101,7 +101,7 @@ def test_revoked_expired_or_limited_task_frees_an_until_succeeded_reservation(
 def test_skipped_task_has_not_succeeded_and_frees_its_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
-    """Because another program holds its lock; it ends in state SUCCESS."""
+    """It is skipped because another program holds its lock, and ends in state SUCCESS."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = reservations.until_succeeded_skip.delay(key)
         assert Skipped.of(cluster.result(sent)) is not None

@@ -40,7 +40,7 @@ def test_lock_is_free_at_the_end_of_a_body_in_a_cold_shutdown(
 def test_lock_is_free_after_a_body_raises_system_exit(
     cluster: Cluster, name: str, key: str
 ) -> None:
-    """SystemExit in the body: where it ends the worker, and where it does not, the lock is free."""
+    """In pools where that ends the worker, and in others."""
     with cluster.worker("-P", name, "-c", "5"):
         sent = cluster.send("work", key, 0.5, "SystemExit")
         cluster.entered(key)

@@ -86,7 +86,7 @@ def test_pool_child_silent_in_a_c_call_is_killed_by_the_sidecar(cluster: Cluster
 def test_killed_sidecar_is_replaced_and_frees_the_locks_of_a_killed_worker(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """Nothing is lost meanwhile, and all is free at once in the end: the ttl is half a minute."""
+    """No lock is lost meanwhile, and all are free at once in the end: the ttl is half a minute."""
     # Only a main process apart from the body's can start another while the body keeps the GIL.
     apart = len(psutil.Process(worker.process.pid).children()) > 1
     sent = cluster.send("longer_ttl", key, 5.0, "gil" if apart else "sleep")

@@ -43,7 +43,7 @@ def told(cluster: Cluster, name: str, key: str, count: int = 1) -> Line:
 def test_signals_of_a_lock_around_a_body_come_in_order_from_its_process(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """In its process, with its task, the whole story in its order."""
+    """Each has the task as its sender."""
     sent = cluster.send("short_ttl", key, 1.2)
     cluster.result(sent, LONG)
     task = f"{TASKS}.short_ttl"
@@ -181,7 +181,7 @@ def test_monitors_see_a_parked_task_once(
 def test_signals_and_events_of_a_lost_lock_name_its_reason(
     cluster: Cluster, worker: Worker, watch: Watch, key: str
 ) -> None:
-    """By a signal in its process, and an event for monitors."""
+    """A signal in its process, and an event for monitors."""
     sent = cluster.send("short_ttl", key, 20.0)
     run = cluster.entered(key)
     steal(cluster, key)

@@ -76,7 +76,7 @@ def test_worker_without_nodes_locks_on_its_broker(cluster: Cluster, key: str) ->
 
 
 def test_worker_with_redlock_enabled_false_takes_no_lock(cluster: Cluster, key: str) -> None:
-    """No lock anywhere: a task runs although another holds its resource, and no node is needed."""
+    """A task runs although another holds its resource, and no node is needed."""
     nowhere = ["redis://127.0.0.1:1/0"]
     with cluster.worker("-c", "2", redlock_enabled=False, redlock_nodes=nowhere) as worker:
         worker.said("redlock_enabled is False: no task takes a lock")
@@ -86,7 +86,7 @@ def test_worker_with_redlock_enabled_false_takes_no_lock(cluster: Cluster, key: 
 
 
 def test_worker_starts_without_its_nodes(cluster: Cluster, key: str) -> None:
-    """Nodes that are away are no setting that cannot work: tasks wait for them."""
+    """Unlike an invalid setting, missing nodes may come back: tasks wait for them."""
     with cluster.worker("-c", "1", redlock_nodes=["redis://127.0.0.1:1/0"]) as worker:
         why = "1 node, 0 answer: nothing can be locked until 1 does (127.0.0.1:1)"
         assert why in worker.text and "tasks are locked on" not in worker.text
@@ -114,7 +114,7 @@ def test_worker_without_a_quorum_does_not_log_that_tasks_are_locked(cluster: Clu
 def test_invalid_option_in_task_annotations_is_one_line(
     cluster: Cluster, task: str, option: str, value: Any, words: str
 ) -> None:
-    """Tasks are made while the app is imported here; below, when the worker begins."""
+    """Here tasks are made while the app is imported; below, when the worker begins."""
     said = refusal(cluster, task_annotations={task: {option: value}})
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "celery_redlock: " in line]
@@ -122,7 +122,7 @@ def test_invalid_option_in_task_annotations_is_one_line(
 
 
 def test_invalid_annotation_of_a_task_made_late_is_one_line(tmp_path: Path) -> None:
-    """After the app was imported. Our own commands are not ended by it: the doctor finds more."""
+    """It is made after the app was imported. Commands go on: the doctor finds more."""
     (tmp_path / "late_shop.py").write_text(
         "from celery import Celery\n"
         "from celery_redlock import SingletonTask\n"
@@ -196,7 +196,7 @@ SAID_OF_NODES = ("started", "evicts keys")
 def test_worker_on_nodes_just_started_logs_it_once_and_its_tasks_wait(
     cluster: Cluster, key: str
 ) -> None:
-    """The worker says so, once for all its processes; its tasks wait, and then run."""
+    """It logs once for all its processes; its tasks wait, and then run."""
     config = ["--maxmemory-policy", "allkeys-lru"]
     with start_servers(3, config=config) as nodes:
         urls = [node.url for node in nodes]

@@ -37,7 +37,7 @@ def revive(cluster: Cluster) -> None:
 def test_on_unavailable_run_takes_the_lock_where_a_quorum_answers(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
-    """`on_unavailable="run"` is for a missing quorum, not for a lock that another holds."""
+    """The option concerns a missing quorum, not a lock that another holds."""
     with cluster.redlock.lock(f"k:{key}"):
         sent = cluster.send("unavailable_run", key)
         worker.said(f"unavailable_run[{sent.id}] waits (held, attempt 1")
