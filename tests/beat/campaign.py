@@ -73,7 +73,7 @@ def campaign(
     every: Callable[[], None] | None = None,
     **conf: Any,
 ) -> Report:
-    """Run it.
+    """Run the campaign.
 
     Args:
         nodes: The lock nodes.

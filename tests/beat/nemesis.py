@@ -49,7 +49,7 @@ class Chronicle:
 
 
 class Nemesis:
-    """Does what `plan` says, from its entry to `run`'s end.
+    """Does the acts of `plan`, from entry to the end of `run`.
 
     Args:
         sites: Whose beats suffer.
@@ -102,7 +102,7 @@ class Nemesis:
         return sorted(acts, key=lambda act: act[0])
 
     def run(self, seconds: float, every: Callable[[], None] | None = None) -> None:
-        """Do it all; returns when the time is over and everything is up again.
+        """Do all acts; return when the time is over and everything is up again.
 
         Args:
             seconds: How long.

@@ -80,7 +80,7 @@ class Verdict:
         self.forgiven[kind] = self.forgiven.get(kind, 0) + 1
 
     def believe(self, faults: Iterable[Fault]) -> None:
-        """No more may be forgiven than bad luck explains."""
+        """Check that no more is forgiven than bad luck explains."""
         counts: dict[str, int] = {}
         for fault in faults:
             counts[fault.kind] = counts.get(fault.kind, 0) + 1
@@ -95,7 +95,7 @@ class Verdict:
 def judge_ticks(
     messages: Iterable[Message], faults: Iterable[Fault], begin: float, end: float
 ) -> Verdict:
-    """An entry that is due at each whole second: each once.
+    """Judge an entry that is due at each whole second: each is sent once.
 
     Args:
         messages: All of the entry, whenever sent.
@@ -216,7 +216,7 @@ def judge_interval(
 
 
 def _assign(messages: Iterable[Message]) -> tuple[dict[int, Message], list[Message]]:
-    """Give as many messages as possible each a second of its own; and those that got none."""
+    """Give as many messages as possible a second of their own; return the others, too."""
     waiting = sorted(messages, key=lambda message: message.asked)[::-1]
     heap: list[tuple[int, int, Message]] = []
     given: dict[int, Message] = {}
@@ -237,7 +237,7 @@ def _assign(messages: Iterable[Message]) -> tuple[dict[int, Message], list[Messa
 
 
 def _was_stopped(message: Message, faults: list[Fault]) -> bool:
-    """Was its beat stopped between the decision and the write?"""
+    """Return True if its beat was stopped between the decision and the write."""
     return any(
         fault.kind == "stop"
         and fault.pid == message.pid
@@ -248,7 +248,7 @@ def _was_stopped(message: Message, faults: list[Fault]) -> bool:
 
 
 def _ended_until(end: float, message: Message | None, faults: list[Fault]) -> bool:
-    """Was its beat killed or stopped after its message left, and before `end`?"""
+    """Return True if its beat was killed or stopped after its message left, before `end`."""
     return message is not None and any(
         fault.kind in ("kill", "stop")
         and fault.pid == message.pid
@@ -258,7 +258,7 @@ def _ended_until(end: float, message: Message | None, faults: list[Fault]) -> bo
 
 
 def _excuse(second: int, faults: list[Fault]) -> str:
-    """Why no message is for this second, if any fault explains it."""
+    """Return the fault that explains a second without a message, if there is one."""
     for fault in faults:
         if fault.kind == "stall" and fault.begin < second + 1 and second < fault.end:
             return "stall"

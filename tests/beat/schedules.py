@@ -34,7 +34,7 @@ class EverySecond(BaseSchedule):
 
 
 class SecondCrontab(crontab):
-    """All of a crontab but its arithmetic."""
+    """A crontab without its arithmetic."""
 
     def remaining_delta(
         self, last_run_at: datetime, *_args: Any, **_options: Any

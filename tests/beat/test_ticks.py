@@ -23,7 +23,7 @@ LONG = 7200.0
 
 
 def overdue(site: Site, *beats: Beat) -> None:
-    """The entry "hourly", a crontab, is overdue in all these beats."""
+    """Make the entry "hourly", a crontab, overdue in all these beats."""
     for beat in beats[: 1 if site.kind != "persistent" else None]:
         site.age(beat, "hourly", LONG)
 

@@ -26,10 +26,10 @@ class Maker(Protocol):
     """Seconds to a message's ETA."""
 
     def t(self, own: str = "a", **more: Any) -> Any:
-        """The locked task."""
+        """Return the signature of the locked task."""
 
     def p(self, own: str) -> Any:
-        """A plain one."""
+        """Return the signature of a plain task."""
 
     def replaced(self, by: Any) -> Any:
         """A task that another replaces when it runs."""
@@ -78,7 +78,7 @@ def of(app: Any, signature: Any) -> Any:
 
 
 def linked(first: Any, then: Any) -> Any:
-    """The result of a callback, which is not called where the first fails."""
+    """Return the result of a callback, which is not called where the first task fails."""
     callback = then.clone()
     result = callback.freeze()
     result.parent = first.apply_async(link=callback)

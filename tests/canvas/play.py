@@ -80,7 +80,7 @@ def expected(policy: Policy, cell: Cell, around: str) -> str:
 
 
 def expected_of_itself(policy: Policy, cell: Self) -> set[str]:
-    """All that may come out of a canvas that has its own duplicates."""
+    """Return all possible results of a canvas with duplicates of its own."""
     found = set()
     for run in _who_may_run(policy, cell):
         if policy.on_duplicate == "raise" and set(run) != set(cell.ran):
@@ -167,7 +167,7 @@ class Play(Maker):
         return self.stage.cluster.path / f"gate-{self.key}"
 
     def surround(self) -> None:
-        """Give the key to another."""
+        """Give the key to another task or program."""
         if self.around == "locked":
             self.lease = self.stage.cluster.redlock.acquire(f"k:{self.key}", ttl=600.0)
         elif self.around == "running":
@@ -192,7 +192,7 @@ class Play(Maker):
             self.error = error
 
     def lift(self) -> None:
-        """The other ends."""
+        """End the other holder."""
         self.lifted = self.lifted or time.monotonic()
         self.gate.touch()
         if self.lease is not None:
@@ -299,7 +299,7 @@ class Stage:
             self.cluster.close()
 
     def wave(self, name: str, policy: Policy, wanted: Sequence[tuple[Any, str]]) -> list[Play]:
-        """Canvases of one policy, all of them under way; the first call publishes them."""
+        """Play canvases of one policy, all of them under way; the first call publishes them."""
         plays = self.waves.get(name)
         if plays is None:
             plays = [Play(self, policy, cell, around) for cell, around in wanted]
@@ -318,7 +318,7 @@ class Stage:
         return plays
 
     def refused(self, plays: list[Play]) -> None:
-        """Wait until all these were refused their locks; those that are parked say nothing."""
+        """Wait until all these were refused their locks; parked ones do not log it."""
 
         def all_said() -> bool:
             lines = [line for line in self.worker.text.splitlines() if " waits (" in line]
@@ -328,19 +328,19 @@ class Stage:
             wait_until(all_said, PARKED, "the tasks wait for their locks", every=0.1)
 
     def listen_everywhere(self) -> None:
-        """From now on the worker takes what was published to nowhere."""
+        """Let the worker take messages from the queue without a consumer, from now on."""
         said = self.app.control.add_consumer(self.nowhere, reply=True, timeout=SOON, limit=1)
         assert len(said) == 1
 
     def at_work(self) -> list[Any]:
-        """The tasks that the worker has, at work or not."""
+        """Return the tasks that the worker has, running or not."""
         inspect = self.app.control.inspect(timeout=2.0, limit=1)
         answers = [inspect.active(), inspect.reserved(), inspect.scheduled()]
         assert all(answers)
         return [task for answer in answers for tasks in answer.values() for task in tasks]
 
     def check(self) -> None:
-        """No two bodies of a key overlapped, and no task's body ran twice."""
+        """Check that no two bodies of a key overlapped, and that no task's body ran twice."""
         lines = self.cluster.lines()
         locks = {f"k:{play.key}" for play in self.played if play.policy.scope != "until_executing"}
         overlaps = bodies.overlaps(line for line in lines if line.resource in locks)

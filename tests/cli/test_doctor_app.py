@@ -218,7 +218,7 @@ def test_doctor_finds_a_tick_that_the_success_before_it_still_reserves(
 
 
 class Own(schedule):
-    """Due whenever it likes."""
+    """A schedule that is due at any time it likes."""
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def cli(*arguments: str) -> See:
 
 
 def explain(nodes: Nodes, _redlock: Redlock, timeout: float = 0.3) -> str:
-    """All of the timeout is waited for workers, of which there is none."""
+    """Run `explain`, which waits all of its timeout for workers, because there are none."""
     app = shop([node.url for node in nodes], redlock_restart_guard="off")
     given = ["explain", "shop.charge", "[1]", "--timeout", f"{timeout}"]
     result = CliRunner().invoke(group, given, obj=Site(app=app))

@@ -68,7 +68,7 @@ class Moved(Cluster):
         return [task["id"] for tasks in found.values() for task in tasks]
 
     def done(self, *sent: Any) -> list[Any]:
-        """Wake the tasks; what they return. Afterwards nothing is reserved."""
+        """Wake the tasks; return their results, and check that no reservation is left."""
         self.wake.touch()
         results = [self.result(one) for one in sent]
         self.nothing_reserved()

@@ -27,7 +27,7 @@ def sleep(seconds: float) -> None:
 
 
 def define_once(celery: Any) -> SimpleNamespace:
-    """celery-once's."""
+    """Define the tasks of celery-once."""
 
     @celery.task(base=QueueOnce)
     def slow_task():
@@ -91,7 +91,7 @@ def define_once(celery: Any) -> SimpleNamespace:
 
 
 def define_singleton(celery_app: Any) -> SimpleNamespace:
-    """celery-singleton's."""
+    """Define the tasks of celery-singleton."""
     app = celery_app
 
     @celery_app.task(base=Singleton)
@@ -123,7 +123,7 @@ def define_singleton(celery_app: Any) -> SimpleNamespace:
 
 
 def define(app: Celery) -> SimpleNamespace:
-    """All, and a task that is none of theirs."""
+    """Define all of them, and one task that is neither's."""
 
     mine = SimpleNamespace(task=partial(app.task, shared=False))  # not of the tests' other apps
 

@@ -40,7 +40,7 @@ NOWHERE = "redis://127.0.0.1:1/0"
 
 @dataclass(frozen=True, order=True)
 class Hold:
-    """Somebody held something; seconds on the machine's clock."""
+    """A hold of a resource; seconds on the machine's clock."""
 
     resource: str
     begin: float
@@ -89,7 +89,7 @@ class Campaign:
         self._over = threading.Event()
 
     def run(self, restarts: int, *, until_overlap: bool = False) -> Outcome:
-        """Restart nodes so often; or until two have held one resource at one time."""
+        """Restart nodes so often, or until two clients have held one resource at one time."""
         with self._contenders():
             while self.outcome.restarts < restarts:
                 self._cycle()

@@ -126,7 +126,7 @@ def _measured(redlock: Redlock, nodes: list[LocalServer], seconds: float, thread
                 stop.wait(0.05)
 
     def at_rest() -> Figures:
-        """When no thread is in the midst of anything."""
+        """Wait until no thread is in the middle of anything."""
         go.clear()
         for _ in range(threads):
             if not idle.acquire(timeout=90.0):

@@ -38,7 +38,7 @@ def url(acl_node: LocalServer, database: int = 0) -> str:
 
 
 def use_everything(url: str, admin: redis.Redis, wait: float) -> bool:
-    """Every operation, once; whether the waiter was granted the lock that was freed for it."""
+    """Use each operation once; return True if the waiter was granted the released lock."""
     redlock, other = Redlock([url], ttl=5), Redlock([url], ttl=5)
     granted: list[bool] = []
 
@@ -100,7 +100,7 @@ def test_each_command_of_the_acl_rule_is_needed(
 
 
 def read_and_write(url: str, admin: redis.Redis) -> None:
-    """All that shared locks do: a reader, one that is refused as a writer waits, that writer."""
+    """Use shared locks: a reader, a writer that waits because it is refused, and its grant."""
     redlock, other = Redlock([url], ttl=5), Redlock([url], ttl=5)
     with suppress(RedlockError):
         reads = redlock.acquire("order:3", shared=True)

@@ -222,7 +222,7 @@ def test_unwell_majority_is_unavailable_and_the_error_has_the_reason_of_each_nod
     with redlock_with(make, 2, servers[:1]) as redlock:
 
         def says_why() -> bool:
-            """Ask once; on a busy machine a node may be silent for another reason at first."""
+            """Acquire once; on a busy machine a node may at first be silent for another reason."""
             begun = time.monotonic()
             with pytest.raises(QuorumUnavailable) as raised:
                 redlock.acquire(f"r{len(took)}")

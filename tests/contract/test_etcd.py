@@ -84,7 +84,7 @@ def taken(lock: Redlock, resource: str = "r") -> bool:
 
 
 class Rival:
-    """Somebody else who tries all the time."""
+    """Another client that tries all the time."""
 
     def __init__(self, redlock: Redlock, resource: str = "r") -> None:
         self.granted: list[float] = []

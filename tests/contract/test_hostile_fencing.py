@@ -22,7 +22,7 @@ KEY = "redlock:r#fence"
 
 
 class Liar(Forger):
-    """Sits in front of a node, and says another number than it has raised its own to."""
+    """A proxy in front of a node that reports another number than the node has stored."""
 
     def __init__(self, port: int) -> None:
         self.lie: Callable[[int], int] = int

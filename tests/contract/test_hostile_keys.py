@@ -50,7 +50,7 @@ def clients(servers: list[LocalServer]) -> Iterator[list[redis.Redis]]:
 def foreign(
     clients: list[redis.Redis], kind: str, ttl: float | None = None
 ) -> Callable[[], list[bytes]]:
-    """Make another program's key on some nodes; what it looks like there now."""
+    """Make another program's key on some nodes; return its present contents."""
     for client in clients:
         KINDS[kind](client)
         if ttl is not None:

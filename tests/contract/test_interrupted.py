@@ -29,7 +29,7 @@ class Struck(BaseException):
 
 @pytest.fixture
 def alarm() -> Iterator[Callable[[float], AbstractContextManager[None]]]:
-    """Something strikes within so many seconds, at random, or until the block ends."""
+    """Yield a context that interrupts its block at random within so many seconds."""
 
     def strike(signum: int, frame: object) -> None:
         raise Struck

@@ -22,7 +22,7 @@ SECONDS = float(os.environ.get("LIMITS_SECONDS", 3))
 
 @pytest.fixture(scope="module")
 def campaign() -> Any:
-    """In a process of its own: what pytest keeps is not to be measured."""
+    """Run the campaign in a process of its own, to measure nothing that pytest keeps."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.contract.limits", "--json", "--seconds", str(SECONDS)],
         cwd=ROOT,

@@ -28,6 +28,6 @@ def test_stopped_postgresql_leaves_no_shared_memory(before: str) -> None:
 
 
 def segments() -> set[str]:
-    """System V's, of the machine."""
+    """Return the shared memory segments of System V on this machine."""
     rows = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]
     return {row.split()[1] for row in rows}

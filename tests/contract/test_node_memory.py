@@ -155,7 +155,7 @@ def test_held_locks_survive_the_restart_of_every_node(lock: Locks) -> None:
 
 
 def extended_everywhere(redlock: Redlock, lease: Any) -> bool:
-    """Extend; whether every node holds the lease now."""
+    """Extend the lease; return True if each node has it now."""
     redlock.extend(lease)
     holder = redlock.holder("r")
     return holder is not None and holder.nodes == 3

@@ -67,7 +67,7 @@ def forgotten(server: LocalPostgres, resource: str = "redlock:r") -> bool:
 
 
 def has_no_vote_before(held: Lease, clients: list[Redlock]) -> None:
-    """Until a whole span has passed; and says why."""
+    """Check that it has no vote until a whole span has passed, and that it reports why."""
     for client in clients:
         wait_until(lambda client=client: doubted(client), 10.0, "it is connected to it")  # type: ignore[misc]
     assert held.remaining() > 0

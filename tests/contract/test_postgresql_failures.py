@@ -46,7 +46,7 @@ def url_of(server: LocalPostgres, user: str = "postgres", database: str = "postg
 
 
 def taken_again(redlock: Redlock, since: float, resource: str = "r") -> None:
-    """Within a second since then."""
+    """Check that the lock is granted within a second from then."""
     while True:
         try:
             lease = redlock.acquire(resource)
@@ -69,14 +69,14 @@ def backends(server: LocalPostgres) -> list[int]:
 
 
 def terminate(server: LocalPostgres) -> None:
-    """Our backends, and wait until they have ended."""
+    """End our backends, and wait until they have ended."""
     for pid in backends(server):
         postgres.sql(server, "SELECT pg_terminate_backend(%s)", pid)
 
 
 @contextlib.contextmanager
 def row_locked(server: LocalPostgres, resource: str = "r") -> Iterator[None]:
-    """Another transaction has its row, and takes its time."""
+    """Keep the row locked by another transaction during the block."""
     with postgres.admin(server) as connection, connection.transaction():
         connection.execute(
             "INSERT INTO redlock_lease VALUES (%s, 'x', 0, '-infinity', now())"

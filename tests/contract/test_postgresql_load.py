@@ -102,7 +102,7 @@ class Session:
         return cursor.fetchone()
 
     def begin(self, query: str, *values: Any) -> None:
-        """Execute it in a thread, commit, and return when it waits for somebody's lock."""
+        """Execute it in a thread, commit, and return when it waits for another's lock."""
 
         def run() -> None:
             try:

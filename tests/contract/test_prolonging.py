@@ -85,7 +85,7 @@ class Stage:
             assert ballot.yes == 3
 
     def left(self) -> list[float]:
-        """Seconds until each reservation ends on the slow node; negative if it is not there."""
+        """Return the seconds left of each reservation on the slow node; negative if it has none."""
         return [self.slow.pttl(key) / 1000 for key in KEYS]
 
 

@@ -35,7 +35,7 @@ def test_planned_failover_gives_no_lock_to_two_holders() -> None:
 
 
 def one_round(service: Watched, number: int) -> None:
-    """Fail over; whatever the old master granted last is granted again only when that is over."""
+    """Fail over; locks last granted by the old master are granted again only after their end."""
     before = service.master
     with contextlib.ExitStack() as stack:
 

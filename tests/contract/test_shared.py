@@ -16,7 +16,7 @@ def reader(name: str = "one", ttl: float = LONG, resource: str = "r") -> Claim:
 
 
 def waits(node: Subject, name: str, since: int) -> None:
-    """A waiter of the process `p1` joins the queue."""
+    """Let a waiter of the process `p1` join the queue."""
     entry = QueueEntry(("r",), 1, f"{PREFIX}p1:{name}", since)
     assert node.ask(Verb.ENQUEUE, entry) is True
 

@@ -221,7 +221,7 @@ def kill(child: int) -> None:
 def killed_while_away(
     keeper: LeaseSupervisor, redlock: Redlock, away: Servers, ttl: float = 30.0
 ) -> Iterator[int]:
-    """A process dies that holds "r", while some nodes hang, and have broken off with the keeper."""
+    """Let the holder of "r" die while some nodes hang and have disconnected the supervisor."""
     child = child_that_holds(redlock, "r", ttl=ttl)
     work(keeper, 0.1)
     for server, node in zip(away, keeper._driver.nodes, strict=False):

@@ -193,7 +193,7 @@ def test_old_connection_has_no_vote_once_a_check_has_met_another_server(
 
 
 def asked(redlock: Redlock) -> bool:
-    """Ask all nodes for something; whether all are connected."""
+    """Send a request to all nodes; return True if all are connected."""
     tried(redlock, "something else")
     return all(node.channel.up for node in redlock.client.driver.nodes)
 
@@ -202,7 +202,7 @@ def asked(redlock: Redlock) -> bool:
 
 
 def demote_and_promote(server: LocalServer, master: LocalServer) -> float:
-    """Make a server the replica of another, and a master again; how long that took."""
+    """Make a server a replica and a master again; return the seconds it took."""
     with admin(server, text=True) as client, admin(master, text=True) as above:
         above.config_set("repl-diskless-sync-delay", 0)
         begun = time.monotonic()

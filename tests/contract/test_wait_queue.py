@@ -132,7 +132,7 @@ def put_in_line(server: LocalServer | LocalPostgres | LocalEtcd, who: str) -> No
 
 
 def at_once(holder: Redlock, lease: Lease, waiting: Waiting, seconds: float = 1.0) -> None:
-    """A release is followed by the waiter's grant."""
+    """Check that the waiter is granted the lock right after its release."""
     released = time.monotonic()
     holder.release(lease)
     waiting.thread.join(10)

@@ -55,7 +55,7 @@ class Beat:
         self.process.wait()
 
     def sent(self, entry: str) -> list[float]:
-        """When it said that it sends this entry; seconds since the epoch."""
+        """Return when the log says that it sends this entry; seconds since the epoch."""
         lines = re.findall(rf"\[(.*?): INFO.*Sending due task {entry} ", self.log.read_text())
         return [datetime.strptime(line, "%Y-%m-%d %H:%M:%S,%f").timestamp() for line in lines]
 

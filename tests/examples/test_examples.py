@@ -22,7 +22,7 @@ SHOP = EXAMPLES / "django_shop"
 def run(
     example: str, environment: dict[str, str], *arguments: str, directory: Path = EXAMPLES
 ) -> list[str]:
-    """Run an example's own `python <example>.py`; the lines that it printed, and no error.
+    """Run an example's own `python <example>.py`; return its lines, and check that it has no error.
 
     Without what the library says of nodes: on a busy machine they may be late.
     """

@@ -41,7 +41,7 @@ def of(database: str) -> dict[str, str]:
 
 
 def said_by(program: Path, database: str) -> str:
-    """Run it as a reader would; what it prints, without what the lock logs of the stopped one."""
+    """Run it as a reader would; return its output without the log of the stopped one's lock."""
     code, said = forked.run(str(program), cwd=EXAMPLES, env=of(database))
     assert code == 0, said
     lines = ("the one", "the late", "in the end")
@@ -67,7 +67,7 @@ def test_safeguard_example_without_its_check_takes_the_late_write(
 
 
 def charged(program: Path, database: str) -> list[str]:
-    """Have a worker run it; what it prints."""
+    """Have a worker run it; return its output."""
     place, log = program.parent, program.with_suffix(".log")
     with worker("no_redis", of(database), log, place):
         code, said = forked.run("no_redis.py", cwd=place, env=of(database))

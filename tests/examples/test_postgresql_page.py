@@ -66,7 +66,7 @@ def unfenced(redlock: Redlock, owner: psycopg.Connection[Any], _url: str) -> boo
 
 
 def waited(redlock: Redlock, owner: psycopg.Connection[Any], url: str) -> bool:
-    """Handed on to one that waits, by a call: its queue is empty then."""
+    """Pass the lock on to a waiter by a notification; its queue is empty then."""
     lease = redlock.acquire("waited for")
     other = Redlock([url], ttl=20)
     lock = other.lock("waited for", wait=20.0)

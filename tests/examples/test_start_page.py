@@ -87,7 +87,7 @@ class Desk:
         return all(self.node(port, "exists", *LOCKS) == len(LOCKS) for port in PORTS)
 
     def all_have_votes(self) -> bool:
-        """Have them vote as if they had been up for long; whether they all answer."""
+        """Give them votes as if they had been up for long; return True if all answer."""
         try:
             for port in PORTS:
                 with redis.Redis(port=int(self.local(port)), decode_responses=True) as client:

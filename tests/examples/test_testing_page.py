@@ -19,7 +19,7 @@ QUIET = ("-p", "no:valkey", "-p", "no:docker_tools", "-p", "no:cacheprovider", "
 
 
 def run(pytester: pytest.Pytester, *arguments: str) -> pytest.RunResult:
-    """In another process: nothing of this one's fixtures and imports may help."""
+    """Run it in another process, without the fixtures and imports of this one."""
     return pytester.runpytest_subprocess(*QUIET, *arguments, timeout=120)
 
 

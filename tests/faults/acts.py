@@ -21,12 +21,12 @@ class LinkActs(Crew):
     """Faults of the network between a worker and its nodes."""
 
     def _links(self, worker: Worker, counts: tuple[int, ...]) -> tuple[int, ...]:
-        """Some of its links, by number; all, where it has no more."""
+        """Return some of its links, by number; all if it has no more."""
         every = range(len(worker.links))
         return tuple(sorted(self.choose.sample(every, min(len(every), self.choose.choice(counts)))))
 
     def cut(self) -> Steps:
-        """Between one worker and some nodes; both ways, or one."""
+        """Cut one worker off from some nodes, both ways or one."""
         worker = self.choose.choice(self.stage.workers)
         numbers = self._links(worker, (1, 2, 2, 3, 4))
         ways, name = self.choose.choice(
@@ -55,7 +55,7 @@ class LinkActs(Crew):
                     worker.links[number].heal()
 
     def reset(self) -> Steps:
-        """In the middle of a reply."""
+        """Reset connections in the middle of a reply."""
         worker = self.choose.choice(self.stage.workers)
         numbers = self._links(worker, (1, 2, 3))
         with self.chronicle.fault("reset in a reply", worker, nodes=numbers):
@@ -64,7 +64,7 @@ class LinkActs(Crew):
             yield 0.3
 
     def far(self) -> Steps:
-        """200 ms there and back, between one worker and all nodes: more than it waits."""
+        """Delay one worker's messages by 200 ms in sum: more than it waits."""
         worker = self.choose.choice(self.stage.workers)
         with self.chronicle.fault("200 ms away", worker, nodes=tuple(range(len(worker.links)))):
             try:

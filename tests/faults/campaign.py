@@ -60,7 +60,7 @@ def campaign(
     every: Callable[[str], object] | None = None,
     **options: Any,
 ) -> Report:
-    """Run it.
+    """Run the campaign.
 
     Args:
         path: For logs and journals; a directory that is empty.
@@ -211,7 +211,7 @@ def near(fault: Fault, kinds: tuple[str, ...], faults: list[Fault]) -> bool:
 
 
 def drain(stage: Stage, feeder: Feeder) -> list[str]:
-    """Wait until nothing is left to do; the ids of messages that are still somewhere."""
+    """Wait until nothing is left to do; return the ids of messages that are still somewhere."""
     end = time.monotonic() + DRAIN
     quiet = 0
     while time.monotonic() < end and quiet < 5:
@@ -225,7 +225,7 @@ def drain(stage: Stage, feeder: Feeder) -> list[str]:
 
 
 def windows(stage: Stage) -> dict[str, dict[str, Any]]:
-    """Each worker's prefetch window, as it says."""
+    """Return the prefetch window of each worker, as it reports it."""
     told: dict[str, dict[str, Any]] = {}
     for _try in range(10):
         replies = stage.app.control.inspect(timeout=1.0)._request("window") or {}
@@ -236,7 +236,7 @@ def windows(stage: Stage) -> dict[str, dict[str, Any]]:
 
 
 def at_rest(stage: Stage, before: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The same, when it has settled: Celery gives the window back step by step."""
+    """Return the windows when they have settled: Celery restores them step by step."""
     end = time.monotonic() + SETTLES
     while True:
         after = windows(stage)

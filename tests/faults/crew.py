@@ -34,7 +34,7 @@ class Crew:
         self._ended: set[Worker] = set()
 
     def _fault(self, what: str) -> contextlib.AbstractContextManager[Fault]:
-        """Something is done to a store that is one node."""
+        """Note a fault of a store that is one node."""
         return self.chronicle.fault(what, nodes=(0,))
 
     def _majority_lost(self, who: str) -> Generator[float, None, tuple[float, str]]:
@@ -46,7 +46,7 @@ class Crew:
         return seconds, f"{who} stop, {'more' if long else 'less'} than a ttl"
 
     def _contend(self, *resources: str, many: int = 2, seconds: float = 0.05) -> None:
-        """Somebody waits for these."""
+        """Send tasks that wait for these keys."""
         for resource in resources:
             tasks = ("early", "late", *("reading", "writing") * self.feeder.is_read(resource))
             for _one in range(many):

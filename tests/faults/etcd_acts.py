@@ -35,7 +35,10 @@ class EtcdNodeActs(Crew):
                 self._cluster.start()  # waits until all serve
 
     def _kill(self, many: int, longest: float, what: str) -> Steps:
-        """kill -9 of so many while bodies run and others wait; back at once or later."""
+        """kill -9 so many members while bodies run and others wait.
+
+        They are back at once or later.
+        """
         wanted = self.choose.sample(RESOURCES, 3)
         yield from self._busy(*wanted, seconds=2 * TTL)
         self._contend(*wanted)
@@ -71,7 +74,7 @@ class EtcdNodeActs(Crew):
         yield from self._kill(3, TTL, "server kill -9")
 
     def lose_majority(self) -> Steps:
-        """Two stand still for less than a ttl, or for more, while bodies run."""
+        """Pause two members for less than a ttl, or for more, while bodies run."""
         seconds, kind = yield from self._majority_lost("two of three")
         yield from self._paused(self._some(2), seconds, kind)
 

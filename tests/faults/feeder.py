@@ -34,7 +34,7 @@ DONE = ("SUCCESS", "FAILURE", "REVOKED")
 
 
 def only(worker: str) -> str:
-    """The queue that no other worker reads."""
+    """Return the name of the queue that no other worker reads."""
     return f"only-{worker}"
 
 
@@ -169,21 +169,21 @@ class Feeder:
         return self.reads and resource in READ
 
     def fill(self, worker: str, seconds: float) -> Sent:
-        """An unlocked task that takes one slot of one worker."""
+        """Send an unlocked task that takes one slot of one worker."""
         options = {"queue": only(worker)}
         sent = Sent(str(uuid.uuid4()), "fill", "", seconds, "", now(), options)
         self.publish(sent)
         return sent
 
     def later(self, resource: str, countdown: float) -> Sent:
-        """A task with an ETA."""
+        """Send a task with an ETA."""
         sent = Sent(str(uuid.uuid4()), "late", resource, 0.05, "sleep", now())
         sent.options, sent.eta = {"countdown": countdown}, now() + countdown
         self.publish(sent)
         return sent
 
     def publish(self, sent: Sent) -> None:
-        """To the broker, and into the ledger."""
+        """Send a task to the broker, and add it to the ledger."""
         sent.at = now()
         with self._lock:
             self.ledger[sent.id] = sent
@@ -204,7 +204,7 @@ class Feeder:
             return [sent for sent in self.ledger.values() if not sent.done]
 
     def look(self, *, all_of_them: bool = False) -> None:
-        """Read what became of those that are not done; or of all."""
+        """Read the ends of the tasks that are not done, or of all."""
         asked = list(self.ledger.values()) if all_of_them else self.waiting()
         for begin in range(0, len(asked), 200):
             some = asked[begin : begin + 200]
@@ -214,7 +214,7 @@ class Feeder:
                     _enter(sent, json.loads(answer))
 
     def _probe(self) -> None:
-        """A no-op now and then, in the queue of all the others."""
+        """Send a no-op now and then, to the queue of all other tasks."""
         while not self._over.wait(PROBE):
             self.publish(Sent(str(uuid.uuid4()), "probe", "", 0.0, "", now()))
 

@@ -16,12 +16,12 @@ CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 def now() -> float:
-    """Seconds on the clock of all accounts."""
+    """Return the seconds on the clock of all accounts."""
     return time.clock_gettime(CLOCK)
 
 
 def start_time(pid: int) -> str:
-    """When a process began, in the kernel's ticks; empty if it is dead or never was."""
+    """Return when a process began, in the kernel's ticks; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -31,7 +31,7 @@ def start_time(pid: int) -> str:
 
 
 def short(token: str) -> str:
-    """A name for a token that frees nothing."""
+    """Return a name for a token that releases nothing."""
     return hashlib.sha256(token.encode()).hexdigest()[:10]
 
 
@@ -149,7 +149,7 @@ class Journal:
         return self.lines
 
     def processes(self) -> Iterator[Process]:
-        """All that have a file; that they have written something is not certain."""
+        """Return all processes with a file; it may still be empty."""
         return (process_of(file) for file in self._path.glob("*.log"))
 
 

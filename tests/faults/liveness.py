@@ -215,7 +215,7 @@ def judge_liveness(
 
 
 def _ends(workers: Mapping[Main, WorkerLife], faults: Sequence[Fault]) -> list[float]:
-    """When connections to the broker ended."""
+    """Return when connections to the broker ended."""
     ends = [at for worker in workers.values() for at in (*worker.leaves, worker.died)]
     ends += [worker.stopping for worker in workers.values()]
     ends += [fault.begin for fault in faults if fault.kind in BROKER_AWAY]

@@ -16,7 +16,7 @@ class LoadActs(Crew):
     """Slots that are taken, keys that many want, connections to the broker that end."""
 
     def busy_slots(self) -> Steps:
-        """All slots of a worker are taken by something else, while many want one key.
+        """Fill all slots of a worker with other tasks while many want one key.
 
         Messages for it lie in the shared queue, so the busy worker gets some of them too.
         """
@@ -36,7 +36,7 @@ class LoadActs(Crew):
             yield seconds
 
     def flood(self) -> Steps:
-        """A great many short ones on one key."""
+        """Send a great many short tasks for one key."""
         with self.chronicle.fault("flood"):
             self._contend(
                 self.choose.choice(RESOURCES), many=self.choose.choice((100, 300)), seconds=0.02
@@ -44,7 +44,7 @@ class LoadActs(Crew):
             yield 8.0
 
     def stream(self) -> Steps:
-        """Readers of one key keep coming, each before the last has ended; and mostly writers."""
+        """Send readers of one key, each before the last has ended, and mostly writers as well."""
         resource = self.choose.choice(READ)
         if not self.feeder.is_read(resource):
             return
@@ -64,7 +64,7 @@ class LoadActs(Crew):
         yield from self.warm()  # type: ignore[attr-defined]
 
     def drop_broker(self) -> Steps:
-        """The connections of one worker to its broker, or of all."""
+        """Drop the connections of one worker to its broker, or of all workers."""
         all_of_them = self.choose.random() < 0.3
         workers = self.stage.workers if all_of_them else [self.choose.choice(self.stage.workers)]
         self._contend(self.choose.choice(RESOURCES), many=8)
@@ -77,7 +77,7 @@ class LoadActs(Crew):
         yield 2.0
 
     def cut_broker(self) -> Steps:
-        """Both ways or one, between one worker and its broker."""
+        """Cut one worker off from its broker, both ways or one."""
         worker = self.choose.choice(self.stage.workers)
         with self.chronicle.fault("broker cut", worker):
             try:
@@ -97,7 +97,7 @@ class LoadActs(Crew):
             yield 0.5
 
     def revoke_later(self) -> Steps:
-        """Tasks with an ETA, some of which are revoked before."""
+        """Send tasks with an ETA, and revoke some before it."""
         resource = self.choose.choice(RESOURCES)
         with self.chronicle.fault("ETA tasks revoked"):
             sent = [self.feeder.later(resource, self.choose.uniform(1.5, 3.0)) for _n in range(4)]
@@ -109,7 +109,7 @@ class LoadActs(Crew):
             yield 3.0
 
     def kill_producers(self) -> Steps:
-        """Killed anywhere in `delay()`; then one that lives asks for the same."""
+        """Kill producers anywhere in `delay()`; then a living one calls the same task."""
         with self.chronicle.fault("producer kill -9") as fault:
             for _time in range(3):
                 process = self.stage.producer()

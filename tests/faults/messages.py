@@ -165,7 +165,7 @@ def _since_sent(trace: list[tuple[Process, Line]]) -> list[Line]:
 
 
 def _ended(process: Process, at: float, faults: Sequence[Fault]) -> bool:
-    """Was a worker, or this child of it, killed after that?"""
+    """Return True if a worker, or this child of it, was killed after that."""
     return any(
         fault.worker == process.worker
         and fault.pid in (process.main, process.pid)
@@ -177,7 +177,7 @@ def _ended(process: Process, at: float, faults: Sequence[Fault]) -> bool:
 def _twice(
     verdict: Verdict, sent: Sent, trace: list[tuple[Process, Line]], faults: Sequence[Fault]
 ) -> None:
-    """Bodies of one try of one task."""
+    """Return the bodies of one try of one task."""
     tries: dict[int, list[Line]] = {}
     for _process, line in trace:
         if line.kind == "enter":
@@ -198,7 +198,7 @@ def _any(faults: Sequence[Fault], *kinds: str) -> bool:
 
 
 def _broken(begin: float, end: float, faults: Sequence[Fault]) -> bool:
-    """Was a worker ended, or the broker, between the two: then what was not yet acknowledged?"""
+    """Return True if a worker or the broker ended between the two, before an acknowledgement."""
     return any(f.kind in (*KILLS, BROKER, DROPPED) and f.touches(begin, end) for f in faults)
 
 

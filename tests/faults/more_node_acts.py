@@ -60,7 +60,7 @@ class MoreNodeActs(NodeActs):
                 worker.links[number].drops = True
 
     def demote(self) -> Steps:
-        """Three become replicas of an empty server, and masters again: no client is dropped."""
+        """Make three nodes replicas of an empty server, and masters again; no client is dropped."""
         numbers = (2, 3, 4)
         nodes = [self.stage.nodes[number] for number in numbers]
         wanted = self.choose.sample(RESOURCES, 4)
@@ -89,7 +89,7 @@ class MoreNodeActs(NodeActs):
         return False
 
     def step_clock(self) -> Steps:
-        """The clock of one node jumps: ahead, so that it forgets all; or back, so that it keeps."""
+        """Step the clock of a node: ahead, so that it forgets all; or back, so that it keeps."""
         seconds = self.choose.choice((-3600, -2.5 * TTL, 2.5 * TTL, 3600))
         number = self.choose.randrange(2, 5)
         with _server_with_a_clock() as (server, step):
@@ -103,7 +103,7 @@ class MoreNodeActs(NodeActs):
         yield 1.2 * TTL
 
     def no_room(self) -> Steps:
-        """-OOM: it can hold nothing more."""
+        """-OOM: let a node have no memory for anything more."""
         yield from self._configured("no memory", "maxmemory", "1", "0")
 
     def no_clients(self) -> Steps:
@@ -133,7 +133,7 @@ class MoreNodeActs(NodeActs):
                     self._command(node, "CONFIG", "SET", name, normal)
 
     def long_script(self) -> Steps:
-        """-BUSY: somebody else's script runs."""
+        """-BUSY: run a long script of another client."""
         node = self.choose.choice(self.stage.nodes)
         with self.chronicle.fault("long script", nodes=self._numbers([node])):
             self._command(node, "CONFIG", "SET", "busy-reply-threshold", "20")
@@ -160,7 +160,7 @@ class MoreNodeActs(NodeActs):
         return False
 
     def load(self) -> Steps:
-        """-LOADING: it reads all its data again, slowly."""
+        """-LOADING: let a node read all its data again, slowly."""
         node = self.choose.choice(self.stage.nodes)
         with self.chronicle.fault("loading", nodes=self._numbers([node])):
             fill = "for i = 1, 400 do redis.call('SET', 'junk:' .. i, i, 'EX', 60) end"

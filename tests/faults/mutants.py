@@ -115,7 +115,7 @@ def _free_before_death() -> None:
 
 
 def _recycled_descriptor() -> None:
-    """A child that has just begun is judged by the descriptor of one that has ended."""
+    """Judge a child that has just begun by the descriptor of one that has ended."""
     from celery_redlock.keepalive.supervisor import LeaseSupervisor
 
     judge = LeaseSupervisor._living
@@ -138,7 +138,7 @@ def _endless_extension() -> None:
 
 
 def _leak() -> None:
-    """A lock is not given back when its task has failed."""
+    """Keep the lock of a task that has failed."""
     from celery_redlock.messages import delivery, endings
 
     delivery.release_leftovers = lambda: None
@@ -153,7 +153,7 @@ def _leak() -> None:
 
 
 def _swallow() -> None:
-    """A task that met a held lock is put off, and never sent again."""
+    """Never send a task again that met a held lock."""
     from celery.exceptions import Retry
 
     from celery_redlock.messages import delivery
@@ -165,7 +165,7 @@ def _swallow() -> None:
 
 
 def _kept_token() -> None:
-    """All attempts of one process have the same token: those of one delivery are mostly one."""
+    """Give all attempts of one process the same token; those of one delivery mostly share it."""
     from celery_redlock.protocol.values import Owner
 
     token = Owner.token
@@ -225,7 +225,7 @@ def _wide_window() -> None:
 
 
 def _writer_among_readers() -> None:
-    """A writer without a fencing token takes the place of readers."""
+    """Let a writer without a fencing token take the place of readers."""
     from celery_redlock.protocol.round import Verb
     from celery_redlock.stores.redis import requests, scripts
 
@@ -254,18 +254,18 @@ def _readers_see(here: bytes, instead: bytes) -> None:
 
 
 def _reader_beside_writer() -> None:
-    """A reader takes the yes of a node where a writer is."""
+    """Count the answer of a node that has a writer as a reader's yes."""
     barred = b"if held then return held end"
     _readers_see(barred, b"if type(held) == 'string' and held ~= token then return false end")
 
 
 def _rude_readers() -> None:
-    """Readers do not look whether a writer waits."""
+    """Let readers pass a writer that waits."""
     _readers_see(b"'#line', 0, -1)", b"'#nobody', 0, -1)")
 
 
 def _shy_readers() -> None:
-    """A worker waits for its readers as if they were writers."""
+    """Let a worker wait for its readers as if they were writers."""
     from celery_redlock.worker.parking.admission import AdmissionQueue
 
     AdmissionQueue.is_shared = lambda _self, _resources: False  # type: ignore[method-assign]

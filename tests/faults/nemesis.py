@@ -91,7 +91,7 @@ PRACTICE = Phase("practice", 0.0, 0.0, 0.0)
 
 
 def phases_of(store: str) -> tuple[Phase, ...]:
-    """All that a store is put through."""
+    """Return the phases that a store is put through."""
     return {"redis": PHASES, "etcd": PHASES_OF_ETCD}.get(store, PHASES_OF_POSTGRES)
 
 

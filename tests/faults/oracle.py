@@ -71,7 +71,7 @@ VERDICTS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """A violation: what, when, and in how many words it takes."""
+    """A violation: its kind, its time, its description."""
 
     kind: str
     at: float
@@ -170,7 +170,7 @@ def judge(
 
 
 def _born(every: Iterable[Body], resource: str, until: float) -> list[float]:
-    """When the processes began whose bodies had a resource."""
+    """Return when the processes began whose bodies had a resource."""
     those = (body for body in every if body.resource == resource and body.begin <= until)
     return [body.process.born for body in those]
 
@@ -199,12 +199,12 @@ def _overlaps(verdict: Verdict, of_one: list[Body], faults: Sequence[Fault]) -> 
 
 
 def _forgotten(begin: float, end: float, faults: Sequence[Fault]) -> bool:
-    """Was a node flushed after the earlier lock was granted and before the later was?"""
+    """Return True if a node was flushed between the grants of the two locks."""
     return any(fault.kind in FORGETS and fault.touches(begin - 0.5, end) for fault in faults)
 
 
 def _fences(verdict: Verdict, of_one: list[Body]) -> None:
-    """Bodies that enter with a valid lease do so in the order of their grants."""
+    """Check that bodies that enter with a valid lease do so in the order of their grants."""
     largest: Body | None = None
     for body in of_one:
         if body.fence is None or body.begin >= body.within:
@@ -224,7 +224,7 @@ def _blocks(
     until: float,
     ttl: float,
 ) -> None:
-    """Tokens that stay longer than they may."""
+    """Find tokens that stay longer than they may."""
     owners = {(body.resource, body.token): body for body in verdict.bodies}
     for sight in sights:
         owner = owners.get((sight.resource, sight.token))
@@ -288,7 +288,7 @@ def _stops(fault: Fault, body: Body) -> bool:
 def _touched(
     body: Body, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]], quorum: int
 ) -> bool:
-    """Was anything done to its worker, or to a majority of nodes, around its end?"""
+    """Return True if its worker, or a majority of nodes, had a fault around its end."""
     begin, end = body.end - 1.0, body.end + PROMPT
     near = [fault for fault in faults if fault.touches(begin, end)]
     nodes = {node for fault in near if not fault.worker for node in fault.nodes}
@@ -311,7 +311,7 @@ def _stalled(begin: float, end: float, stalls: Sequence[tuple[float, float]]) ->
 def _returns(
     verdict: Verdict, faults: Sequence[Fault], stalls: Sequence[tuple[float, float]], until: float
 ) -> None:
-    """After a majority came back, somebody gets a lock, if the broker is there to give the task."""
+    """Check that a lock is granted soon after a majority came back, if the broker is there."""
     losses = [f for f in faults if len(f.nodes) >= verdict.quorum and not f.worker and f.end]
     for loss in losses:
         back = loss.end or 0.0

@@ -132,7 +132,7 @@ class PostgresNodeActs(Crew):
         return [self.choose.choice(sorted(pids))] if pids else []
 
     def stop_backend(self) -> Steps:
-        """SIGSTOP of one, wherever it is: it may keep a row, or a lock of the server's own."""
+        """SIGSTOP one backend anywhere: it may keep a row, or a lock of the server's own."""
         self._contend(self.choose.choice(RESOURCES), many=3)
         for pid in self._some_backend():
             with self._fault("backend stop"):
@@ -145,7 +145,7 @@ class PostgresNodeActs(Crew):
                         os.kill(pid, signal.SIGCONT)
 
     def end_backends(self) -> Steps:
-        """pg_terminate_backend: of one, or of all of ours."""
+        """pg_terminate_backend: end one of our sessions, or all."""
         which = f"SELECT pid FROM pg_stat_activity WHERE {OURS}"
         which += self.choose.choice(("", " ORDER BY random() LIMIT 1"))
         with self._fault("backends terminated"):
@@ -153,7 +153,7 @@ class PostgresNodeActs(Crew):
         yield 0.0
 
     def deafen(self) -> Steps:
-        """The same of those that wait for notifications."""
+        """End the sessions that wait for notifications."""
         self._contend(self.choose.choice(RESOURCES), many=5)
         yield 0.2
         with self._fault("listeners terminated"):
@@ -161,7 +161,7 @@ class PostgresNodeActs(Crew):
         yield 0.0
 
     def cancel_queries(self) -> Steps:
-        """pg_cancel_backend, of whatever is under way: an operator's, or a statement_timeout's."""
+        """pg_cancel_backend: cancel running queries, as operators and statement_timeout do."""
         end = time.monotonic() + self.choose.uniform(0.2, 1.0)
         with self._fault("queries cancelled"):
             while time.monotonic() < end:
@@ -174,7 +174,7 @@ class PostgresNodeActs(Crew):
     # -- Other sessions
 
     def lock_rows(self) -> Steps:
-        """Somebody else's transaction keeps rows of locks that are wanted."""
+        """Lock the rows of wanted locks by another transaction."""
         wanted = self.choose.sample(RESOURCES, 5)
         self._contend(*wanted)
         with (
@@ -190,7 +190,7 @@ class PostgresNodeActs(Crew):
             yield self.choose.uniform(0.3, 1.5 * TTL)
 
     def lock_tables(self) -> Steps:
-        """The same of a table: VACUUM FULL, or a migration."""
+        """Lock a table, as VACUUM FULL or a migration does."""
         table = self.choose.choice(("redlock_lease", "redlock_waiter", "redlock_memory"))
         with (
             contextlib.suppress(psycopg.errors.LockNotAvailable),

@@ -15,7 +15,7 @@ from tests.faults.project import PRODUCED, pen, reserved
 
 
 def main(rounds: int | None) -> None:
-    """All keys, one after the other; again and again, or so many times."""
+    """Call the tasks of all keys in turn, again and again or so many times."""
     for _round in range(rounds) if rounds is not None else itertools.count():
         for key in PRODUCED:
             pen.write("call", "", "", key)

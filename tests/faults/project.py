@@ -86,7 +86,7 @@ class Account:
         self.closed = False
 
     def change(self) -> None:
-        """Write to what the lock protects, and write down whether that was accepted."""
+        """Write to the locked register, and note if it was accepted."""
         fence = self.held.fencing_token
         if fence is not None:
             self.note("wrote", register.write(self.resource, fence))
@@ -104,7 +104,7 @@ class Account:
         pen.write(kind, self.task, *fields, more, self.shared, at=at)
 
     def close(self) -> None:
-        """The body is over, whatever strikes it in here."""
+        """Write the end of the body, whatever interrupts it in here."""
         struck: BaseException | None = None
         while not self.closed:
             try:
@@ -183,20 +183,20 @@ def again(task: Task, manner: str) -> str:
 
 @app.task(base=SingletonTask, bind=True, lock_key="{resource}", max_retries=3)
 def early(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
-    """Acknowledged before it runs, Celery's default: it may be lost with its process."""
+    """Run, acknowledged early (Celery's default): it may be lost with its process."""
     return occupy(self, resource, seconds, manner)
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="{resource}", max_retries=3, acks_late=True,
           reject_on_worker_lost=True)  # fmt: skip
 def late(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
-    """Acknowledged after it ran: never lost."""
+    """Run, acknowledged late: it is never lost."""
     return occupy(self, resource, seconds, again(self, manner))
 
 
 @app.task(base=SingletonTask, bind=True, lock_key="{resource}", lock_on_conflict="skip")
 def skipping(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
-    """Is not run if another runs."""
+    """Run, unless another one runs."""
     return occupy(self, resource, seconds, manner)
 
 
@@ -206,7 +206,7 @@ if app.conf.redlock_nodes[0].startswith("redis:"):  # others refuse it when the 
               lock_fencing=False, max_retries=3, acks_late=True,
               reject_on_worker_lost=True)  # fmt: skip
     def reading(self: Task, resource: str, seconds: float, manner: str = "sleep") -> int:
-        """Runs beside others of its kind, and beside nothing else of that key."""
+        """Run beside others of its kind, and beside nothing else of that key."""
         return occupy(self, resource, seconds, again(self, manner), shared=True)
 
 
@@ -225,12 +225,12 @@ def reserved(self: Task, resource: str, seconds: float) -> int:
 
 @app.task
 def probe() -> None:
-    """Wants nothing but a slot, for a moment."""
+    """Do nothing; it takes a slot for a moment."""
 
 
 @app.task
 def fill(seconds: float) -> None:
-    """Takes a slot."""
+    """Take a slot for some seconds."""
     time.sleep(seconds)
 
 

@@ -21,7 +21,7 @@ class Register:
         self._path = path
 
     def write(self, resource: str, fence: int) -> bool:
-        """Write with a fencing token; whether it is accepted."""
+        """Write with a fencing token; return True if it is accepted."""
         fd = os.open(os.path.join(self._path, f"{resource}.register"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)

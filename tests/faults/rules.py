@@ -64,7 +64,7 @@ class Breach:
 
 @dataclass
 class _Token:
-    """All that is known of one token, over all processes."""
+    """Everything known of one token, over all processes."""
 
     shared: bool = False
     asked_by: Process | None = None
@@ -106,7 +106,7 @@ def check(
 
 
 def _merged(traces: Mapping[Process, Sequence[Event]]) -> list[tuple[Process, Event]]:
-    """In the order of time; of one process in the order of writing."""
+    """Return all events by time; those of one process in the order of writing."""
     events = [(e.at, n, p, e) for p, of_one in traces.items() for n, e in enumerate(of_one)]
     events.sort(key=lambda one: one[:2])
     return [(process, event) for _at, _n, process, event in events]
@@ -345,7 +345,7 @@ class _Memory:
     started: float = -math.inf
 
     def doubt(self, now: float, ttl: float) -> str:
-        """Why it has no vote for certain, of a lock of this ttl."""
+        """Return why it certainly has no vote for a lock of this ttl."""
         if now < self.started + ttl:
             return f"it started at {self.started:.3f} at the earliest"
         if now < self.other_until + ttl:

@@ -33,7 +33,7 @@ class Sight:
     shared: bool = False
 
     def majority_until(self, quorum: int) -> float:
-        """When it was last on a quorum; 0 if it never was."""
+        """Return when it was last on a quorum; 0 if it never was."""
         last = sorted(self.last.values(), reverse=True)
         return last[quorum - 1] if len(last) >= quorum else 0.0
 
@@ -99,7 +99,7 @@ class Sentry:
             sight.last[number] = at
 
     def _count(self) -> None:
-        """All processes that keep an account; and whether we get to run at all."""
+        """Note all processes that keep an account, and if this process gets to run."""
         before = now()
         while not self._over.wait(EVERY / 2):
             at = now()

@@ -57,7 +57,7 @@ class WorkerLife:
     children_died: list[float] = field(default_factory=list)
 
     def dying(self, pooled: float | None, starved: Callable[[float, float], float]) -> Spans:
-        """When what the pool was handed then may lie in the pipe of a dead child ("child").
+        """Return when messages for the pool may lie in the pipe of a dead child ("child").
 
         Of whose death Celery learns later, where it has to wait for a core.
         """
@@ -71,7 +71,7 @@ class WorkerLife:
 
 
 def _died(process: Process, alive: Mapping[Process, float], until: float) -> float:
-    """When it was last seen alive, if it is no more."""
+    """Return when it was last seen alive, if it is dead."""
     last = alive.get(process, 0.0)
     return last if last < until - 2.0 else float("inf")
 
@@ -116,7 +116,7 @@ def free_slots(
     until: float,
     nodes: int,
 ) -> Spans:
-    """When it had a free slot, and could use it."""
+    """Return when it had a free slot, and could use it."""
     taken: Spans = []
     kept: Spans = []
     for process, of_one in lines.items():
@@ -139,7 +139,7 @@ def free_slots(
 
 
 def _kept_the_gil(lines: Sequence[Line], ledger: Mapping[str, Sent]) -> Spans:
-    """When a C call kept all threads of a process from running."""
+    """Return when a C call kept all threads of a process from running."""
     found: Spans = []
     begun: dict[int, float] = {}
     for line in lines:
@@ -152,7 +152,7 @@ def _kept_the_gil(lines: Sequence[Line], ledger: Mapping[str, Sent]) -> Spans:
 
 
 def _work(lines: Sequence[Line], ledger: Mapping[str, Sent], end: float) -> Spans:
-    """When the slots of a process were taken: one may have many, as threads."""
+    """Return when the slots of a process were taken: it may have many, as threads."""
     found: Spans = []
     open_: dict[int, tuple[Line, bool]] = {}
     for line in lines:
@@ -170,7 +170,7 @@ def _work(lines: Sequence[Line], ledger: Mapping[str, Sent], end: float) -> Span
 
 
 def _without_quorum(worker: str, faults: Sequence[Fault], until: float, nodes: int) -> Spans:
-    """When too few nodes answered this worker ("quorum")."""
+    """Return when too few nodes answered this worker ("quorum")."""
     out: list[tuple[float, float, int]] = []
     for fault in faults:
         if fault.nodes and fault.worker in ("", worker):

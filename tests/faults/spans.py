@@ -9,7 +9,7 @@ Spans = list[Span]
 
 
 def union(spans: Iterable[Span]) -> Spans:
-    """All that is in any of them; they may overlap, in any order."""
+    """Return the parts that are in any of them; they may overlap, in any order."""
     found: Spans = []
     for begin, end in sorted(span for span in spans if span[0] < span[1]):
         if found and begin <= found[-1][1]:

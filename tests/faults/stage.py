@@ -137,7 +137,7 @@ class Stage:
         return self
 
     def producer(self, *arguments: str) -> subprocess.Popen[bytes]:
-        """A process that publishes: see `producer.py`. It ends with this one."""
+        """Start a process that publishes: see `producer.py`. It ends with this one."""
         conf = {**self.conf, "redlock_nodes": [node.url for node in self.nodes]}
         environment = self.environment("producer", {**conf, "broker_url": self.broker.url})
         command = [sys.executable, "-m", "tests.faults.producer", *arguments]

@@ -25,7 +25,7 @@ FORGETFUL = {"synchronous_commit": "off", "wal_writer_delay": "10s", "fsync": "o
 
 
 def make_nodes(store: str) -> list[Any]:
-    """The servers of a store, not started."""
+    """Return the servers of a store, not started."""
     if store == "redis":
         return [LocalServer(config=(*DEBUG, *(LASTING if n < 2 else ()))) for n in range(NODES)]
     if store == "etcd":
@@ -42,7 +42,7 @@ def prepare(node: Server) -> None:
 
 
 def url_at(node: Server, port: int) -> str:
-    """A node's URL, through a link; of a cluster that is to its first member."""
+    """Return a node's URL, through a link; for a cluster that of its first member."""
     if isinstance(node, LocalEtcd):
         return node.url.replace(f":{node.port},", f":{port},")
     return node.url.replace(f":{node.port}/", f":{port}/")

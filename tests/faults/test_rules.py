@@ -33,7 +33,7 @@ def asked(
 def heard(
     who: Process, verb: str, token: str, sent: float, at: float, votes: str = "yyy", **more: Any
 ) -> Trace:
-    """A letter a node: yes, no, silent; a dot has not answered."""
+    """Return answers, a letter a node: yes, no, silent; a dot has not answered."""
     words = {"y": "yes", "n": "no", "s": "silent"}
     outcomes = {"extend": "1", "renew": "1"}.get(verb, "")
     return [
@@ -58,7 +58,7 @@ def deadline(who: Process, token: str, at: float, until: float) -> Trace:
 
 
 def lease(who: Process, token: str, at: float) -> Trace:
-    """Asked for, and granted 0.1 s later."""
+    """Return the events of a lease that is requested, and granted 0.1 s later."""
     return [
         *asked(who, "acquire", token, at),
         *heard(who, "acquire", token, at, at + 0.1),
@@ -107,7 +107,7 @@ def _out_of_order() -> Trace:
 
 
 def _revived() -> Trace:
-    """An extension whose answers come when the lease is over."""
+    """Return an extension whose answers come when the lease is over."""
     over = 1.0 + TTL - DRIFT
     return [
         *lease(A, "t", 1.0),

@@ -60,7 +60,7 @@ class Event(NamedTuple):
 
 
 def install() -> None:
-    """From now on, this process and those forked from it write a trace."""
+    """Write a trace from now on, in this process and those forked from it."""
     from celery_redlock.protocol.claim import Claim
     from celery_redlock.protocol.pipeline import Pipeline
     from celery_redlock.protocol.round import Round

@@ -26,7 +26,7 @@ PASSED = "a writer waits, and readers that come later are let in"
 
 
 def busy(verdict: Verdict, sights: Iterable[Sight], *, readers: bool = True) -> dict[str, Spans]:
-    """When each key was taken: by a body, or by a token on so many nodes that no other gets it.
+    """Return when each key was taken: by a body, or by a token on too many nodes for any other.
 
     By writers alone, unless by `readers` as well.
     """

@@ -14,7 +14,7 @@ BY_ITSELF = "worker ended by itself"
 
 
 class WorkerActs(Crew):
-    """At least one worker stays up."""
+    """Faults of workers. At least one worker stays up."""
 
     def _victim(self, *, prefork: bool = False, helped: bool = False) -> Worker | None:
         """A worker that is up, if another will still be."""
@@ -59,7 +59,7 @@ class WorkerActs(Crew):
                     os.kill(pid, last)
 
     def terminate(self) -> Steps:
-        """revoke(terminate=True) of a task that runs; often one that goes on for a while."""
+        """revoke(terminate=True) a running task, often one that goes on for a while."""
         running = self._running(prefork=True)
         if self.choose.random() < 0.6:
             resource = self.choose.choice(RESOURCES)
@@ -89,7 +89,7 @@ class WorkerActs(Crew):
                 yield from self._up(worker)
 
     def kill_helper(self) -> Steps:
-        """The process that keeps what a worker holds; its worker starts another."""
+        """Kill the process that extends a worker's leases; the worker starts another."""
         worker = self._victim(helped=True)
         for pid in worker.children(helper=True) if worker else []:
             with self.chronicle.fault("helper kill -9", worker, pid=pid):

@@ -60,7 +60,7 @@ class Site(Cluster):
         wait_until(is_so, within, "nothing is left", every=0.02, seen=lambda: self.taken(text))
 
     def as_new(self, key: str, within: float = SOON, most: int = 0) -> None:
-        """Nothing is left of a key, and the next task of it is published, and runs.
+        """Check that nothing is left of a key, and that its next task is published and runs.
 
         Args:
             key: The key.

@@ -37,7 +37,7 @@ LONG = 30.0
 
 
 def begun(site: Site, key: str, task: str = "work", *args: Any, **options: Any) -> Any:
-    """Publish a task and wait for its body; a second one meanwhile is the first."""
+    """Publish a task and wait for its body; a second call meanwhile returns the first."""
     published = getattr(site.task, task)
     sent = published.apply_async((key, *(args or (LONG,))), **options)
     site.entered(key)
@@ -263,7 +263,7 @@ def test_duplicate_discarded_at_run_time_leaves_the_holder_alone(
 
 
 def published(site: Site, mark: str, *calls: Any) -> list[str]:
-    """Publish calls at once; the ids they got. All of them run, and nothing is left."""
+    """Publish calls at once, check that all run and nothing is left; return their ids."""
     call = site.task.call
     sent = [call.apply_async((mark, *args), kwargs, queue="parked") for args, kwargs in calls]
     assert site.taken(mark)

@@ -40,7 +40,7 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
     act = Acts.act
 
     def stop_one(self) -> Steps:
-        """SIGSTOP, for a while."""
+        """SIGSTOP a node for a while."""
         node = self.choose.choice(self.stage.nodes)
         with self.chronicle.fault("node stop", nodes=self._numbers([node])):
             try:
@@ -50,7 +50,7 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
                 node.resume()
 
     def forget(self) -> Steps:
-        """Kill -9 of one that comes back empty, at once."""
+        """kill -9 a node that comes back empty, at once."""
         node = self.choose.choice(self.stage.nodes[2:])
         with self.chronicle.fault("node kill, back empty", nodes=self._numbers([node])):
             node.kill()
@@ -58,7 +58,7 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
             yield 1.5 * TTL  # another that forgets meanwhile would be one too many
 
     def stop_in_guard(self) -> Steps:
-        """While two that were killed have no vote, a third stops for a moment."""
+        """Stop a third node for a moment while two that were killed have no vote."""
         two, third = self.stage.nodes[2:4], self.stage.nodes[4]
         with self.chronicle.fault("node kill, back empty", nodes=self._numbers(two)):
             for node in two:
@@ -77,14 +77,17 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
             yield 1.5 * TTL
 
     def reset(self) -> Steps:
-        """In the middle of a reply, of now: none is left for a worker that starts later."""
+        """Reset all present connections in the middle of a reply.
+
+        A later worker is not affected.
+        """
         yield from super().reset()
         for worker in self.stage.workers:
             for link in worker.links:
                 link.breaks = 0
 
     def cut_producer(self) -> Steps:
-        """A producer does not reach a majority of nodes; its workers do."""
+        """Cut a producer off from a majority of nodes, which its workers still reach."""
         producer = self.choose.choice(self.stage.producers)
         links = producer.links[: len(producer.links) // 2 + 1]
         with self.chronicle.fault("producer cut"):
@@ -97,11 +100,11 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
                     link.held = set()
 
     def warm_all(self) -> Steps:
-        """All workers end at once, as when a new release is rolled out, and start again."""
+        """End all workers at once, as for a new release, and start them again."""
         yield from self._deploy(WARM, signal.SIGTERM)
 
     def cold_all(self) -> Steps:
-        """The same, with bodies broken off."""
+        """End all workers at once in the middle of their bodies, and start them again."""
         yield from self._deploy(COLD, signal.SIGQUIT)
 
     def _deploy(self, kind: str, number: int, meanwhile: Iterable[float] = ()) -> Steps:
@@ -125,7 +128,7 @@ class PublishingActs(NodeActs, LinkActs, WorkerActs):
                 yield from self._up(worker)
 
     def purge_idle(self) -> Steps:
-        """While no worker runs, somebody purges the queue."""
+        """Purge the queue while no worker runs."""
         yield from self._deploy(WARM, signal.SIGTERM, self._purge())
         yield 2.0
 

@@ -106,7 +106,7 @@ def campaign(
     broker: str = "redis",
     store: str = "redis",
 ) -> Report:
-    """Run it.
+    """Run the campaign.
 
     Args:
         path: For logs and journals; a directory that is empty.

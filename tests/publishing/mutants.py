@@ -52,7 +52,7 @@ def _guard_in_vain() -> None:
 
 
 def _revoked_in_vain() -> None:
-    """A call is revoked for one that could not be published."""
+    """Revoke a call for one that could not be published."""
     from celery_redlock.messages.replaced import Places
 
     def leave(self: Places, *_error: object) -> None:
@@ -63,7 +63,7 @@ def _revoked_in_vain() -> None:
 
 
 def _again_is_begun() -> None:
-    """A message that comes again is taken for one that had begun."""
+    """Treat a message that is delivered again as one that had begun."""
     from celery_redlock.messages.consume import ReservedDelivery
     from celery_redlock.messages.headers import is_redelivered
 
@@ -77,7 +77,7 @@ def _again_is_begun() -> None:
 
 
 def _guarded_if_asked() -> None:
-    """A beat claims its ticks only where nodes are named."""
+    """Claim ticks only where nodes are named."""
     from celery_redlock.beat import scheduler
 
     guard = scheduler._guard
@@ -97,7 +97,7 @@ def _silent_purge() -> None:
 
 
 def _prolonged_in_any_order() -> None:
-    """A reservation is prolonged on nodes that may have had it freed before they had it."""
+    """Prolong a reservation on nodes that may have received its release first."""
     from celery_redlock.locking.prolonging import Prolonging
 
     soon = Prolonging.soon

@@ -60,7 +60,7 @@ class Tally:
 
 
 def corpus() -> list[tuple[int, bool]]:
-    """Every seed that ever failed, and whether it did so in a bare world."""
+    """Return each seed that ever failed, and if it did so in a bare world."""
     lines = CORPUS.read_text().splitlines()
     found = [line.split() for line in lines if line and not line.startswith("#")]
     return [(int(words[0]), words[1] == "bare") for words in found]
@@ -75,7 +75,7 @@ def worlds(seeds: range) -> Tally:
 
 
 def hunt(name: str, first: int | None = None) -> tuple[str, Result | None, int]:
-    """Look for a planted bug; the failure and how many seeds it took."""
+    """Look for a planted bug; return the failure and the number of seeds it took."""
     mutant = MUTANTS[name]
     first = mutant.seed if first is None else first
     with planted(mutant):

@@ -80,7 +80,7 @@ class Client:
         return max(self.last + 1, self.wall)
 
     def act(self) -> Claim | None:
-        """Ask, go on or give back, as it is; what it was granted."""
+        """Acquire, go on or release, as the client's state demands; return the grant."""
         if self.steps is not None:
             assert self.round is not None
             self.round.close("no answer")

@@ -204,7 +204,7 @@ class Cluster:
             return int(declared.message_count)
 
     def unpark(self, count: int = 0) -> None:
-        """Give the workers what was sent to the queue "parked", which none of them takes from.
+        """Move the messages of the queue "parked", which no worker reads, to the workers' queue.
 
         The `count` oldest messages; 0: all.
         """
@@ -243,7 +243,7 @@ class Cluster:
         Path(f"{self.log}.{key}").touch()
 
     def check(self, since: float) -> None:
-        """No body that began after `since` overlapped another of its resource."""
+        """Check that no body that began after `since` overlapped another of its resource."""
         found = bodies.overlaps(self.lines())
         assert [(one, two) for one, two in found if two.begin > since] == []
 

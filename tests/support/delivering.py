@@ -269,6 +269,6 @@ def _parking(app: Celery) -> Any:
 
 
 def rob(redlock: FakeRedlock, resource: str) -> None:
-    """On a majority of nodes another's token takes the place of ours."""
+    """Put another's token in the place of the lease's, on a majority of nodes."""
     for node in redlock.fakes[:3]:
         node.occupy(resource)

@@ -51,7 +51,7 @@ def watch(path: str) -> subprocess.Popen[bytes]:
 
 
 def stalled(since: float, until: float = LATER) -> float:
-    """Seconds for which the machine stood still between two moments of `time.monotonic`."""
+    """Return how long the machine stood still between two moments of `time.monotonic`."""
     between = (min(end, until) - max(begin, since) - BEAT for begin, end in stalls())
     return sum(one for one in between if one > 0)
 

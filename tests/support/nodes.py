@@ -49,7 +49,7 @@ def with_acl_user(*more: str) -> list[str]:
 
 
 def make_known(servers: Iterable[LocalServer]) -> None:
-    """Have servers that were just started vote: as if they were promoted, and known, for long."""
+    """Let servers that were just started vote, as if they had been up and known for long."""
     for server in servers:
         with admin(server, text=True) as client:
             make_known_to(client)

@@ -41,7 +41,7 @@ disk_free_limit.absolute = 1MB
 
 @functools.cache
 def missing() -> str:
-    """Why there can be no RabbitMQ here; empty where there can."""
+    """Return why there can be no RabbitMQ here; empty if there can."""
     if not _program():
         return "there is no rabbitmq-server (apt install rabbitmq-server)"
     if not shutil.which("epmd"):

@@ -64,7 +64,7 @@ def tls_server() -> str | None:
 
 @functools.cache
 def missing(find: Callable[[], object]) -> str:
-    """Why there can be no server here of the kind that this finds; empty where there can."""
+    """Return why there can be no server of this kind here; empty if there can."""
     try:
         find()
     except ConfigurationError as error:

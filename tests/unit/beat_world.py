@@ -42,7 +42,7 @@ LATE = 0.003
 
 
 class Killed(BaseException):
-    """Ends a beat where it stands."""
+    """Ends a beat wherever it is."""
 
 
 class Plain(Scheduler):
@@ -250,12 +250,12 @@ class Beat:
         return self.scheduler.schedule[name]
 
     def die(self) -> None:
-        """`kill -9`: not a word more to anybody."""
+        """Die as by `kill -9`, without another message."""
         self.alive = False
         self.driver.dead = set(range(5))
 
     def stop(self, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so many seconds."""
+        """Stop by SIGSTOP, and go on by SIGCONT after so many seconds."""
         self.wake = max(self.wake, self.redlock.clock() + seconds)
 
 
@@ -362,7 +362,7 @@ class World:
         self.sent.append(Message(self.time, entry, beat.number, options))
 
     def times(self, entry: str) -> list[float]:
-        """When an entry was sent; seconds since the begin."""
+        """Return when an entry was sent; seconds since the beginning."""
         return [message.at for message in self.sent if message.entry == entry]
 
     def split(self, within: float = 0.005) -> None:

@@ -297,7 +297,7 @@ def test_entry_can_be_excluded_from_beat_claims(
 
 
 class Broken(crontab):
-    """Raises when it is asked which tick it is."""
+    """A schedule that raises when it is asked for its tick."""
 
     def remaining_delta(self, *args: Any, **kwargs: Any) -> Any:
         if self.broken:
@@ -308,7 +308,7 @@ class Broken(crontab):
 
 
 class BrokenWhenTaken(Broken):
-    """Is due, and only then raises."""
+    """A schedule that is due, and raises after that."""
 
     def is_due(self, last_run_at: Any) -> Any:
         self.broken = False

@@ -259,7 +259,7 @@ def test_beat_stopped_after_its_claim_sends_the_tick_if_no_other_has(any_flow: W
 
 
 def cut(world: World, *nodes: int) -> None:
-    """Between all beats and some nodes."""
+    """Cut all beats off from some nodes."""
     for beat in world.beats:
         beat.driver.dead = set(nodes)
 

@@ -36,7 +36,7 @@ def _signal_handler() -> Iterator[None]:
 
 
 def spin(limit: float = 5.0) -> None:
-    """Bytecodes, until something strikes."""
+    """Execute bytecode until an interrupt comes."""
     deadline = time.monotonic() + limit
     while time.monotonic() < deadline:
         pass
@@ -82,7 +82,7 @@ def strike(block: Interruptible) -> None:
 
 
 def a_while() -> None:
-    """In which a strike would show."""
+    """Wait for a moment in which an interrupt would show."""
     for _ in range(1000):
         pass
 

@@ -165,7 +165,10 @@ def test_worker_metrics_begin_at_zero_for_each_locked_task(registry: CollectorRe
 
 
 def _fork_and_wait(child: Callable[[], object]) -> None:
-    """Fork, and see that the child ends: it would wait for a lock that none of its threads has."""
+    """Fork, and check that the child ends.
+
+    It might wait for a lock that none of its threads has.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forking with threads
         pid = os.fork()

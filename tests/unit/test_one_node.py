@@ -600,7 +600,7 @@ def test_node_that_says_it_has_just_started_puts_no_try_off(redlock: FakeRedlock
 
 
 def of_both(world: World) -> None:
-    """Each tick of both entries was sent once, and in time."""
+    """Check that each tick of both entries was sent once, and in time."""
     assert [round(at / 60, 1) for at in world.times("cron")] == [1.0, 2.0]
     assert min(gaps(world.times("every"))) >= 9.0
     assert max(gaps(world.times("every"))) < 10.6

@@ -50,7 +50,7 @@ def monitor(cluster: Cluster) -> Iterator[Monitor]:
 
 @pytest.fixture(autouse=True)
 def _no_overlap(request: pytest.FixtureRequest) -> Iterator[None]:
-    """After every test that has a worker: the oracle."""
+    """Check after each test with a worker that no bodies overlapped."""
     used = "cluster" in request.fixturenames
     cluster: Cluster | None = request.getfixturevalue("cluster") if used else None
     begin = time.monotonic()

@@ -12,7 +12,7 @@ __all__ = ["connect"]
 
 
 def connect() -> None:
-    """From now on, in this process and those forked from it."""
+    """Receive all signals from now on, in this process and those forked from it."""
     for name in signals.__all__:
         getattr(signals, name).connect(_hear, weak=False)
 

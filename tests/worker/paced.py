@@ -64,7 +64,7 @@ def _starts(path: str, key: str) -> list[Any]:
 
 
 def starts(cluster: Cluster, key: str) -> list[float]:
-    """When bodies of a key have started, by one clock."""
+    """Return when bodies of a key have started, by one clock."""
     return sorted(one.at for one in cluster.lines("start", f"pace:{key}"))
 
 

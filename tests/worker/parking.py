@@ -49,7 +49,7 @@ def cut_off(cluster: Cluster, worker: Worker) -> None:
 
 
 def all_done(cluster: Cluster, sent: Sent, key: str, timeout: float = 20.0) -> None:
-    """Each has run, once, and has succeeded."""
+    """Check that each has run once and succeeded."""
     assert {cluster.state(one, timeout) for one in sent} == {"SUCCESS"}
     runs = [run.task for run in cluster.runs(key)]
     assert sorted(runs) == sorted(one.id for one in sent)

@@ -113,11 +113,11 @@ class Reservations:
         return next((one for one in ids if ids.count(one) >= 3), "")
 
     def left(self, key: str) -> float:
-        """Seconds until it expires, on the node that keeps it longest."""
+        """Return the seconds until it expires, on the node that keeps it longest."""
         return max(node.pttl(f"redlock:k:{key}#reserved") for node in self._nodes) / 1000
 
     def forget(self, key: str, *, lock: bool = False) -> None:
-        """All nodes lose it, and the body's lock: expired, or somebody has taken its place."""
+        """Delete it on all nodes, and the body's lock if asked, as if expired or taken."""
         for node in self._nodes:
             node.delete(f"redlock:k:{key}#reserved", *[f"redlock:k:{key}"] * lock)
 

@@ -244,7 +244,7 @@ def left(key: str) -> dict[str, Any]:
 
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def soft(self: Task, key: str, seconds: float, after: float) -> str:
-    """Catches its soft time limit and goes on for `after` seconds."""
+    """Catch the soft time limit and go on for `after` seconds."""
     try:
         occupy(self, key, seconds)
     except SoftTimeLimitExceeded:
@@ -256,7 +256,7 @@ def soft(self: Task, key: str, seconds: float, after: float) -> str:
 @app.task(base=SingletonTask, bind=True, lock_key=("k:{key}", "k:{other}"),
           lock_retry_backoff=0.2, lock_retry_backoff_max=0.4)  # fmt: skip
 def move(self: Task, key: str, other: str, seconds: float = 0.02) -> str:
-    """Two keys."""
+    """Run under two keys."""
     run = uuid.uuid4().hex[:8]
     note("enter", f"k:{other}", self.request.id, run)
     occupy(self, key, seconds)
@@ -267,7 +267,7 @@ def move(self: Task, key: str, other: str, seconds: float = 0.02) -> str:
 @app.task(base=SingletonTask, bind=True, lock_key="crowd:{key}", lock_limit=2,
           lock_retry_backoff=0.2, lock_retry_backoff_max=0.4)  # fmt: skip
 def crowd(self: Task, key: str, seconds: float = 0.2) -> str:
-    """Two at a time."""
+    """Run, two at a time."""
     note("in", key, self.request.id)
     time.sleep(seconds)
     note("out", key, self.request.id)

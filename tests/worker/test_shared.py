@@ -68,7 +68,7 @@ def in_line(cluster: Cluster, key: str) -> bool:
 
 
 def alone(cluster: Cluster, key: str) -> None:
-    """No writer was there while one read."""
+    """Check that no writer was there while one read."""
     readers = reads(cluster, key)
     for write in cluster.runs(f"write-{key}"):
         beside = [run for run in readers if run.begin < write.end and write.begin < run.end]

@@ -43,7 +43,7 @@ class SharedLeaseTable:
         self.keeper: LeaseSupervisor | None = None
 
     def register(self, claim: Claim) -> None:
-        """Before a token is written to any node."""
+        """Note a claim before its token is written to any node."""
         note = self.notes[claim.token] = LeaseRecord(claim)
         claim.kept = lambda: note.kept
         if self.keeper is not None:
@@ -96,7 +96,7 @@ class LeaseSupervisor(Process):
         processes.append(LeaseSupervisor(self.world, len(processes), self.child, connected=False))
 
     def wake(self) -> None:
-        """There is something on the board."""
+        """Look at the table, which has a new note."""
         if not self._looking:
             self._looking = True
             self.later(self._period, self._look)

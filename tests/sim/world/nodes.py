@@ -53,7 +53,7 @@ class Server:
         )
 
     def swap(self, now: float, up: float) -> None:
-        """Another server is there now: empty, and up for so many seconds."""
+        """Put another server in its place: empty, and up for so many seconds."""
         node = self.node
         self._swapped.append((*self._kept(), self.runs, self.started, self._name))
         self._others += 1

@@ -60,7 +60,7 @@ class Operation:
             self._advance(lambda: self._resume(now))
 
     def point(self) -> None:
-        """Here an exception may strike."""
+        """Raise if an exception is to interrupt the operation here."""
         if self.strike:
             self.strike -= 1
             if not self.strike:

@@ -100,7 +100,7 @@ class Process:
         what[0](what[1])
 
     def die(self) -> None:
-        """`kill -9`: what it has written travels on."""
+        """Die as by `kill -9`: requests on the way travel on."""
         self.dead = True
         for worker in self.workers:
             worker.done = True
@@ -241,7 +241,7 @@ class Process:
             self.drop(connection.link)
 
     def drop(self, link: Link) -> None:
-        """Give a connection up, and make a new one."""
+        """Drop a connection, and make a new one."""
         connection = link.connection
         assert connection is not None
         link.connection = None
