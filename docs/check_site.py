@@ -1,6 +1,6 @@
-"""Does every link of the built site lead somewhere, and is every page there as Markdown as well?
+"""Check that every link of the built site leads somewhere, and that every page has its Markdown.
 
-No network: other sites' links are only read.
+Nothing is requested: the form of links to other sites is checked only.
 
 python docs/check_site.py out/docs
 """
@@ -15,8 +15,8 @@ from urllib.parse import unquote, urlsplit
 
 LINKS = {"a": "href", "link": "href", "img": "src", "script": "src", "source": "src"}
 GENERATED = ("code/", "genindex.html", "py-modindex.html", "search.html", "_static/")
-"""Pages that have no source, and so no Markdown."""
-# Of what the theme puts on each page, and Sphinx makes later or not at all.
+"""Pages without a source, and so without Markdown."""
+# Links that the theme puts on each page, and whose targets Sphinx makes later or not at all.
 IGNORED_SCHEMES = {"data", "mailto"}
 
 
@@ -40,7 +40,7 @@ class Page(HTMLParser):
 
 
 def check(site: Path) -> tuple[list[str], int]:
-    """What is wrong, in sentences; and how many links were looked at."""
+    """Return each fault as a sentence, and the number of links that were checked."""
     pages = {
         file.resolve(): Page(file.read_text(encoding="utf-8")) for file in site.rglob("*.html")
     }
@@ -81,7 +81,7 @@ def _problem(link: str, file: Path, pages: dict[Path, Page], site: Path) -> str 
 
 
 def check_markdown(site: Path) -> list[str]:
-    """What is wrong with the pages' Markdown and with llms.txt, in sentences."""
+    """Return each fault of the pages' Markdown and of llms.txt as a sentence."""
     pages = {file.relative_to(site).as_posix() for file in site.rglob("*.html")}
     wanted = {page[:-5] + ".md" for page in pages if not page.startswith(GENERATED)}
     found = {file.relative_to(site).as_posix() for file in site.rglob("*.md")}

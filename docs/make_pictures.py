@@ -1,4 +1,4 @@
-"""Draws the pictures of how-it-works.md and architecture.md, as SVG, for light and dark.
+"""Draw the pictures of how-it-works.md and architecture.md, as SVG, for light and dark.
 
 Each has a ground of its own.
 
@@ -123,20 +123,20 @@ class Picture:
 
 
 def flow() -> Picture:
-    """From a call of a task to its lock, and what follows."""
+    """Draw the way from a call of a task to its lock, and to its end."""
     picture = Picture(
         "flow",
         736,
         "From the call of a task to its lock",
         "A call becomes a key, the key a lock with a new token; all nodes are asked at once. If a"
-        " quorum says YES the body runs, is extended, and its lock is freed at its end. If too many"
-        " say NO another holds it, and the conflict policy decides. Otherwise there is no quorum,"
-        " and nothing runs. Who waits tries again, with a new token.",
+        " quorum answers YES the body runs, its lease is extended, and its lock is freed at its"
+        " end. If too many answer NO another holds it, and the conflict policy decides. Otherwise"
+        " there is no quorum, and nothing runs. A waiter tries again, with a new token.",
     )
     steps = [
         ("task call", "charge.delay(7, 50)", "arrives in the process that will run the body"),
         ("key", "order:7", "from the task's name and arguments, or a template"),
-        ("lock", "a new random token; the time is noted: t0", "one attempt, one token"),
+        ("lock", "a new random token; the time is recorded: t0", "one attempt, one token"),
         (
             "quorum",
             "SET order:7 token NX GET PX ttl",
@@ -163,8 +163,8 @@ def flow() -> Picture:
         picture.line(f"280,{y} 280,{y + 12} {x},{y + 12} {x},{y + 30}", look="arrow")
     y += 32
     outcomes = [
-        (20, "good", "granted", "a quorum said YES,", "and time is left"),
-        (195, "wait", "held by another", "too many said NO", "for a quorum of YES"),
+        (20, "good", "granted", "a quorum of YES,", "and time is left"),
+        (195, "wait", "held by another", "too many answered NO", "for a quorum of YES"),
         (370, "bad", "no quorum", "fewer than a quorum", "answered in time"),
     ]
     for x, colour, name, one, two in outcomes:
@@ -179,7 +179,7 @@ def flow() -> Picture:
     picture.text(105, y + 45, "extended every ttl / 3", "small", colour="soft", anchor="middle")
     picture.box(195, y, 345, 76, "ground", "line")
     picture.text(367, y + 24, "nothing stays behind", "bold small", anchor="middle")
-    undone = ("the token is deleted where YES was said,", "and where nothing was said (SILENT)")
+    undone = ("the token is deleted on nodes that answered", "YES, or did not answer (SILENT)")
     picture.text(367, y + 45, undone[0], "small", colour="soft", anchor="middle")
     picture.text(367, y + 63, undone[1], "small", colour="soft", anchor="middle")
     for x in (105, 280, 455):
@@ -187,9 +187,9 @@ def flow() -> Picture:
     picture.bar(44, y + 56, 166, "lock", 8)
     y += 96
     last = [
-        (20, "the body has ended", "deleted on all nodes;", "who waits is called"),
+        (20, "the body has ended", "deleted on all nodes;", "next waiter is woken"),
         (195, "lock_on_conflict", "waits its turn, or is", "skipped, fails, ..."),
-        (370, "lock_on_unavailable", "waits, or fails; or runs", "unlocked, where asked"),
+        (370, "lock_on_unavailable", "waits, or fails; or runs", "unlocked, if you chose"),
     ]
     for x, name, one, two in last:
         picture.box(x, y, 170, 76, "ground", "line")
@@ -197,7 +197,7 @@ def flow() -> Picture:
         picture.text(x + 85, y + 24, name, look, anchor="middle")
         picture.text(x + 85, y + 45, one, "small", colour="soft", anchor="middle")
         picture.text(x + 85, y + 63, two, "small", colour="soft", anchor="middle")
-    # Who waits begins again where the token is made: a token lives for one attempt.
+    # A waiter begins again at the new token: a token lives for one attempt.
     again = 18 + 2 * 76 + 28
     picture.line(
         f"280,{y + 76} 280,{y + 90} 566,{y + 90} 566,{again} 544,{again}", "wait", "arrow dashed"
@@ -208,7 +208,7 @@ def flow() -> Picture:
 
 
 def lease() -> Picture:
-    """Where a lease's deadline comes from."""
+    """Draw how the deadline of a lease results from the answers of five nodes."""
     picture = Picture(
         "lease",
         490,
@@ -274,12 +274,10 @@ def lease() -> Picture:
     picture.line(f"16,{y - 11} 16,{y + 3}", "lock", "thick")
     picture.text(52, y, "the node keeps the key; the strokes are its YES to a request", "small")
     picture.diamond(28, y + 22, "lock")
-    picture.text(
-        52, y + 26, "what it counts for: the time before the request was sent, + ttl", "small"
-    )
+    picture.text(52, y + 26, "the time that counts: before the request was sent, + ttl", "small")
     picture.line(f"28,{y + 39} 28,{y + 55}", "bad", "dashed")
     picture.text(
-        52, y + 52, "the third largest of these, less the drift: here the holder stops", "small"
+        52, y + 52, "the third largest of these, less the drift: the lease ends here", "small"
     )
     picture.text(
         52,
@@ -299,7 +297,7 @@ def lease() -> Picture:
 
 
 def endings() -> Picture:
-    """Each way in which a body ends: who frees its lock, and when."""
+    """Draw each way in which a body ends, with the process that frees its lock, and the time."""
     rows = [
         (
             "It returns, raises, retries, is ignored, hits its soft time limit",
@@ -321,7 +319,7 @@ def endings() -> Picture:
         ),
         (
             "Its whole worker dies, or the machine",
-            "nobody: the ttl ends it",
+            "no process: the ttl ends it",
             "within the ttl; with a helper, a second",
             "wait",
         ),
@@ -403,7 +401,7 @@ def _bars(picture: Picture, row: int, y: float) -> None:
 
 
 def rooms() -> Picture:
-    """The rooms of the package, from the table that the architecture test keeps."""
+    """Draw the rooms of the package, from the table of the architecture test."""
 
     def level(name: str) -> int:
         return 1 + max((level(below) for below in ROOMS[name][0]), default=-1)
@@ -416,9 +414,9 @@ def rooms() -> Picture:
         "rooms",
         len(rows) * step + 66,
         "The rooms of the package, and which stand on which",
-        "Rows of rooms. At the bottom protocol, which is pure; above it what a process is, then the"
-        " connections to the stores, keeping leases alive, the lock itself, the messages of tasks,"
-        " the worker and the beat; at the top what people use. Each imports only from rows below.",
+        "Rows of rooms. At the bottom protocol, which is pure; above it the clock and threads, then"
+        " the connections to the stores, the extenders, the lock itself, the messages of tasks,"
+        " the worker and the beat; at the top the users' tools. Each imports only from rows below.",
     )
     for row, names in enumerate(rows[number] for number in sorted(rows, reverse=True)):
         y, width = 18 + row * step, (520 - 8 * (len(names) - 1)) / len(names)

@@ -1,4 +1,4 @@
-"""Writes the entries of the options into settings.md, from the tables the code itself uses.
+"""Write the entries of the options into settings.md, from the tables the code itself uses.
 
 python docs/make_settings.py
 """
@@ -38,7 +38,7 @@ TOO_LARGE = 1e12
 
 
 def entries() -> str:
-    """All options as Markdown: those of an app, then those of a task; a heading for each."""
+    """Return all options as Markdown: those of an app, then of a task; a heading for each."""
     parts = ["## Settings of the app\n", _links("redlock_", GLOBAL)]
     parts += [_of_app(name, option) for name, option in GLOBAL.items()]
     parts += ["## Options of a task\n", _links("lock_", TASK)]
@@ -47,7 +47,7 @@ def entries() -> str:
 
 
 def render(page: str) -> str:
-    """The page with the entries of today in their place."""
+    """Return the page with the present entries in their place."""
     head, _, rest = page.partition(BEGIN)
     _, _, tail = rest.partition(END)
     return f"{head}{BEGIN}\n{entries()}\n{END}{tail}"
@@ -106,7 +106,7 @@ def _where(places: list[str]) -> str:
 
 
 def _type(name: str, option: Option) -> str:
-    """Return the type, the unit and what is allowed of it."""
+    """Return the type, the unit and the allowed values."""
     text = f"Type: {_named(TYPES[name])}"
     wrong = _refusal(option, object())
     if bounds := re.match(r"must be a number of seconds (>=?) ([\d.]+)", wrong):
@@ -119,14 +119,14 @@ def _type(name: str, option: Option) -> str:
 
 
 def _quoted(text: str) -> str:
-    """With each value as it is written in code."""
+    """Return the text with each value written as code."""
     return re.sub(
         r"'(\w+)'|\b(True|False|None)\b", lambda m: f'`"{m[1]}"`' if m[1] else f"`{m[2]}`", text
     )
 
 
 def _refusal(option: Option, value: Any) -> str:
-    """What the check of an option says of a value; nothing if it takes it."""
+    """Return the error of an option's check for a value; empty if the value is valid."""
     try:
         option.check(value)
     except ValueError as error:
@@ -135,7 +135,7 @@ def _refusal(option: Option, value: Any) -> str:
 
 
 def _named(kind: Any) -> str:
-    """A type, for people."""
+    """Return a type as readers expect it."""
     origin, inside = get_origin(kind), get_args(kind)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(_named, inside)))

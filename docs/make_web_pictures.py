@@ -1,4 +1,4 @@
-"""Photographs the page for web.md, in a real browser, over real nodes with locks on them.
+"""Take pictures of the dashboard for web.md, in a real browser, with locks on real nodes.
 
 python docs/make_web_pictures.py
 """
@@ -36,7 +36,7 @@ TASKS = {
 
 
 def fill(redlock: Redlock, servers: list[LocalServer]) -> None:
-    """Locks as a shop has them, some of them in trouble."""
+    """Make locks as a shop has them, some of them in trouble."""
 
     def owner(number: int, task: str, host: str) -> Owner:
         return Owner(

@@ -46,7 +46,7 @@ def _write(app: Sphinx, error: Exception | None) -> None:
 
 
 def _source(app: Sphinx, name: str) -> str:
-    """A page without comments and menus."""
+    """Return a page without comments and menus."""
     text = app.env.doc2path(name).read_text(encoding="utf-8")
     text = re.sub(r"^```\{toctree\}\n.*?^```\n", "", text, flags=re.M | re.S)
     text = re.sub(r"^<!--.*?-->\n", "", text, flags=re.M | re.S)
@@ -63,7 +63,7 @@ def _page(app: Sphinx, name: str) -> str:
 
 
 def _link(app: Sphinx, name: str, link: str) -> str:
-    """Where a link of a page leads on the site."""
+    """Return the target of a page's link on the site."""
     path, hash_, anchor = link.partition("#")
     if not path or re.match(r"[a-z]+:", link):
         return link
@@ -79,7 +79,7 @@ def _link(app: Sphinx, name: str, link: str) -> str:
 
 
 def _map(app: Sphinx) -> str:
-    """The title, the first paragraph and the lists of the landing page."""
+    """Return the title, the first paragraph and the lists of the landing page."""
     root = app.config.root_doc
     title, paragraph, *_ = _source(app, root).split("\n\n")
     summary = " ".join(paragraph.replace("*", "").split())
@@ -92,7 +92,7 @@ def _map(app: Sphinx) -> str:
 
 
 def _items(app: Sphinx, name: str, text: str) -> Iterator[str]:
-    """A line for each page that a page lists, and for those in the menu of that."""
+    """Yield a line for each page that a page lists, and for the pages in the menu of that page."""
     for title, link, about in ITEM.findall(text):
         path = posixpath.normpath(posixpath.join(posixpath.dirname(name), link))
         yield _item(title, path, about)

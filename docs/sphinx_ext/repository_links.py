@@ -22,7 +22,7 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[2]
 PLACE = "code"
-"""Where on the site these pages are."""
+"""Directory of these pages on the site."""
 LEFT_OUT = {"__pycache__", ".pytest_cache", ".ruff_cache", ".mypy_cache"}
 
 
@@ -51,7 +51,7 @@ def _is_link(node: nodes.Node) -> bool:
 
 
 def _path(app: Sphinx, node: nodes.Element) -> str | None:
-    """The path in the repository, if that is where the link leads, and out of the pages."""
+    """Return the path in the repository if the link leads there, outside of the pages."""
     target = str(node["reftarget"])
     if target.startswith("#"):
         return None
@@ -111,5 +111,5 @@ def _code(file: Path) -> str:
 
 
 def _name(path: str) -> str:
-    """The page of a path: a file keeps its whole name, so that two of one stem do not meet."""
+    """Return the page of a path: the file's whole name, so that two with one stem differ."""
     return path.rstrip("/")
