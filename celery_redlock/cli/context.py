@@ -136,9 +136,9 @@ class Site:
         """
         from ..doctor.workers import waiting
 
-        told: tuple[Any, Any, str]
-        seen, told = at_once(look, lambda: waiting(self.app, WORKERS_TIMEOUT_S))
-        return count_parked(seen, told[1]), told[2]
+        workers: tuple[Any, Any, str]
+        seen, workers = at_once(look, lambda: waiting(self.app, WORKERS_TIMEOUT_S))
+        return count_parked(seen, workers[1]), workers[2]
 
 
 def on_site(command: Callable[..., int | None]) -> Callable[..., None]:

@@ -41,12 +41,12 @@ def lock_table(entries: Iterable[Entry], width: int | None, *, waiters: bool) ->
 def _lines(entries: Sequence[Entry], names: Sequence[str], room: int | None) -> list[str]:
     whole = room is None
     rows = [_row(entry, whole=whole) for entry in entries]
-    told: set[str] = set()
+    counted: set[str] = set()
     for row, entry in zip(rows, entries, strict=True):
         if entry.kind in ("lock", "start"):
-            if entry.resource in told:  # all slots share one wait queue: show its length once
+            if entry.resource in counted:  # all slots share one wait queue: show its length once
                 row["waiting"] = "-"
-            told.add(entry.resource)
+            counted.add(entry.resource)
     title = {"ttl": "ttl on each"} if whole else {}
     columns = {name: [title.get(name, name), *(row[name] for row in rows)] for name in names}
     widths = {name: max(map(cells, column)) for name, column in columns.items()}

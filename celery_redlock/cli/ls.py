@@ -55,10 +55,10 @@ def command(
     from ..doctor.votes import ask, votes_in
 
     seen: Survey
-    told, (seen, unasked) = at_once(
+    facts, (seen, unasked) = at_once(
         lambda: ask(site.redlock, timeout), lambda: site.with_parked(look)
     )
-    left = votes_in(told, site.redlock.client.addresses, site.app)
+    left = votes_in(facts, site.redlock.client.addresses, site.app)
     seen = replace(seen, entries=tuple(sorted(seen.entries, key=ORDERS[sort])))
     print_unreachable(seen)
     text = ""

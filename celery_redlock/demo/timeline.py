@@ -133,11 +133,11 @@ class _Timeline:
             x, end = self.x(body.begin), self.x(body.end)
             y = TOP + LANE * self.orders.index(body.order) + (LANE - BAR) / 2
             framed = body.ending in ("killed", "failed") or id(body) in wrong
-            told = f"{body.task}, pid {body.pid}, {body.begin - self.begin:.3f} s to "
-            told += f"{body.end - self.begin:.3f} s, {body.ending}"
+            title = f"{body.task}, pid {body.pid}, {body.begin - self.begin:.3f} s to "
+            title += f"{body.end - self.begin:.3f} s, {body.ending}"
             bar = _rect(x, y, max(1.5, end - x), BAR, "body killed" if framed else "body")
             colour = self.colours.get(body.pid, SCRIPT)
-            yield f'<g fill="{colour}">{bar}<title>{escape(told)}</title></g>'
+            yield f'<g fill="{colour}">{bar}<title>{escape(title)}</title></g>'
             if end - x > EXTENDED:
                 yield _text(x + 6, y + 13, f"{body.task}: longer than its ttl, extended", "in")
         for event in self.story.away:

@@ -107,8 +107,8 @@ def _of_other(addresses: Sequence[Any], prefix: str, timeout: float, *, tries: b
     probes = []
     for n, said in enumerate(found):
         ahead = getattr(said, "ahead", None)
-        told = Answers() if said is None else Answers(said.peer, facts=said.facts, ahead=ahead)
-        probes.append(Probe(n, addresses[n], looks[n], told, details=said))
+        answers = Answers() if said is None else Answers(said.peer, facts=said.facts, ahead=ahead)
+        probes.append(Probe(n, addresses[n], looks[n], answers, details=said))
     return probes
 
 
@@ -123,14 +123,14 @@ def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list
         _looks, rest = read_nodes(there, prefix, _ask, timeout)
         for n, one in zip(unnamed, rest, strict=True):
             found[n] = one
-    told = [one or Answers() for one in found]
+    answers = [one or Answers() for one in found]
     seen_at: list[Sequence[bytes] | None] = [None] * len(addresses)
-    if any(one.denied for one in told):
+    if any(one.denied for one in answers):
         # Without INFO there is no run_id. But a mark written at one address is found at its twin.
-        marks = [one.mark for one in told if one.mark]
+        marks = [one.mark for one in answers if one.mark]
         _looks, seen_at = read_nodes(addresses, prefix, partial(_existing, marks=marks), timeout)
     twins = [
-        tuple(n for n, one in enumerate(told) if n != here and one.mark in (seen or ()))
+        tuple(n for n, one in enumerate(answers) if n != here and one.mark in (seen or ()))
         for here, seen in enumerate(seen_at)
     ]
 
@@ -139,7 +139,9 @@ def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list
         return other_protocol(address, timeout) if silent else ""
 
     with ThreadPoolExecutor() as pool:
-        whole = zip(addresses, looks, told, twins, pool.map(speaks, addresses, looks), strict=True)
+        whole = zip(
+            addresses, looks, answers, twins, pool.map(speaks, addresses, looks), strict=True
+        )
     return [Probe(index, *one) for index, one in enumerate(whole)]
 
 
@@ -180,17 +182,17 @@ def _read(reader: RedisReader) -> Answers:
 def _ahead(reader: RedisReader) -> float | None:
     """Return the seconds that the node's clock is ahead of ours, give or take half a round trip."""
     before = time.time()
-    (told,) = reader.ask([("TIME",)])
+    (answers,) = reader.ask([("TIME",)])
     after = time.time()
-    if not isinstance(told, list) or len(told) != 2:
+    if not isinstance(answers, list) or len(answers) != 2:
         return None
-    return int(told[0]) + int(told[1]) / 1e6 - (before + after) / 2
+    return int(answers[0]) + int(answers[1]) / 1e6 - (before + after) / 2
 
 
 def _ask(reader: RedisReader) -> Answers:
     """Return the server's INFO and the commands that its ACL denies, of all that locks use."""
     mark, line = (f"{reader.prefix}nonce:{secrets.token_hex(16)}".encode() for _ in range(2))
-    told, ahead = _read(reader), _ahead(reader)
+    answers, ahead = _read(reader), _ahead(reader)
     tries: tuple[tuple[Any, ...], ...] = (
         ("SET", mark, 1, "PX", KEY_TTL_MS),
         ("GET", mark),
@@ -224,7 +226,7 @@ def _ask(reader: RedisReader) -> Answers:
         refused["reset&"] = False
     if {f"+{name}" for name in KEY_COMMANDS} <= refused.keys():
         refused["reset~"] = True
-    return replace(told, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
+    return replace(answers, ahead=ahead, refused=refused, renamed=renamed, writes=writes, mark=mark)
 
 
 def _acl_word(said: str, name: str) -> str:

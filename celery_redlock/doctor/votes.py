@@ -21,8 +21,8 @@ __all__ = ["ask", "guard_of", "quorum_in", "voteless", "votes_in", "votes_left"]
 
 def ask(redlock: Redlock, timeout: float) -> list[NodeInfo | None]:
     """Return each node's facts; None for a node that does not answer. It only reads."""
-    _looks, told = read_nodes(redlock.client.addresses, redlock.prefix, introduce, timeout)
-    return told
+    _looks, all_facts = read_nodes(redlock.client.addresses, redlock.prefix, introduce, timeout)
+    return all_facts
 
 
 def guard_of(app: Any, addresses: Sequence[Any]) -> str | None:
@@ -49,7 +49,7 @@ def voteless(facts: NodeInfo, address: Any, ttls: Sequence[float], guard: str | 
 
 
 def votes_left(
-    told: Iterable[NodeInfo | None],
+    all_facts: Iterable[NodeInfo | None],
     addresses: Iterable[Any],
     ttls: Sequence[float],
     guard: str | None,
@@ -60,7 +60,7 @@ def votes_left(
     """
     met: set[str] = set()
     found: list[float | None] = []
-    for facts, address in zip(told, addresses, strict=True):
+    for facts, address in zip(all_facts, addresses, strict=True):
         if facts is None or facts.misfit or facts.run_id in met:
             found.append(None)
         else:
@@ -75,18 +75,20 @@ def quorum_in(left: Sequence[float | None]) -> float | None:
     return seconds[needed - 1] if len(seconds) >= needed else None
 
 
-def votes_in(told: Sequence[NodeInfo | None], addresses: Sequence[Any], app: Any) -> float | None:
+def votes_in(
+    all_facts: Sequence[NodeInfo | None], addresses: Sequence[Any], app: Any
+) -> float | None:
     """Return the seconds until a quorum has a vote; None if it has one, or if time does not help.
 
     Args:
-        told: The facts of each node.
+        all_facts: The facts of each node.
         addresses: The nodes' addresses, in the same order.
         app: The app whose ttls are in use; None for the default.
     """
     guard = guard_of(app, addresses)
 
     def left(ttls: Sequence[float]) -> float | None:
-        return quorum_in(votes_left(told, addresses, ttls, guard)) or None
+        return quorum_in(votes_left(all_facts, addresses, ttls, guard)) or None
 
     if app is None:
         return left(())

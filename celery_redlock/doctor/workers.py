@@ -95,8 +95,8 @@ def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
             yield warning(f"it does not tell its settings: {said}", fix, worker, "workers")
 
 
-def _tasks(worker: str, ours: Mapping[str, Any], told: Any) -> Iterator[Finding]:
-    theirs = told if isinstance(told, Mapping) else {}
+def _tasks(worker: str, ours: Mapping[str, Any], reported: Any) -> Iterator[Finding]:
+    theirs = reported if isinstance(reported, Mapping) else {}
     other = sorted(name for name in set(ours) & set(theirs) if ours[name] != theirs[name])
     if other:
         yield warning(

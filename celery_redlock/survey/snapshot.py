@@ -189,7 +189,7 @@ def _survey(
         QuorumUnavailable: Fewer than a quorum of nodes returned their keys.
     """
     at = time.time()
-    looks, told = read_nodes(redlock.client.addresses, redlock.prefix, query, timeout)
+    looks, results = read_nodes(redlock.client.addresses, redlock.prefix, query, timeout)
     reached, quorum = sum(node.reachable for node in looks), quorum_of(len(looks))
     if reached < quorum:
         forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
@@ -200,12 +200,12 @@ def _survey(
             for node in looks
         ]
         raise QuorumUnavailable(said + ", ".join(map(str, votes)), votes=votes)
-    nodes: list[NodeData] = [data or {} for data in told]
+    nodes: list[NodeData] = [data or {} for data in results]
     names = {name for data in nodes for name in data}.difference(PAUSE_NAMES)
     entries = [one for name in names for one in _entries(name, nodes, redlock.prefix, at)]
     entries = [entry for entry in entries if entry.kind in wanted]
     entries.sort(key=lambda entry: (entry.resource, KINDS.index(entry.kind), entry.slot))
-    answers = [data for data in told if data is not None]
+    answers = [data for data in results if data is not None]
     there = {name: [_text_and_ttl(data.get(name)) for data in answers] for name in PAUSE_NAMES}
     return Survey(tuple(entries), tuple(looks), at, counted(there, quorum))
 

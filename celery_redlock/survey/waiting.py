@@ -62,8 +62,8 @@ class Parked:
 def waited_for(wait: Mapping[str, Any]) -> Sequence[str]:
     """Return the resources that a task waits for: each counts. Older workers report one."""
     names = wait.get("resources")
-    told = isinstance(names, list) and all(isinstance(name, str) for name in names)
-    return names if told and names else [wait["resource"]]
+    valid = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    return names if valid and names else [wait["resource"]]
 
 
 def valid_waits(reply: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

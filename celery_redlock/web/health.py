@@ -71,8 +71,8 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         for one in examine_nodes(probes, redlock.prefix, ttls, guard)
         if one.check not in (*NOT_CHECKED, *SHOWN_ELSEWHERE)
     ]
-    told = [probe.answers.facts if probe.look.reachable else None for probe in probes]
-    votes_in = votes_left(told, [probe.address for probe in probes], ttls, guard)
+    facts = [probe.answers.facts if probe.look.reachable else None for probe in probes]
+    votes_in = votes_left(facts, [probe.address for probe in probes], ttls, guard)
     return Health(
         tuple(probe.look for probe in probes),
         [_node(probe, left, found) for probe, left in zip(probes, votes_in, strict=True)],

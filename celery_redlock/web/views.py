@@ -134,7 +134,7 @@ def lock(ask: Ask) -> dict[str, Any]:
     """Show everything known about one lock."""
     resource, sources = ask.resource, ask.sources
     sources.nodes()  # starts the surveys, so that the lock has a history from now on
-    parked, receiver, told = sources.parked(), sources.receiver, sources.workers()
+    parked, receiver, reports = sources.parked(), sources.receiver, sources.workers()
     survey, error, entries = None, None, []
     try:
         survey = sources.one(resource, parked)
@@ -145,12 +145,12 @@ def lock(ask: Ask) -> dict[str, Any]:
         entries = [entry(it, survey.looks) for it in shown]
     workers = [
         {"worker": one["worker"], "what": what, **row}
-        for one in told["rows"]
+        for one in reports["rows"]
         for what in ("holds", "waits")
         for row in one[what]
         if resource in (row["resource"], *(row["resource"] or "").split(" + "))
     ]
-    reported = _reported(told["rows"])[resource]
+    reported = _reported(reports["rows"])[resource]
     waiting = max((row["waiting"] for row in entries if row["kind"] == "line"), default=0)
     return {
         "at": survey.at if survey else None,
@@ -167,17 +167,17 @@ def lock(ask: Ask) -> dict[str, Any]:
         "watched_since": sources.history.since or None,
         "heard": receiver.received(resource)[:MAX_LOCK_EVENTS] if receiver else [],
         "listening_since": receiver.since if receiver else None,
-        "workers": {**told, "rows": workers},
+        "workers": {**reports, "rows": workers},
     }
 
 
 def waiters(ask: Ask) -> dict[str, Any]:
     """Show the number of waiters for each key, and the tasks that the workers report as waiting."""
     seen = ask.sources.nodes()
-    told = ask.sources.workers(WAITERS_PATIENCE_S)
+    reports = ask.sources.workers(WAITERS_PATIENCE_S)
     parked = ask.sources.parked()
     _rows, queues = ask.sources.rows(seen, parked)
-    replies = told.pop("rows")
+    replies = reports.pop("rows")
     reported = _reported(replies)
     lines = [
         {
@@ -203,7 +203,7 @@ def waiters(ask: Ask) -> dict[str, Any]:
         "query": ask.query,
         "lines": page_of(sorted(lines, key=SORTS["waiting"]), ask.page),
         "parked_known": parked is not None,
-        "workers": {**told, "answered": answered, "without": without},
+        "workers": {**reports, "answered": answered, "without": without},
         "waits": page_of(waits, ask.page),
     }
 

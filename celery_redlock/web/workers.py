@@ -41,13 +41,13 @@ def ask(app: Any, timeout: float = 1.0) -> list[dict[str, Any]]:
     Names are as the nodes have them, not escaped: they may contain any character.
     """
     replies = app.control.broadcast("redlock", reply=True, timeout=timeout) or []
-    told = [
+    reported = [
         _answer(name, said)
         for reply in replies
         if isinstance(reply, dict)
         for name, said in reply.items()
     ]
-    return sorted(told, key=lambda one: str(one["worker"]))
+    return sorted(reported, key=lambda one: str(one["worker"]))
 
 
 def _answer(name: Any, said: Any) -> dict[str, Any]:
@@ -90,12 +90,12 @@ def _plain(name: str, value: Any) -> Any:
     return value if isinstance(value, (int, float)) and abs(value) < MAX_NUMBER else None
 
 
-def _holder(told: Any) -> str:
+def _holder(reported: Any) -> str:
     """Return the holder named in an event, for people."""
-    if not isinstance(told, dict):
+    if not isinstance(reported, dict):
         return ""
     names = ("task", "task_id", "pid", "host")
-    return _text(holder(*(_text(told.get(name) or "") for name in names)))
+    return _text(holder(*(_text(reported.get(name) or "") for name in names)))
 
 
 def _text(value: Any) -> str:

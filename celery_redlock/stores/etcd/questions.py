@@ -268,10 +268,10 @@ def _peek(round_: Round, keys: Keys, _lease: Lease) -> Conversation:
     answers = yield [_txn(gets[at : at + MAX_OPS]) for at in range(0, len(gets), MAX_OPS)]
     found = [_found(part) for said in answers for part in _parts(said)]
     leases = list({str(number(kv["lease"])) for kv in found if kv and "lease" in kv})
-    told: Sequence[dict[str, Any]] = ()
+    replies: Sequence[dict[str, Any]] = ()
     if leases:
-        told = yield [Request("lease/timetolive", {"ID": lease}) for lease in leases]
-    left = {one: seconds_left(said) for one, said in zip(leases, told, strict=True)}
+        replies = yield [Request("lease/timetolive", {"ID": lease}) for lease in leases]
+    left = {one: seconds_left(said) for one, said in zip(leases, replies, strict=True)}
     reply: list[Any] = []
     for kv in found:
         if kv is None or left.get(kv.get("lease", ""), 0.0) < 0:
