@@ -24,6 +24,7 @@ def nodes_options(command: Callable[..., Any]) -> Callable[..., Any]:
     docs = click.option(
         "--docs",
         metavar="ADDRESS",
-        help="Where the pages of the documentation are, without an app: https://HOST/{page}.html",
+        help="Where the pages of the documentation are, without an app:"
+        " https://docs.example.org/{page}.html",
     )
     return nodes(prefix(docs(command)))
