@@ -1,4 +1,4 @@
-"""docs/start.md, done as a reader would: each block of it, in its order, on ports of its own."""
+"""docs/start.md and three-nodes.md, done as a reader would: each block, on ports of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,19 +23,25 @@ from tests.support.nodes import make_known_to
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "start.md").read_text("utf-8")
-BLOCKS = re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE, re.M | re.S)
-FILES = {text.split()[1]: text for language, text in BLOCKS if language == "python"}
-INSTALL, NODES, WORKER, PAY, SEE, BREAK, BACK, TEST = (
-    text.strip() for language, text in BLOCKS if language == "sh"
-)
+
+
+def read(page: str) -> tuple[dict[str, str], list[str]]:
+    """Return the files of a page by name, and its commands in their order."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    blocks = re.findall(r"^```(sh|python)\n(.*?)^```$", text, re.M | re.S)
+    files = {text.split()[1]: text for language, text in blocks if language == "python"}
+    return files, [text.strip() for language, text in blocks if language == "sh"]
+
+
+FILES, (INSTALL, REDIS, WORKER, PAY, SEE, TEST) = read("start.md")
+MORE_FILES, (NODES, WORKER_OF_THREE, PAY_AGAIN, BREAK, BACK) = read("three-nodes.md")
 GONE = "it gives no answer"
 PORTS = ("7001", "7002", "7003")
 LOCKS = ("redlock:order:7", "redlock:order:8")
 CHARGED = "order 7: 50\norder 7: 20\norder 8: 10\n"
 
-# The work takes five seconds on the page, and here until the test says go.
-WORK = "time.sleep(20)  # the work"
+# The work takes ten seconds on the page, and here until the test says go.
+WORK = "time.sleep(10)  # the work"
 GATE = 'while not __import__("os").path.exists("go"): time.sleep(0.02)'
 
 SERVER = f"""#!{sys.executable} -IS
@@ -56,10 +62,11 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[2]))) as node:
 class Desk:
     """A directory with the page's files, a PATH with its programs, and terminals."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, files: Mapping[str, str]) -> None:
         self.directory = directory
-        self._ports = {f"70{n:02}": str(port) for n, port in enumerate(free_ports(4))}
-        for name, text in FILES.items():
+        names = ("7000", *PORTS, "6379")
+        self._ports = dict(zip(names, map(str, free_ports(len(names))), strict=True))
+        for name, text in files.items():
             (directory / name).write_text(self.local(text).replace(WORK, GATE), "utf-8")
         programs = directory / "bin"
         programs.mkdir()
@@ -74,7 +81,7 @@ class Desk:
 
     def local(self, text: str) -> str:
         """The same with ports that are free here."""
-        return re.sub(r"\b70\d\d\b", lambda port: self._ports[port[0]], text)
+        return re.sub(r"\b(70\d\d|6379)\b", lambda port: self._ports[port[0]], text)
 
     def node(self, port: str, *command: str) -> Any:
         """Return the answer of the node at that port of the page; None if it is down."""
@@ -142,7 +149,12 @@ def free_ports(count: int) -> list[int]:
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:
-    return Desk(tmp_path)
+    return Desk(tmp_path, FILES)
+
+
+@pytest.fixture
+def desk_of_three(tmp_path: Path) -> Desk:
+    return Desk(tmp_path, {**FILES, **MORE_FILES})
 
 
 def test_package_and_extra_of_the_start_page_exist() -> None:
@@ -151,22 +163,38 @@ def test_package_and_extra_of_the_start_page_exist() -> None:
     assert f"\n{extra} = [" in project and 'name = "celery-redlock"' in project
 
 
+def listed(desk: Desk, charged: Path) -> None:
+    """See the locks as the page does, while both orders are charged."""
+    with ThreadPoolExecutor() as side_by_side:
+        every, one = side_by_side.map(desk.run, SEE.splitlines())
+    assert every.returncode == 0 and "shop.charge" in every.stdout, every
+    assert "order:7" in every.stdout and "order:8" in every.stdout
+    assert one.returncode == 0 and "shop.charge" in one.stdout, one
+    (desk.directory / "go").touch()
+    wait_until(lambda: charged.read_text() == CHARGED, 40, "all to be charged")
+
+
 def test_every_step_of_the_start_page_does_what_it_says(desk: Desk) -> None:
-    go = desk.directory / "go"
-    with desk.terminal(NODES, "nodes.log") as nodes, contextlib.ExitStack() as then:
-        wait_until(desk.all_have_votes, 40, "the nodes")
+    with desk.terminal(REDIS, "redis.log"), contextlib.ExitStack() as then:
+        wait_until(lambda: desk.node("6379", "ping"), 40, "the Redis")
         log = then.enter_context(desk.terminal(WORKER, "worker.log"))
         wait_until(lambda: " ready." in log.read_text(), 40, "the worker to be ready")
-        with desk.terminal(PAY, "pay.log") as paid:
-            wait_until(lambda: log.read_text().count(" received") == 3, 40, "the tasks to arrive")
+        with desk.terminal(PAY, "pay.log") as charged:
+            wait_until(lambda: desk.node("6379", "exists", *LOCKS) == 2, 40, "two locks")
+            listed(desk, charged)
+        text = log.read_text()
+        assert "tasks are locked on one Redis alone" in text and " waits (unavailable" not in text
+
+
+def test_every_step_of_the_page_on_three_nodes_does_what_it_says(desk_of_three: Desk) -> None:
+    desk = desk_of_three
+    with desk.terminal(NODES, "nodes.log") as nodes, contextlib.ExitStack() as then:
+        wait_until(desk.all_have_votes, 40, "the nodes")
+        log = then.enter_context(desk.terminal(WORKER_OF_THREE, "worker.log"))
+        wait_until(lambda: " ready." in log.read_text(), 40, "the worker to be ready")
+        with desk.terminal(PAY_AGAIN, "pay.log") as charged:
             wait_until(desk.both_are_charged, 40, "both orders to be charged")
-            with ThreadPoolExecutor() as side_by_side:
-                listed, shown = side_by_side.map(desk.run, SEE.splitlines())
-            assert listed.returncode == 0 and "shop.charge" in listed.stdout, listed
-            assert "order:7" in listed.stdout and "order:8" in listed.stdout
-            assert shown.returncode == 0 and "shop.charge" in shown.stdout, shown
-            go.touch()
-            wait_until(lambda: paid.read_text() == CHARGED, 40, "all to be charged")
+            listed(desk, charged)
 
         kill, pay, doctor = BREAK.splitlines()
         assert desk.run(kill).returncode == 0
