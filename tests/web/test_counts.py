@@ -17,6 +17,7 @@ from werkzeug.test import Client
 from celery_redlock import Redlock
 from celery_redlock.cli import redlock as group
 from celery_redlock.server import LocalServer
+from celery_redlock.web import sources
 from celery_redlock.web.formatting import quoted
 
 Replies = dict[str, Any]
@@ -38,6 +39,7 @@ def app(
         return [{name: reply} for name, reply in replies.items()]
 
     monkeypatch.setattr(made.control, "broadcast", broadcast)
+    monkeypatch.setattr(sources, "LOCK_TIMEOUT_S", 20.0)  # the machine may be busy
     yield made, replies
     Redlock.from_app(made).close()
     made.close()
