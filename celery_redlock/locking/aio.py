@@ -25,12 +25,14 @@ from ..protocol.names import Resources
 from ..protocol.quorum import Released
 from ..protocol.round import Round, Steps
 from ..protocol.values import Holder, Owner
+from ..runtime.loop_polling import LoopEvent, LoopPoll
 from ..stores.driver import BATCH, Driver
 from ..stores.kinds import NodeSpec
 from ..stores.loop import LoopDriver
 from . import leases
 from .client import LockClient, instances
 from .held import HeldLease
+from .pubsub import ReleaseSubscriber
 from .redlock import Redlock
 from .request import LockRequest
 from .wait_queue import Waiter
@@ -130,32 +132,6 @@ class AsyncHeldLease(HeldLease):
         self._client.loop.call_soon_threadsafe(self._tell)
 
 
-class LoopEvent:
-    """What `SafeEvent` is among threads: any thread sets it, a coroutine of the loop waits."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """Wake the coroutine that waits, or that will wait next."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    def clear(self) -> None:
-        """Forget that it was set."""
-        self._event.clear()
-
-    async def wait(self, timeout: float) -> None:
-        """Wait until it is set, for `timeout` seconds at most; then it is not set any more."""
-        timer = self._loop.call_later(timeout, self._event.set)
-        try:
-            await self._event.wait()
-        finally:
-            timer.cancel()
-        self._event.clear()
-
-
 class LoopClient(LockClient):
     """The claims of one event loop.
 
@@ -204,6 +180,8 @@ class LoopClient(LockClient):
                 strict=not self.checked,
                 node_timeout=self.node_timeout,
             )
+            poll = partial(LoopPoll, self.loop)
+            self.wakeup = ReleaseSubscriber(self.addresses, self.prefix, poll)
             self.watchdog = LoopWatchdog(self.loop, self._begin_to_extend, self.driver.chase)
 
     async def ask(

@@ -1,128 +1,218 @@
-"""Hear which waiters of this process the nodes call.
+"""Notice which waiters of this process the nodes call.
 
 A release calls the first waiter in a node's queue on the channel of that waiter's process
 (`wait_queue.py`). So a process subscribes once to each node, to one channel, for all that it waits
-for: with one connection and one thread per node, made when somebody first waits.
+for: with one connection per node, made when somebody first waits. No thread listens: one of those
+that wait polls these connections for all of them, and reads.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from ..protocol.names import LINE_SUFFIX
 from ..protocol.values import SHARED, quorum_of
-from ..stores.kinds import Address, Subscription, subscribe
+from ..runtime.polling import WAITS, SharedPoll
+from ..stores.kinds import Address, subscribe
+from ..stores.subscription import RECONNECT_S, Subscription
 from .wait_queue import JITTER, Waiter
 
 __all__ = ["ReleaseSubscriber"]
 
 logger = logging.getLogger("celery_redlock.wakeup")
 
-RECONNECT_S = 1.0
-"""Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
+READER = SHARED.encode()
+"""What a reader's name ends with."""
 
 
 class ReleaseSubscriber:
-    """The subscriptions of one process. Do not use it after a fork."""
+    """The subscriptions of one process, or of one event loop. Do not use it after a fork.
 
-    def __init__(self, addresses: Sequence[Address], prefix: str) -> None:
+    Args:
+        addresses: The nodes.
+        prefix: What keys begin with.
+        poll: Makes what polls the connections, of the arguments of `SharedPoll`.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        prefix: str,
+        poll: Callable[..., SharedPoll] = SharedPoll,
+    ) -> None:
+        self._addresses = addresses
         self._quorum = quorum_of(len(addresses))
         # A signal handler or a finalizer may wait for a lock while its thread is in here, and be
         # done with it before that goes on.
         self._lock = threading.RLock()
+        self._poll = poll(self._lock, self._read)
         self._waiters: dict[bytes, Waiter] = {}
         self._listening: set[int] = set()
         self._process = f"{prefix}{LINE_SUFFIX}:{secrets.token_hex(8)}"
         self.channel = self._process.encode("utf-8", "surrogatepass")
-        self._subscriptions = [NodeSubscription(self, *node) for node in enumerate(addresses)]
-        self._started = False
+        self._subscriptions: dict[int, Subscription] = {}
+        self._connecting: dict[int, threading.Thread] = {}
+        self._closing = threading.Event()
+        self._tends = False
+
+    def event(self) -> Any:
+        """Return an event; whoever waits for it reads the calls of the nodes meanwhile."""
+        return self._poll.event()
 
     @contextmanager
     def waiter(self) -> Iterator[Waiter]:
         """Make a waiter that can be called as long as the block runs."""
-        waiter = Waiter(self._quorum, self._listening, self._process)
+        waiter = Waiter(self._quorum, self._listening, self._process, self.event())
         name = waiter.name.encode()
+        self.catch_up()  # nobody may have read for long: which nodes have hung up?
         with self._lock:
-            if not self._started:
-                self._started = True
-                for subscription in self._subscriptions:
-                    subscription.start()
+            self._connect_missing()
             self._waiters[name] = waiter
         try:
             yield waiter
         finally:
             self._waiters.pop(name, None)
 
+    def catch_up(self) -> None:
+        """Read the calls that have arrived, unless another thread does."""
+        if self._subscriptions:
+            try:
+                self._poll.turn(lambda: self._poll.poller is not None, 0.0)
+            finally:
+                self._poll.leave()
+
     def close(self) -> None:
-        """Stop listening, and wake all waiters: there is nothing to wait for any more."""
+        """Close all subscriptions, and wake all waiters: there is nothing to wait for any more."""
         with self._lock:
-            for subscription in self._subscriptions:
-                subscription.close()
+            self._closing.set()
+            for node in list(self._subscriptions):
+                self._drop(node, "closed")
             for waiter in list(self._waiters.values()):
                 waiter.closed = True
                 waiter.news.set()
 
+    # -- What the nodes say. All of these are called with the lock held.
+
     def called(self, node: int, name: bytes) -> None:
         """Pass on the call of a node; a reader is called by its name with `SHARED` behind."""
         with self._lock:
-            waiter = self._waiters.get(name.removesuffix(SHARED.encode()))
+            waiter = self._waiters.get(name.removesuffix(READER))
             if waiter is not None:
                 waiter.hear(node)
 
     def subscribed(self, node: int) -> None:
-        """Note that a node's calls are heard from now on; it may have called waiters before."""
+        """Note that a node's calls are read from now on; it may have called waiters before."""
         with self._lock:
             self._listening.add(node)
             for waiter in list(self._waiters.values()):
                 waiter.hear(node, popped=False)
 
     def disconnected(self, node: int) -> None:
-        """Note that a node's calls are no longer heard."""
+        """Note that a node's calls are no longer read."""
         with self._lock:
             self._listening.discard(node)
 
+    # -- The connections
 
-class NodeSubscription:
-    """Listens to one node, in its own thread."""
+    def _read(self, ready: Sequence[int]) -> None:
+        for node in ready:
+            self._receive(node)
+            if self._poll.is_over():
+                break  # the others' calls can wait, and whoever has been called should not
+        if self._tends:
+            for node, subscription in list(self._subscriptions.items()):
+                self._tend(node, subscription)
 
-    def __init__(self, subscriber: ReleaseSubscriber, node: int, address: Address) -> None:
-        self.node = node
-        self._subscriber = subscriber
-        self._address = address
-        self._closing = threading.Event()
-        self._subscription: Subscription | None = None
+    def _receive(self, node: int) -> None:
+        """Read the calls that have arrived from a node."""
+        subscription = self._subscriptions.get(node)
+        if subscription is None:
+            self._poll.forget(node)  # an exception has kept `_drop` from it
+            return
+        try:
+            for name in subscription.read():
+                self.called(node, name)
+        except WAITS:
+            return
+        except subscription.broken as error:
+            self._broke(node, subscription, error)
+        except BaseException:
+            self._drop(node, "interrupted")  # a call may be lost: all look again
+            raise
 
-    def start(self) -> None:
-        name = f"celery_redlock listen {self._address.name}"
-        threading.Thread(target=self._run, name=name, daemon=True).start()
+    def _tend(self, node: int, subscription: Subscription) -> None:
+        try:
+            subscription.tend()
+        except subscription.broken as error:
+            self._broke(node, subscription, error)
+        except BaseException:
+            self._drop(node, "interrupted")
+            raise
 
-    def close(self) -> None:
-        """End the thread. It alone closes the connection, which it may just be reading from."""
-        self._closing.set()
-        if self._subscription is not None:
-            self._subscription.interrupt()
+    def _broke(self, node: int, subscription: Subscription, error: Exception) -> None:
+        self._drop(node, subscription.reason(error))
+        if isinstance(error, OSError) and error.errno is None and not isinstance(error, WAITS):
+            raise error  # no system call's: a signal handler's, which raises a TimeoutError, say
 
-    def _run(self) -> None:
+    def _drop(self, node: int, why: str) -> None:
+        """Close a subscription, and make another in the background."""
+        self.disconnected(node)
+        subscription = self._subscriptions.pop(node, None)
+        self._poll.forget(node)
+        if subscription is not None:
+            subscription.close()
+        self._connect_missing(why)
+
+    def _connect_missing(self, why: str = "") -> None:
+        """Subscribe in the background to the nodes that there is no subscription to."""
+        for node in range(len(self._addresses)):
+            running = self._connecting.get(node)
+            # Alive: a time limit that came before its start left one that never will be.
+            alive = running is not None and running.is_alive()
+            if node in self._subscriptions or alive or self._closing.is_set():
+                continue
+            name = f"celery_redlock subscribe {self._addresses[node].name}"
+            thread = threading.Thread(
+                target=self._connect, args=(node, why), name=name, daemon=True
+            )
+            self._connecting[node] = thread
+            thread.start()
+
+    def _connect(self, node: int, why: str) -> None:
+        """Subscribe to a node, however often that takes: a thread of its own."""
+        address, retry = self._addresses[node], RECONNECT_S
         while not self._closing.is_set():
-            self._subscription = subscription = subscribe(self._address, self._subscriber.channel)
-            try:
-                for name in subscription.calls():
-                    if self._closing.is_set():
-                        break
-                    if name is None:
-                        self._subscriber.subscribed(self.node)
-                    else:
-                        self._subscriber.called(self.node, name)
-            except Exception as error:  # also a credential provider's
+            if why:
                 # Waiters poll meanwhile; the node itself complains where it matters.
-                why = subscription.reason(error)
-                logger.debug("not listening to %s: %s", self._address.name, why)
-            finally:
-                self._subscription = None
-                self._subscriber.disconnected(self.node)
+                logger.debug("not listening to %s: %s", address.name, why)
+                if self._closing.wait(JITTER.uniform(0, retry)):
+                    return
+            subscription = subscribe(address, self.channel)
+            try:
+                subscription.connect()
+            except Exception as error:  # also a credential provider's
+                why, retry = subscription.reason(error), subscription.retry
                 subscription.close()
-            self._closing.wait(JITTER.uniform(0, RECONNECT_S))
+                continue
+            with self._lock:
+                self._connected(node, subscription)
+            return
+
+    def _connected(self, node: int, subscription: Subscription) -> None:
+        # Two threads connect to one node if a time limit came while one was started.
+        if node in self._subscriptions or self._closing.is_set():
+            subscription.close()
+            return
+        self._subscriptions[node] = subscription
+        self._connecting.pop(node, None)
+        self._poll.watch(node, subscription.fileno())
+        if subscription.every < math.inf:
+            self._tends = True
+            self._poll.read_every(subscription.every)
+        self.subscribed(node)

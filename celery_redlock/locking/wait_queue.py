@@ -16,8 +16,8 @@ the way releases after we have joined the queue, and that calls us. A call can b
 - More than 200 that died are in front of it (`names.MAX_DEAF`): it tries by itself.
 - It gives up as it is called: it calls the next waiter itself (HAND_ON).
 - Another comes by and takes the lock first: the waiter that was called joins the queue again, in
-  its old place, before the other releases. A holder that releases and wants it again lets the
-  waiter that was called go first (`STAND_BACK_S`).
+  its old place, before the other releases. A holder that releases and wants it again joins the
+  queue, and does not try before it is called or finds the lock free (`STAND_BACK_S`).
 - The nodes call different waiters, because their queues differ for a moment, or a node was
   restarted and has forgotten its queue: a waiter that fewer than a quorum call tries as well, a
   little later, and that try puts it back in every queue.
@@ -47,7 +47,7 @@ __all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "all_refused"]
 JITTER = random.SystemRandom()
 """Not the module's own generator: that one is the application's, which may have seeded it."""
 
-FEW_CALLED_S = (0.002, 0.01)
+FEW_CALLED_S = (0.02, 0.05)
 """Seconds until a waiter tries that fewer than a quorum have called: most likely the other nodes'
 calls are under way."""
 
@@ -61,6 +61,7 @@ class Waiter:
         quorum: How many nodes must call it.
         listening: The nodes whose calls are heard.
         process: The channel of its process.
+        news: The event that wakes its thread, or what else waits.
 
     Attributes:
         news: Set when the first node has called since `forget()`, and when a quorum has.
@@ -73,8 +74,8 @@ class Waiter:
         quorum: How many nodes must call it.
     """
 
-    def __init__(self, quorum: int, listening: set[int], process: str) -> None:
-        self.news: Any = SafeEvent()  # or what else wakes who waits
+    def __init__(self, quorum: int, listening: set[int], process: str, news: Any = None) -> None:
+        self.news = SafeEvent() if news is None else news
         self.name = str(next(_count))
         self.member = f"{process}:{self.name}"
         self.since = time.time_ns() // 1000

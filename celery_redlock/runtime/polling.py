@@ -1,11 +1,19 @@
-"""Which nodes have something to read."""
+"""Which sockets have something to read; and who of a process' threads waits for them."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import select
 import ssl
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from time import monotonic
 
-__all__ = ["SIZE", "WAITS", "Poll"]
+from .event import SafeEvent
+
+__all__ = ["SIZE", "WAITS", "Poll", "PolledEvent", "SharedPoll"]
 
 SIZE = 65536
 """Bytes to read at a time."""
@@ -20,10 +28,15 @@ if not hasattr(select, "poll"):
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Not now. A TLS connection may have to read before it can write, and the other way round, when it
 changes its keys."""
+LONGEST_S = 1.0
+"""Seconds to poll for an event at a time, or to sleep while another thread polls: after these a
+thread looks again, whatever has interrupted the others."""
+WAKER = -1
+"""Stands for our own pipe among the indexes of sockets."""
 
 
 class Poll:
-    """The sockets of the nodes, each watched by its node's index."""
+    """Some sockets, each watched by an index."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -39,14 +52,201 @@ class Poll:
             del self._index_of[fd]
             self._poll.unregister(fd)
 
+    def watches(self, index: int, fd: int) -> bool:
+        """Return True if this very socket is watched by that index."""
+        return self._index_of.get(fd) == index
+
     def copy(self) -> Poll:
         """Return another of the same: one that is being waited for cannot be waited for again."""
         other = Poll()
         for fd, index in list(self._index_of.items()):
-            other.watch(index, fd)
+            if index != WAKER:
+                other.watch(index, fd)
         return other
 
     def wait(self, timeout: float) -> list[int]:
-        """Return the nodes with something to read, after at most `timeout` seconds."""
+        """Return the sockets with something to read, after at most `timeout` seconds."""
         ready = self._poll.poll(timeout * 1000)
         return [self._index_of[fd] for fd, _event in ready if fd in self._index_of]
+
+
+class SharedPoll:
+    """Some sockets that all threads of a process wait for: one of them polls for all.
+
+    A lone thread thus goes straight from poll to read, with no other thread to wake. The others
+    sleep until the one that polls has read what they wait for. When it leaves, one of them polls.
+
+    Args:
+        lock: Held whenever a socket is read, and by whoever changes what is waited for.
+        read: Reads from the sockets with these indexes; from none if the poll was in vain.
+    """
+
+    def __init__(
+        self, lock: AbstractContextManager[bool], read: Callable[[Sequence[int]], object]
+    ) -> None:
+        self._lock, self._read = lock, read
+        self._poll = Poll()
+        self._waker: _Waker | None = None
+        self.poller: int | None = None
+        self._done: Callable[[], bool] = lambda: False  # what the poller waits for
+        self._sleeping: dict[SafeEvent, Callable[[], bool]] = {}
+
+    def watch(self, index: int, fd: int) -> None:
+        """Poll a socket from now on. Call it with the lock held."""
+        self._poll.watch(index, fd)
+        self._rouse()
+
+    def forget(self, index: int) -> None:
+        """Poll a socket no more. Call it with the lock held."""
+        self._poll.forget(index)
+
+    def turn(self, done: Callable[[], bool], timeout: float) -> bool:
+        """Poll once, or sleep while another thread polls; return True unless `done()`.
+
+        Call `leave` after the last turn.
+        """
+        me, mine, poll = threading.get_ident(), False, self._poll
+        sleeper: SafeEvent | None = None
+        try:
+            with self._lock:
+                if done():
+                    return False
+                if self.poller is None:
+                    mine, self._done, self.poller = True, done, me
+                elif self.poller == me:
+                    poll = poll.copy()  # we have interrupted ourselves: nobody polls for us
+                else:
+                    sleeper = self.sleeper(done)
+            if sleeper is not None:
+                sleeper.wait(timeout)
+                self._sleeping.pop(sleeper, None)
+                return True
+            ready = poll.wait(timeout)
+            with self._lock:
+                if mine:
+                    mine, self.poller = False, None
+                if self._waker is not None and WAKER in ready:
+                    ready.remove(WAKER)
+                    self._waker.clear()
+                self._read(ready)
+                if self._sleeping or self.poller is not None:
+                    self.wake()
+                return not done()
+        except BaseException:
+            with self._lock:
+                if mine:
+                    self.poller = None
+                if sleeper is not None:
+                    self._sleeping.pop(sleeper, None)
+                self.wake()
+            raise
+
+    def is_over(self) -> bool:
+        """Return True if the thread that reads just now need not read on."""
+        return self._done()
+
+    def leave(self) -> None:
+        """Have another thread poll, if any waits and none does."""
+        if self._sleeping:  # who begins to sleep from now on has found one that polls
+            with self._lock:
+                self._hand_over()
+
+    def sleeper(self, done: Callable[[], bool]) -> SafeEvent:
+        """Return an event that is set once `done()`, or when its thread is to poll."""
+        event = SafeEvent()
+        self._sleeping[event] = done
+        return event
+
+    def wake(self) -> None:
+        """Wake the threads whose wait is over. Call it with the lock held."""
+        for event, done in list(self._sleeping.items()):
+            if done():
+                self._sleeping.pop(event, None)
+                event.set()
+        if self.poller is not None and self._done():
+            self._rouse()
+
+    def read_every(self, seconds: float) -> None:
+        """Do nothing: whoever waits for an event reads at least every `LONGEST_S`."""
+
+    def event(self) -> PolledEvent:
+        """Return an event whose waiter polls."""
+        with self._lock:
+            if self._waker is None:
+                waker = self._waker = _Waker()
+                self._poll.watch(WAKER, waker.fileno())
+        return PolledEvent(self)
+
+    def notify(self) -> None:
+        """Wake the threads whose wait is over."""
+        with self._lock:
+            self.wake()
+
+    def _hand_over(self) -> None:
+        if self.poller is None and self._sleeping:
+            event = next(iter(self._sleeping))
+            del self._sleeping[event]
+            event.set()
+
+    def _rouse(self) -> None:
+        """Have the thread that polls look again."""
+        if self.poller is not None and self._waker is not None:
+            self._waker.wake()
+
+
+class PolledEvent:
+    """A flag that one thread waits for, which polls meanwhile; others set it. A wait clears it."""
+
+    def __init__(self, poll: SharedPoll) -> None:
+        self._poll = poll
+        self._set = False
+
+    def set(self) -> None:
+        """Wake the thread that waits, or that will wait next."""
+        self._set = True
+        self._poll.notify()
+
+    def is_set(self) -> bool:
+        """Return True if it was set since the last wait."""
+        return self._set
+
+    def clear(self) -> None:
+        """Forget that it was set."""
+        self._set = False
+
+    def wait(self, timeout: float) -> bool:
+        """Wait until it is set, for `timeout` seconds at most; return whether it was."""
+        until = monotonic() + timeout
+        try:
+            while (left := until - monotonic()) > 0:
+                if not self._poll.turn(self.is_set, min(left, LONGEST_S)):
+                    break
+        finally:
+            self._poll.leave()
+        was_set, self._set = self._set, False
+        return was_set
+
+
+class _Waker:
+    """A pipe that ends another thread's poll."""
+
+    def __init__(self) -> None:
+        self._ends = os.pipe()
+        for end in self._ends:
+            os.set_blocking(end, False)
+
+    def fileno(self) -> int:
+        return self._ends[0]
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is full, and will be read
+            os.write(self._ends[1], b"\0")
+
+    def clear(self) -> None:
+        with contextlib.suppress(OSError):
+            os.read(self._ends[0], 4096)
+
+    def __del__(self) -> None:  # also in the child of a fork
+        for end in self._ends:
+            with contextlib.suppress(OSError):
+                os.close(end)

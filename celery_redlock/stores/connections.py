@@ -19,8 +19,7 @@ from ..protocol.node_info import NodeInfo
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
-from ..runtime.event import SafeEvent
-from ..runtime.polling import Poll
+from ..runtime.polling import SharedPoll
 from .kinds import Address, make_node
 from .node import Node
 
@@ -76,8 +75,8 @@ class Connections:
         # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
         # back; on a Condition it can: a time limit there would leave it taken for good.
         self._lock = threading.RLock()
-        self._sleeping: list[SafeEvent] = []
-        self._poll = Poll()
+        self._poll = self._shared_poll()
+        self._clogged: list[Node] = []
         self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
         self._started = self._ready = False
@@ -110,7 +109,7 @@ class Connections:
                 pending = [n for n in self.nodes if not (n.channel.up or n.channel.down)]
                 if not pending:
                     break
-                news = self._news()
+                news = self._poll.sleeper(lambda: True)  # woken by any news
             if up and hung is not None:
                 timeout = min(timeout, max(hung, FAR_FACTOR * (monotonic() - start)))
                 hung = None
@@ -149,7 +148,7 @@ class Connections:
                 node.close()
                 node.channel.dropped()
                 node.channel.unreachable("closed")
-            self._wake()
+            self._poll.wake()
             connecting = list(self._connecting.values())
         for thread in connecting if wait else ():
             thread.join(wait)
@@ -175,16 +174,19 @@ class Connections:
                 if logging.raiseExceptions:
                     traceback.print_exc()
 
-    def _news(self) -> SafeEvent:
-        """Return what is set when answers or connections have come, or somebody else must poll."""
-        news = SafeEvent()
-        self._sleeping.append(news)
-        return news
+    def _shared_poll(self) -> SharedPoll:
+        """Return what polls the connections."""
+        return SharedPoll(self._lock, self._read_nodes)
 
-    def _wake(self) -> None:
-        sleeping, self._sleeping = self._sleeping, []
-        for news in sleeping:
-            news.set()
+    def _read_nodes(self, ready: Sequence[int]) -> None:
+        """Read from nodes; from none if there was nothing to read for a while."""
+        for index in ready:
+            self.nodes[index].receive()
+        if self.nodes[0].leaves and not ready:
+            self.nodes[0].tend(monotonic())
+        for node in self._clogged:
+            node.flush()
+        self._reconnect()
 
     # -- In the background
 
@@ -231,7 +233,7 @@ class Connections:
                 if self._closing.is_set():
                     return True  # nobody is told any more: listeners are of the whole process
                 node.unreachable(str(error))
-                self._wake()
+                self._poll.wake()
             return False
         with self._lock:
             # Two threads connect to one node if a time limit came while one was started.
@@ -249,7 +251,7 @@ class Connections:
             if connected:
                 self._connecting.pop(node.index, None)
                 self._poll.watch(node.index, node.fileno())
-            self._wake()
+            self._poll.wake()
             return connected
 
     def _twin(self, node: Node, facts: NodeInfo) -> int | None:

@@ -16,7 +16,6 @@ in order, and it works; but if its thread is the one that polls, it must poll by
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,7 +27,6 @@ from ..protocol.quorum import extend
 from ..protocol.round import Round, Steps, Verb
 from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
-from ..runtime.event import SafeEvent
 from .connections import Connections
 
 __all__ = ["BATCH", "UNWATCHED_POLL_S", "Driver", "decided"]
@@ -50,7 +48,6 @@ CALL_S = 0.25
 class Driver(Connections):
     """Carries rounds to the nodes; for its arguments see `Connections`."""
 
-    _poller: int | None = None
     _unread: tuple[_Unread, ...] = ()
 
     def run(
@@ -192,14 +189,25 @@ class Driver(Connections):
 
     def _listen(self, rounds: Sequence[Round], until: float) -> None:
         """Hand in answers until each of these rounds is decided, or it is too late."""
-        while True:
-            left = until - monotonic()
-            # An unread answer is no silence: read once more, however late it is.
-            if not self._wait(rounds, max(0.0, left)) or left <= 0:
-                break
+        done = partial(decided, rounds)
+        try:
+            while True:
+                left = until - monotonic()
+                # An unread answer is no silence: read once more, however late it is.
+                if not self._poll.turn(done, self._timeout(max(0.0, left))) or left <= 0:
+                    break
+        finally:
+            self._poll.leave()
         if self._unread:
             with self._lock:
                 self._conclude()
+
+    def _timeout(self, most: float) -> float:
+        """Return for how long to poll at a time."""
+        self._clogged = clogged = [node for node in self.nodes if node.unsent]
+        if clogged or (self._connecting and any([node.channel.waiting for node in self.nodes])):
+            return min(most, UNWATCHED_POLL_S)
+        return min(most, POLL_S)
 
     def _conclude(self) -> None:
         """Have `done` called of what was started and is decided, or overdue."""
@@ -212,47 +220,6 @@ class Driver(Connections):
     def _close(self, round_: Round) -> None:
         for index in round_.close():
             self.nodes[index].reports.late(round_.verb, round_.details[index])
-
-    def _wait(self, rounds: Sequence[Round], timeout: float) -> bool:
-        """Poll for everybody, or sleep while another thread does; False if none need wait more."""
-        # Not under the lock: a list with an `if` is a loop there, see `_reconnect`.
-        clogged = [node for node in self.nodes if node.unsent]
-        if clogged or (self._connecting and any(node.channel.waiting for node in self.nodes)):
-            timeout = min(timeout, UNWATCHED_POLL_S)
-        me, mine, poll = threading.get_ident(), False, self._poll
-        news: SafeEvent | None = None
-        try:
-            with self._lock:
-                if decided(rounds):
-                    return False
-                if self._poller is None:
-                    mine, self._poller = True, me
-                elif self._poller == me:
-                    poll = poll.copy()  # we have interrupted ourselves: nobody polls for us
-                else:
-                    news = self._news()
-            if news is not None:
-                news.wait(timeout)
-                return True
-            ready = poll.wait(min(timeout, POLL_S))
-            with self._lock:
-                if mine:
-                    mine, self._poller = False, None
-                for index in ready:
-                    self.nodes[index].receive()
-                if self.nodes[0].leaves and not ready:
-                    self.nodes[0].tend(monotonic())
-                for node in clogged:
-                    node.flush()
-                self._reconnect()
-                self._wake()
-                return not decided(rounds)
-        except BaseException:
-            with self._lock:
-                if mine:
-                    self._poller = None
-                self._wake()  # somebody else must poll
-            raise
 
 
 class _Unread(NamedTuple):

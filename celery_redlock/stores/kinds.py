@@ -17,16 +17,14 @@ if TYPE_CHECKING:
 
     from .etcd.address import EtcdAddress
     from .etcd.reader import EtcdReader
-    from .etcd.subscription import EtcdSubscription
     from .node import Node
     from .postgresql.address import PostgresAddress
     from .postgresql.reader import PostgresReader
-    from .postgresql.subscription import PostgresSubscription
     from .redis.address import Address as RedisAddress
     from .redis.reader import RedisReader
-    from .redis.subscription import RedisSubscription
+    from .subscription import Subscription
 
-__all__ = ["Address", "NodeSpec", "Reader", "Subscription"]
+__all__ = ["Address", "NodeSpec", "Reader"]
 __all__ += ["lock_key", "make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
 __all__ += ["kind_of", "listed", "refuse_readers"]
 
@@ -52,7 +50,6 @@ MANY = {
 NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
 Address: TypeAlias = "RedisAddress | PostgresAddress | EtcdAddress"
 Reader: TypeAlias = "RedisReader | PostgresReader | EtcdReader"
-Subscription: TypeAlias = "RedisSubscription | PostgresSubscription | EtcdSubscription"
 
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:

@@ -9,15 +9,14 @@ driver, and the threads that make connections.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from ..protocol.round import Round, Steps
 from ..runtime.clock import monotonic
+from ..runtime.loop_polling import LoopPoll
+from ..runtime.polling import SharedPoll
 from .driver import UNWATCHED_POLL_S, Driver, decided
 from .node import LEAVE_S
 
@@ -41,14 +40,14 @@ class LoopDriver(Driver):
     """Carries rounds to the nodes; for its other arguments see `Connections`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
         self._loop = loop
         self._asked: list[_Asked] = []
         self._first: asyncio.Future[None] | None = None
         self._flush: asyncio.TimerHandle | None = None
-        # Of each node the connection that the loop polls, by a descriptor of our own: the number of
-        # one that is closed may soon be another's.
-        self._polled: dict[int, tuple[Any, socket.socket]] = {}
+        super().__init__(*args, **options)
+
+    def _shared_poll(self) -> SharedPoll:
+        return LoopPoll(self._loop, self._lock, self._read_nodes, self._look)
 
     async def ask(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
@@ -95,7 +94,7 @@ class LoopDriver(Driver):
         """Write rounds to their nodes, and wait until each is decided or overdue."""
         with self._lock:
             self._write(rounds)
-            self._poll_all()
+        self._flush_soon()
         left = max([round_.until for round_ in rounds]) - monotonic()
         if left > 0 and not decided(rounds):
             asked = _Asked(rounds, self._loop.create_future())
@@ -119,58 +118,25 @@ class LoopDriver(Driver):
 
     # -- What the loop calls
 
-    def _wake(self) -> None:
-        super()._wake()
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._look)
-
-    def _receive(self, index: int) -> None:
-        node = self.nodes[index]
-        with self._lock:
-            node.receive()
-        if node.connection is None or node.unsent or self._unread:
-            self._look()
-        else:  # nearly always
-            self._tell()
-
     def _read_all(self) -> None:
         with self._lock:
             for node in self.nodes:
                 node.tend(monotonic())
+            self._read_nodes(())
         self._look()
 
     def _look(self) -> None:
         """Do what follows from what was read, or from a connection that was made."""
-        with self._lock:
-            for node in self.nodes:
-                if node.unsent:
-                    node.flush()
-            self._reconnect()
-            self._poll_all()
-            if self._unread:
+        self._flush_soon()
+        if self._unread:
+            with self._lock:
                 self._conclude()
-        self._tell()
-
-    def _tell(self) -> None:
         for asked in self._asked:
             asked.look()
         self._settle()
 
-    def _poll_all(self) -> None:
-        """Have the loop poll the connections that there are, and no other."""
-        unsent = False
-        for node in self.nodes:
-            connection, stream = self._polled.get(node.index, (None, None))
-            if connection is not node.connection:
-                if stream is not None:
-                    del self._polled[node.index]
-                    if not self._loop.is_closed():
-                        self._loop.remove_reader(stream)
-                    stream.close()
-                if node.connection is not None:
-                    stream = socket.socket(fileno=os.dup(node.fileno()))
-                    self._polled[node.index] = node.connection, stream
-                    self._loop.add_reader(stream, self._receive, node.index)
-            unsent = unsent or bool(node.unsent)
-        if unsent and (self._flush is None or self._flush.when() <= self._loop.time()):
-            self._flush = self._loop.call_later(UNWATCHED_POLL_S, self._look)
+    def _flush_soon(self) -> None:
+        """Write the rest of a request that a socket did not take as a whole."""
+        self._clogged = [node for node in self.nodes if node.unsent]
+        if self._clogged and (self._flush is None or self._flush.when() <= self._loop.time()):
+            self._flush = self._loop.call_later(UNWATCHED_POLL_S, self._read_all)

@@ -21,6 +21,7 @@ from ..protocol.errors import RedlockError
 from ..protocol.pipeline import Pipeline
 from ..protocol.round import Round, Steps
 from ..runtime.clock import monotonic
+from ..runtime.event import SafeEvent
 from ..stores.driver import Driver
 from ..stores.redis.address import Address
 from .fakes import FakeNode
@@ -223,12 +224,15 @@ class MemoryDriver:
 
 
 class MemoryWakeup(ReleaseSubscriber):
-    """Receiver of notifications from nodes in memory."""
+    """Receiver of notifications from nodes in memory, which wake their waiters themselves."""
 
     def __init__(self, memory: Memory, addresses: Sequence[Address], prefix: str) -> None:
         super().__init__(addresses, prefix)
-        subscriptions: Any = [Ear(self, *node) for node in enumerate(memory.nodes)]
-        self._subscriptions = subscriptions
+        self._ears = [Ear(self, *node) for node in enumerate(memory.nodes)]
+
+    def event(self) -> SafeEvent:
+        """Return an event whose waiter sleeps."""
+        return SafeEvent()
 
     def ring(self) -> None:
         """Wake all waiters, because time was moved."""
@@ -236,9 +240,19 @@ class MemoryWakeup(ReleaseSubscriber):
             for waiter in list(self._waiters.values()):
                 waiter.news.set()
 
+    def close(self) -> None:
+        """Listen no more, and wake all waiters."""
+        for ear in self._ears:
+            ear.close()
+        super().close()
+
+    def _connect_missing(self, why: str = "") -> None:
+        for ear in self._ears:
+            ear.start()
+
 
 class Ear:
-    """Subscription to one node in memory, in place of `NodeSubscription`."""
+    """Subscription to one node in memory, in place of a `Subscription`."""
 
     def __init__(self, wakeup: MemoryWakeup, index: int, node: MemoryNode) -> None:
         self.node = index
@@ -247,9 +261,10 @@ class Ear:
         self._memory_node = node
 
     def start(self) -> None:
-        """Begin to receive notifications for this process."""
-        self._memory_node.ears.append(self)
-        self._wakeup.subscribed(self.node)
+        """Begin to receive notifications for this process, if it does not yet."""
+        if self not in self._memory_node.ears:
+            self._memory_node.ears.append(self)
+            self._wakeup.subscribed(self.node)
 
     def hear(self, name: bytes) -> None:
         """Pass a node's notification on to its waiter."""

@@ -477,3 +477,74 @@ def test_http_answers_of_etcd_are_the_same_however_they_are_cut(cut: int) -> Non
 def test_malformed_http_answer_of_etcd_ends_the_connection(said: bytes) -> None:
     with pytest.raises(NodeError):
         list(Replies().feed(said))
+
+
+@pytest.fixture
+def only_when_notified(monkeypatch: Patch) -> None:
+    """A waiter that is not notified does not try; and a process falls silent soon."""
+    monkeypatch.setattr("celery_redlock.locking.acquisition.LOOK_AFTER_S", (60.0, 60.0))
+    monkeypatch.setattr("celery_redlock.stores.etcd.subscription.LISTENS_S", 1)
+
+
+def listening_without_a_break(client: Any) -> Any:
+    """Return the subscription of a process; it changes if etcd has given the process up."""
+    wait_until(lambda: client.wakeup._subscriptions, 10, "it is subscribed")
+    return client.wakeup._subscriptions[0]
+
+
+@pytest.mark.usefixtures("only_when_notified")
+def test_thread_that_waits_for_long_in_etcd_goes_on_listening(make: Locks) -> None:
+    holder, redlock = make(ttl=60.0), make(ttl=60.0)
+    lease = holder.acquire("r")
+    granted: list[float] = []
+
+    def wait() -> None:
+        redlock.release(redlock.acquire("r", wait=60.0))
+        granted.append(time.monotonic())
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    subscription = listening_without_a_break(redlock.client)
+    time.sleep(4.0)  # several times as long as etcd listens to no word
+    assert redlock.client.wakeup._subscriptions.get(0) is subscription
+    assert not granted
+    released = time.monotonic()
+    holder.release(lease)
+    thread.join(20)
+    assert granted[0] - released < 5.0
+
+
+@pytest.mark.usefixtures("only_when_notified")
+async def test_coroutine_that_waits_for_long_in_etcd_goes_on_listening(
+    three: LocalEtcd, make: Locks
+) -> None:
+    holder = make(ttl=60.0)
+    lease = holder.acquire("r")
+    async with AsyncRedlock([three.url], ttl=60.0, node_timeout=1.0) as redlock:
+        waits = asyncio.create_task(redlock.acquire("r", wait=60.0))
+        client = redlock.client
+        subscription = await asyncio.to_thread(listening_without_a_break, client)
+        await asyncio.sleep(4.0)
+        assert client.wakeup._subscriptions.get(0) is subscription
+        assert not waits.done()
+        await asyncio.to_thread(holder.release, lease)
+        await redlock.release(await asyncio.wait_for(waits, 5.0))
+
+
+def test_process_that_etcd_has_given_up_listens_again_at_the_next_wait(
+    make: Locks, monkeypatch: Patch
+) -> None:
+    """No thread says that it still listens while nobody waits."""
+    monkeypatch.setattr("celery_redlock.stores.etcd.subscription.LISTENS_S", 1)
+    redlock = make()
+    with redlock.client.wakeup.waiter():
+        first = listening_without_a_break(redlock.client)
+    time.sleep(3.0)
+    with redlock.client.wakeup.waiter() as waiter:
+
+        def again() -> bool:
+            waiter.forget()
+            waiter.wait(0.05)
+            return waiter.informed and redlock.client.wakeup._subscriptions[0] is not first
+
+        wait_until(again, 10, "it listens again")

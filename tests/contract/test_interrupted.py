@@ -104,7 +104,7 @@ def test_exception_at_any_moment_leaves_no_lock_and_mixes_up_no_answer(make, ala
     assert struck > 300, "the alarm never struck: this test proves nothing"
     # A reconnect after a strike may refuse a few turns; a leaked lock would refuse hundreds.
     assert held < struck / 4
-    assert redlock.client.driver._poller is None
+    assert redlock.client.driver._poll.poller is None
     assert not redlock.client.watchdog.schedule.watched
 
 

@@ -23,6 +23,7 @@ from celery_redlock.testing import fakes
 from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import etcd, postgres
+from tests.support.calls import calls as names_of_calls
 from tests.support.clock import FakeClock
 from tests.support.wait import wait_until
 
@@ -177,9 +178,8 @@ class Subscribed(Server):
 
     def listen(self, process: str) -> None:
         subscription = subscribe(parse_nodes([self.url])[0], (PREFIX + process).encode())
-        calls = subscription.calls()
-        assert next(calls) is None
-        self.heard[process] = subscription, calls
+        subscription.connect()
+        self.heard[process] = subscription, names_of_calls(subscription)
 
     def calls(self, count: int) -> list[str]:
         called = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from celery.exceptions import Reject
 from celery_redlock import ConfigurationError, LeaseLost, QuorumUnavailable, Redlock, SingletonTask
 from celery_redlock.locking import acquisition
 from celery_redlock.locking.acquisition import Acquisition
-from celery_redlock.locking.pubsub import NodeSubscription, ReleaseSubscriber
+from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.policy import is_split
@@ -247,8 +248,19 @@ def test_waiter_that_joined_a_queue_twice_cannot_tell_when_a_node_removed_it() -
     assert waiter.left_by == set()
 
 
+def test_waiter_that_a_minority_has_notified_waits_for_the_others(monkeypatch: Patch) -> None:
+    monkeypatch.setattr("celery_redlock.locking.wait_queue.FEW_CALLED_S", (0.1, 0.1))
+    waiter = Waiter(2, {0, 1, 2}, "process")
+    waiter.hear(0)
+    begun = time.monotonic()
+    assert waiter.wait(60.0)
+    assert 0.1 <= time.monotonic() - begun < 30.0
+    waiter.hear(1)
+    assert waiter.wait(60.0), "a quorum is waited for no longer"
+
+
 def test_newly_connected_node_may_have_notified_the_waiter_before(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(NodeSubscription, "start", lambda self: None)  # nobody is there
+    monkeypatch.setattr(ReleaseSubscriber, "_connect_missing", lambda _: None)  # nobody is there
     wakeup = ReleaseSubscriber([ADDRESS] * 3, PREFIX)
     with wakeup.waiter() as waiter:
         wakeup.called(1, waiter.name.encode())
@@ -368,7 +380,7 @@ def test_pause_of_a_waiter_is_no_longer_than_the_rest_of_its_wait(
         pauses.append(seconds)
         return False
 
-    monkeypatch.setattr(NodeSubscription, "start", lambda self: None)  # nobody is there
+    monkeypatch.setattr(ReleaseSubscriber, "_connect_missing", lambda _: None)  # nobody is there
     monkeypatch.setattr(acquisition, "JITTER", SimpleNamespace(uniform=lambda _low, high: high))
     monkeypatch.setattr(type(redlock.client), "pause", pause)
     redlock.driver.dead = {0, 1, 2}

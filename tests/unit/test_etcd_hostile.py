@@ -19,6 +19,7 @@ from celery_redlock.stores.etcd.address import parse
 from celery_redlock.stores.etcd.reader import EtcdReader
 from celery_redlock.stores.etcd.subscription import EtcdSubscription
 from celery_redlock.survey.reader import read_nodes
+from tests.support.calls import calls
 from tests.support.etcd_peer import EtcdPeer, MemoryEtcd, coded, http
 from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line
@@ -270,7 +271,8 @@ def test_watch_of_a_hostile_etcd_member_ends_and_is_made_again(name: str) -> Non
     with EtcdPeer(turns) as bad:
         subscription = EtcdSubscription(parse(bad.url, "nodes[0]"), b"redlock:p")
         with pytest.raises(Exception) as raised:
-            list(subscription.calls())
+            subscription.connect()
+            list(calls(subscription))
         subscription.close()
         assert subscription.reason(raised.value)
         assert_little_was_sent(bad)
@@ -288,5 +290,5 @@ def test_etcd_member_that_does_not_confirm_a_watch_is_left(monkeypatch: Patch) -
     with EtcdPeer(silent) as bad:
         subscription = EtcdSubscription(parse(bad.url, "nodes[0]"), b"redlock:p")
         with pytest.raises(TimeoutError):
-            next(subscription.calls())
+            subscription.connect()
         subscription.close()

@@ -80,7 +80,6 @@ def places(
     done; and of all this each has its name.
     """
     with contextlib.ExitStack() as stack:
-        stack.callback(_nobody_listens)
         node, *brokers = stack.enter_context(start_servers(3))
         urls = {"redis": node.url, "postgresql": new_database(database_server)}
         found = {}
@@ -93,15 +92,6 @@ def places(
                 cluster.redlock = Redlock([urls[kind]], ttl=30.0)
             found[kind] = stack.enter_context(_situation(cluster))
         yield found
-
-
-def _nobody_listens() -> None:
-    """Wait until the listening thread has closed its connection."""
-    wait_until(
-        lambda: not any("celery_redlock listen" in one.name for one in threading.enumerate()),
-        5.0,
-        "nobody listens any more",
-    )
 
 
 @contextlib.contextmanager

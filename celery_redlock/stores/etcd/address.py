@@ -203,10 +203,6 @@ class Connection:
         """The IP address at the other end."""
         return str(self._sock.getpeername()[0])
 
-    def hang_up(self) -> None:
-        """Shut it down, even while another thread reads from it."""
-        self._sock.shutdown(socket.SHUT_RDWR)
-
     def close(self) -> None:
         """Close it."""
         self._sock.close()

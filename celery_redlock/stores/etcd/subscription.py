@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import select
 from collections.abc import Iterator
 from time import monotonic
 
 from ...protocol.errors import NodeError
-from ...runtime.polling import SIZE, WAITS
-from .address import Connection, EtcdAddress, reason
+from ...runtime.polling import SIZE
+from ..subscription import Subscription
+from .address import NO_ANSWER, TIMEOUT_S, Connection, EtcdAddress, reason
 from .questions import TTL_SHIFT, lease_id
-from .wire import Replies, Request, answer, number, request, text, value_of
+from .wire import MALFORMED, Replies, Request, answer, number, request, text, value_of
 
 __all__ = ["EtcdSubscription"]
 
@@ -21,25 +21,25 @@ LISTENS_S = 3
 one that has died meanwhile tries by itself."""
 
 
-class EtcdSubscription:
+class EtcdSubscription(Subscription):
     """One watch, over a connection of its own, of a key that lives as long as it is kept alive.
 
     A release writes into that key who is called; where it is missing nobody listens.
     """
 
     def __init__(self, address: EtcdAddress, channel: bytes) -> None:
+        self.every = LISTENS_S / 3
         self._address = address
         self._key = text(channel)
         self._lease = str(lease_id(LISTENS_S, secrets.randbits(TTL_SHIFT)))
         self._keeper: Connection | None = None
         self._watcher: Connection | None = None
+        self._replies, self._kept = Replies(endless=True), Replies()
+        self._listens = self._asked = False
+        self._due = 0.0
 
-    def calls(self) -> Iterator[bytes | None]:
-        """Connect, and yield each payload; None first, once it listens.
-
-        Raises:
-            Exception: A connection has ended, or cannot be made.
-        """
+    def connect(self) -> None:
+        """Connect and watch; see `Subscription.connect`."""
         first = secrets.randbelow(len(self._address.members))
         self._keeper = keeper = self._address.connect(first)
         self._watcher = watcher = self._address.connect(first)
@@ -49,59 +49,88 @@ class EtcdSubscription:
         create = {"key": self._key, "start_revision": since}
         sock = watcher._sock
         sock.sendall(request(Request("watch", {"create_request": create}), watcher.head))
-        sock.setblocking(False)
-        replies, listens = Replies(endless=True), False
-        due = monotonic() + LISTENS_S / 3
-        while True:
-            if monotonic() >= due:
-                due = monotonic() + LISTENS_S / 3
-                if not listens:
-                    raise TimeoutError
-                kept = keeper.ask("lease/keepalive", {"ID": self._lease})["result"]
-                if number(kept.get("TTL", 0)) <= 0:
-                    raise NodeError("it was not heard of for too long")
-            select.select([sock], [], [], max(0.0, due - monotonic()))
-            try:
-                data = sock.recv(SIZE)  # no less than a record of TLS
-            except WAITS:
-                continue
-            if not data:
-                raise NodeError("connection closed by the server")
-            for status, lines in replies.feed(data, monotonic()):
-                for line in lines.split(b"\n"):
-                    for call in _heard(status, line):
-                        listens = listens or call is None
-                        yield call
+        until = monotonic() + TIMEOUT_S
+        while not self._listens:
+            if (left := until - monotonic()) <= 0:
+                raise TimeoutError
+            sock.settimeout(left)
+            self._take(sock.recv(SIZE))
+        self._due = monotonic() + self.every
+        for connection in (keeper, watcher):
+            connection._sock.setblocking(False)
 
-    def interrupt(self) -> None:
-        """Have `calls` end, which another thread may just be reading from."""
-        if self._watcher is not None:
-            with contextlib.suppress(OSError):
-                self._watcher.hang_up()
+    def fileno(self) -> int:
+        assert self._watcher is not None
+        return self._watcher._sock.fileno()
+
+    def read(self) -> list[bytes]:
+        """Return the names of the waiters that were called since the last read."""
+        assert self._watcher is not None
+        return self._take(self._watcher._sock.recv(SIZE))
+
+    def _take(self, data: bytes) -> list[bytes]:
+        if not data:
+            raise NodeError("connection closed by the server")
+        names: list[bytes] = []
+        for status, lines in self._replies.feed(data, monotonic()):
+            for line in lines.split(b"\n"):
+                try:
+                    names += self._called(status, line)
+                except MALFORMED:
+                    raise NodeError(NO_ANSWER) from None
+        return names
+
+    def _called(self, status: int, line: bytes) -> Iterator[bytes]:
+        if not line.strip():
+            return
+        result = answer(status, line).get("result")
+        if result is None or result.get("canceled"):
+            raise NodeError("it does not watch any more")
+        self._listens = self._listens or bool(result.get("created"))
+        for event in result.get("events", ()):
+            if event.get("type") == "DELETE":
+                raise NodeError("it was not heard of for too long")
+            yield value_of(event["kv"].get("value", ""))
+
+    def tend(self) -> None:
+        """Keep alive the key that says that this process listens."""
+        now = monotonic()
+        if now < self._due or self._keeper is None:
+            return
+        self._due = now + self.every
+        sock = self._keeper._sock
+        if self._asked:  # as long ago as this is called
+            self._check(sock.recv(SIZE), now)
+        kept = Request("lease/keepalive", {"ID": self._lease})
+        sock.send(request(kept, self._keeper.head))
+        self._asked = True
+
+    def _check(self, data: bytes, now: float) -> None:
+        if not data:
+            raise NodeError("connection closed by the server")
+        for status, body in self._kept.feed(data, now):
+            self._asked = False
+            try:
+                left = number(answer(status, body)["result"].get("TTL", 0))
+            except MALFORMED:
+                raise NodeError(NO_ANSWER) from None
+            if left <= 0:
+                raise NodeError("it was not heard of for too long")
+        if self._asked:
+            raise NodeError("it sends half an answer")
 
     def close(self) -> None:
         """Close the connections; nobody is called here any more."""
-        if self._keeper is not None:
-            with contextlib.suppress(Exception):
-                self._keeper.ask("lease/revoke", {"ID": self._lease})
-        for connection in (self._keeper, self._watcher):
+        keeper, self._keeper = self._keeper, None
+        if keeper is not None:
+            revoke = Request("lease/revoke", {"ID": self._lease})
+            with contextlib.suppress(OSError):
+                keeper._sock.setblocking(False)
+                keeper._sock.send(request(revoke, keeper.head))
+        for connection in (keeper, self._watcher):
             if connection is not None:
                 connection.disconnect()
 
     def reason(self, error: Exception) -> str:
         """Say what went wrong, in one line without a secret."""
         return reason(error)
-
-
-def _heard(status: int, line: bytes) -> Iterator[bytes | None]:
-    if not line.strip():
-        return
-    result = answer(status, line).get("result")
-    if result is None or result.get("canceled"):
-        raise NodeError("it does not watch any more")
-    if result.get("created"):
-        yield None
-    for event in result.get("events", ()):
-        if event.get("type") == "DELETE":
-            raise NodeError("it was not heard of for too long")
-        yield value_of(event["kv"].get("value", ""))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -15,7 +16,7 @@ from ...protocol.node_info import NodeInfo
 from .address import reason
 from .schema import VERSION
 
-__all__ = ["hang_up", "introduce", "pooled"]
+__all__ = ["BareConnection", "answering", "hang_up", "introduce", "pooled"]
 
 ANSWER_S = 5.0
 """Seconds for the answer. libpq waits without a limit if a server sends nothing, or too slowly."""
@@ -35,18 +36,14 @@ def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
     Raises:
         psycopg.Error: An error that its user cannot mend, or no answer in time.
     """
-    end = threading.Timer(ANSWER_S, hang_up, [connection])
-    end.daemon = True
-    end.start()
     try:
-        row = connection.execute(HELLO).fetchone()
+        with answering(connection):
+            row = connection.execute(HELLO).fetchone()
     except (errors.UndefinedFunction, errors.UndefinedTable):
         return NodeInfo(unfit="its tables are missing; run celery redlock migrate")
     except errors.InsufficientPrivilege as error:
         why = reason(error)
         return NodeInfo(unfit=f"its user lacks a right ({why}); see docs/postgresql.md")
-    finally:
-        end.cancel()
     version, isolation, identity, age = row or (0, "", "", 0.0)
     if version < VERSION:
         return NodeInfo(
@@ -68,6 +65,18 @@ def pooled(connection: psycopg.Connection[Any]) -> bool:
     return bool(pid != connection.pgconn.backend_pid)
 
 
+@contextlib.contextmanager
+def answering(connection: psycopg.Connection[Any]) -> Iterator[None]:
+    """Hang up on a server that has not answered all that the block asks in `ANSWER_S`."""
+    end = threading.Timer(ANSWER_S, hang_up, [connection])
+    end.daemon = True
+    end.start()
+    try:
+        yield
+    finally:
+        end.cancel()
+
+
 def hang_up(connection: psycopg.Connection[Any]) -> None:
     """End a connection that another thread may just be reading from. Never fails."""
     with (
@@ -75,3 +84,19 @@ def hang_up(connection: psycopg.Connection[Any]) -> None:
         socket.socket(fileno=os.dup(connection.fileno())) as stream,
     ):
         stream.shutdown(socket.SHUT_RDWR)
+
+
+class BareConnection:
+    """A connection of psycopg, with the name that all kinds have for its end."""
+
+    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+        self.pgconn = connection.pgconn
+        # Of its own, to be watched: where gevent watches one that libpq closes, libev aborts the
+        # process. It knows of those that Python's sockets close.
+        self.fd = os.dup(self.pgconn.socket)
+        # psycopg would warn of one that was not closed: in each fork, and where its owner ends.
+        del connection.pgconn
+
+    def disconnect(self) -> None:
+        self.pgconn.finish()
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=self.fd).close()

@@ -7,8 +7,6 @@ its own. So a release can never be overtaken by the request that it undoes.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import deque
 from typing import Any, ClassVar
 
@@ -23,7 +21,7 @@ from ...protocol.round import Round
 from ...protocol.texts import printable
 from ..node import Node
 from .address import PostgresAddress, reason
-from .handshake import introduce
+from .handshake import BareConnection, introduce
 from .statements import SWEEP, Values, encode, reply_to
 
 __all__ = ["PostgresNode"]
@@ -55,7 +53,7 @@ class PostgresNode(Node):
             facts = introduce(connection)
             connection.pgconn.nonblocking = 1
             connection.pgconn.enter_pipeline_mode()
-            return _Connection(connection), facts
+            return BareConnection(connection), facts
         except Exception as error:
             connection.close()
             raise NodeError(reason(error), node=self.name) from None
@@ -153,22 +151,6 @@ class PostgresNode(Node):
             round_.silence(self.index, str(error))
             raise NodeError(str(error)) from None
         self._answer(round_, answer, now)
-
-
-class _Connection:
-    """A connection of psycopg, with the name that all kinds have for its end."""
-
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
-        self.pgconn = connection.pgconn
-        # Of its own, to be watched: where gevent watches one that libpq closes, libev aborts the
-        # process. It knows of those that Python's sockets close.
-        self.fd = os.dup(self.pgconn.socket)
-        # psycopg would warn of one that was not closed: in each fork, and where its owner ends.
-        del connection.pgconn
-
-    def disconnect(self) -> None:
-        self.pgconn.finish()
-        socket.socket(socket.AF_INET, socket.SOCK_STREAM, fileno=self.fd).close()
 
 
 def _ends(pgconn: Any, result: Any) -> bool:

@@ -2,70 +2,78 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
-from collections.abc import Iterator
 from time import monotonic
-from typing import Any
+from typing import Any, ClassVar
+
+import redis
 
 from ...protocol.errors import NodeError
 from ...runtime.polling import SIZE
+from ..subscription import Subscription
 from .address import Address
 from .resp import Replies, reason
 
 __all__ = ["RedisSubscription"]
 
 
-class RedisSubscription:
+class RedisSubscription(Subscription):
     """One subscription, over a connection of its own."""
+
+    broken: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, OSError, NodeError)
 
     def __init__(self, address: Address, channel: bytes) -> None:
         self._address = address
         self._channel = channel
         self._connection: Any = None
         self._socket: Any = None
+        self._replies = Replies()
+        self._confirmed = False
+        self._head = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
 
-    def calls(self) -> Iterator[bytes | None]:
-        """Connect, and yield each message that is published; None first, once it is subscribed.
-
-        Raises:
-            Exception: The connection has ended, or cannot be made.
-        """
-        channel = self._channel
+    def connect(self) -> None:
+        """Connect and subscribe; see `Subscription.connect`."""
         self._connection = connection = self._address.connection()
         connection.connect()
         if connection.can_read():
             raise NodeError("it sent what nobody asked for")
         # Kept here: redis-py forgets its socket as soon as a read fails.
         self._socket = stream = connection._sock
-        stream.settimeout(None)
-        connection.send_command(b"SUBSCRIBE", channel, check_health=False)
-        replies, confirmed = Replies(), False
-        call = b"*3\r\n$7\r\nmessage\r\n$%d\r\n%b\r\n$" % (len(channel), channel)
-        while data := stream.recv(SIZE):
-            if data.startswith(call) and data.count(b"\r\n") == 7 and not replies.partial:
-                # A shortcut: a waiter waits for this.
-                yield data.split(b"\r\n")[6]
-                continue
-            for reply in replies.feed(data, monotonic()):
-                if isinstance(reply, Exception):
-                    raise reply
-                kind, _channel, what = reply
-                if kind == b"message":
-                    yield what
-                elif kind == b"subscribe" and not confirmed:
-                    confirmed = True
-                    yield None
-                else:
-                    # Believed, each of these would make all waiters try.
-                    raise NodeError("it confirms what nobody asked for")
-        raise NodeError("connection closed by the server")
+        until = monotonic() + connection.socket_timeout
+        connection.send_command(b"SUBSCRIBE", self._channel, check_health=False)
+        while not self._confirmed:
+            if (left := until - monotonic()) <= 0:
+                raise TimeoutError
+            stream.settimeout(left)
+            self._take(stream.recv(SIZE))
+        stream.setblocking(False)
 
-    def interrupt(self) -> None:
-        """Have `calls` end, which another thread may just be reading from."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_RDWR)
+    def fileno(self) -> int:
+        return int(self._socket.fileno())
+
+    def read(self) -> list[bytes]:
+        """Return the names of the waiters that were called since the last read."""
+        data = self._socket.recv(SIZE)
+        if data.startswith(self._head) and data.count(b"\r\n") == 7 and not self._replies.partial:
+            return [data.split(b"\r\n")[6]]  # a shortcut: a waiter waits for this
+        return self._take(data)
+
+    def _take(self, data: bytes) -> list[bytes]:
+        if not data:
+            raise NodeError("connection closed by the server")
+        names: list[bytes] = []
+        for reply in self._replies.feed(data, monotonic()):
+            if isinstance(reply, Exception):
+                raise reply
+            if not isinstance(reply, list) or len(reply) != 3:
+                raise NodeError("it sends what is no message")
+            if reply[0] == b"message" and isinstance(reply[2], bytes):
+                names.append(reply[2])
+            elif reply[0] == b"subscribe" and not self._confirmed:
+                self._confirmed = True
+            else:
+                # Believed, each of these would make all waiters try.
+                raise NodeError("it confirms what nobody asked for")
+        return names
 
     def close(self) -> None:
         """Close the connection."""

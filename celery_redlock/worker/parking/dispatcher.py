@@ -143,6 +143,7 @@ class ParkingDispatcher:
     def _ask(self, resources: Resources, what: Callable[[Watched, float], object]) -> None:
         self._asked.append((resources, what))
         if self._thread is None and not self._closing:
+            self._bell = self._redlock.client.wakeup.event()  # its thread reads the nodes' calls
             self._thread = threading.Thread(
                 target=self._run, name="celery_redlock parking", daemon=True
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 from ...locking.wait_queue import Waiter
 from ...protocol import outcome
@@ -20,7 +21,7 @@ __all__ = ["Call", "Watched", "batches", "free_in"]
 class Call(SafeEvent):
     """An event that also wakes the dispatcher's thread, by its bell."""
 
-    def __init__(self, bell: SafeEvent) -> None:
+    def __init__(self, bell: Any) -> None:
         super().__init__()
         self._bell = bell
 

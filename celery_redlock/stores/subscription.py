@@ -1,0 +1,62 @@
+"""What notifies one process of the keys that its waiters wait for, on one node.
+
+How that is done stands with each kind of store: `redis/subscription.py` and the others.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+from ..protocol.errors import NodeError
+
+__all__ = ["RECONNECT_S", "Subscription"]
+
+RECONNECT_S = 1.0
+"""Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
+
+
+class Subscription(ABC):
+    """A subscription to the channel of this process, over a connection of its own.
+
+    Attributes:
+        retry: Seconds, at most and at random, until the next attempt if this one fails.
+    """
+
+    broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
+    """What `read` and `tend` raise when it is of no use any more."""
+    every = math.inf
+    """Seconds between two calls of `tend`, which keep it alive."""
+    retry = RECONNECT_S
+
+    @abstractmethod
+    def connect(self) -> None:
+        """Connect and subscribe; return once the node has confirmed it. It blocks.
+
+        Raises:
+            Exception: The node cannot be reached, or it refuses us.
+        """
+
+    @abstractmethod
+    def fileno(self) -> int:
+        """Return the descriptor of the connection, to poll."""
+
+    @abstractmethod
+    def read(self) -> list[bytes]:
+        """Return the names of the waiters that were notified since the last read.
+
+        Never waits: raises one of `WAITS` if nothing has arrived.
+        """
+
+    def tend(self) -> None:
+        """Tell the node that this process still listens, if it is time to."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection. Never waits for the node."""
+
+    @abstractmethod
+    def reason(self, error: Exception) -> str:
+        """Say what went wrong, in one line without a secret."""
