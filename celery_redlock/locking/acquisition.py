@@ -38,6 +38,9 @@ SPLIT_MAX_S = 0.064
 """Seconds at most between tries after a split vote, in which no holder was in the way."""
 LOOK_AFTER_S = (0.1, 0.2)
 """Seconds until the nodes are asked how long the holder's ttl lasts: most release before."""
+FREE_AFTER_S = (0.1, 0.3)
+"""Seconds after which a waiter tries that the nodes have told that nobody holds it: most likely the
+waiter before it was called just now. It would only be in that one's way."""
 RETRY_AFTER_S = (1.0, 2.0)
 """Seconds after which a waiter tries without having been called: a call can be lost."""
 STAND_BACK_S = (0.02, 0.06)
@@ -61,6 +64,7 @@ class Acquisition:
         self._request = request
         self._adopt = adopt
         self._tries = 0
+        self._is_chosen = False  # True if a quorum had called us when we tried last
 
     async def run(self) -> Claim:
         """Acquire the lock, and tell listeners what came of it.
@@ -220,25 +224,37 @@ class Acquisition:
                     waiter.forget()
                     await self._queue(self._entry, Verb.ENQUEUE)
                     await client.pause(waiter, min(wait, JITTER.uniform(*STAND_BACK_S)))
-                claim = await self._retry(waiter)
+                claim = await self._retry(waiter, stands=stand_back)
                 verb = Verb.DEQUEUE
                 return claim
             finally:
                 there = set(range(self._entry.nodes))
                 if verb is Verb.DEQUEUE and len(self._entry.resources) == 1:
-                    there -= waiter.left_by
+                    # A node that has yet to call us takes us out of its queue as it does, at the
+                    # latest when we release. Asked to do so before, it would call the next waiter.
+                    there = set() if self._is_chosen and waiter.left_by else there - waiter.left_by
                 if there:
                     await self._queue(self._entry, verb, there)
 
-    async def _retry(self, waiter: Waiter) -> Claim:
-        """Try until the lock is granted or the time is over."""
+    async def _retry(self, waiter: Waiter, *, stands: bool) -> Claim:
+        """Try until the lock is granted or the time is over.
+
+        Args:
+            waiter: Notices who calls us.
+            stands: True if we stand in the queue, behind a waiter that was called just now: then we
+                do not try before we are called, which would only be in its way.
+        """
         until, pause = time.monotonic() + self._request.wait, self._client.pause
         in_vain, called = 0, True
+        if stands and waiter.informed and not waiter.called:
+            called = await self._wait_for_call(waiter, until)
         while True:
             # A waiter that a quorum has called will most likely be granted the lock: it tries
             # without joining the queue again.
             chosen = called and waiter.sure and waiter.calls >= waiter.quorum
+            self._is_chosen = chosen
             if not chosen:
+                self._client.wakeup.catch_up()  # late calls must not count as new ones
                 waiter.forget()
             try:
                 return await self._try(None if chosen else self._entry)
@@ -258,9 +274,16 @@ class Acquisition:
                 await pause(waiter, min(JITTER.uniform(0, most), until - time.monotonic()))
                 continue
             in_vain = 0
-            soon = min(JITTER.uniform(*LOOK_AFTER_S), until - time.monotonic())
-            if not (called and await pause(waiter, soon)):
+            if called:
+                called = await self._wait_for_call(waiter, until)
+            else:
                 called = await self._wait_for_holder(waiter, until)
+
+    async def _wait_for_call(self, waiter: Waiter, until: float) -> bool:
+        """Wait for a call, at first without asking the nodes; return whether we were called."""
+        soon = min(JITTER.uniform(*LOOK_AFTER_S), until - time.monotonic())
+        called = await self._client.pause(waiter, soon)
+        return called or await self._wait_for_holder(waiter, until)
 
     async def _wait_for_holder(self, waiter: Waiter, until: float) -> bool:
         """Wait for a call, and no longer than the holder's ttl; return whether we were called.
@@ -272,7 +295,7 @@ class Acquisition:
             part = self._request.part(self._entry.resources)
             ballot = await self._client.peek(part.names, part.limit, shared=part.shared)
             left = outcome.room_in(ballot, slots_of(part.names, part.limit))
-            seconds = min(seconds, max(JITTER.uniform(0, POLL_S), left))
+            seconds = min(seconds, left if left > 0 else JITTER.uniform(*FREE_AFTER_S))
         return await self._client.pause(waiter, min(seconds, until - time.monotonic()))
 
     def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:

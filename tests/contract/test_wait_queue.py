@@ -209,6 +209,30 @@ def test_releaser_that_locks_again_stands_back_for_the_notified_waiter(
         redlock.release(lease)
 
 
+def test_former_holder_behind_a_waiter_that_was_called_does_not_try_before_it_looks(
+    make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The waiter before it was called, and never comes: it finds the lock free, and takes it."""
+    monkeypatch.setattr(acquisition, "STAND_BACK_S", (0.05, 0.05))
+    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (0.4, 0.4))
+    redlock = make()
+    hearing(redlock, servers)
+    with contextlib.ExitStack() as stack:
+        for server in servers:
+            (address,) = parse_nodes([server.url])
+            listener = subscribe(address, b"redlock:#line:slow")
+            listener.connect()
+            stack.enter_context(contextlib.closing(listener))
+        lease = redlock.acquire("r")
+        for server in servers:
+            put_in_line(server, "redlock:#line:slow:1")
+        redlock.release(lease)
+        asked = time.monotonic()
+        lease = redlock.acquire("r", wait=30.0)
+        assert time.monotonic() - asked >= 0.4
+        redlock.release(lease)
+
+
 @pytest.mark.usefixtures("never_by_itself")
 def test_killed_waiter_is_passed_over(make: Callable[[], Redlock], servers: Servers) -> None:
     holder = make()
@@ -372,3 +396,26 @@ def test_waiter_joins_the_queue_before_every_try_but_the_first(
     assert len(tries) > 4
     assert written[-1] is Verb.HAND_ON
     holder.release(lease)
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_notified_waiter_tries_in_one_round_and_stands_in_no_queue_afterwards(
+    make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder, redlock = make(), make()
+    lease = holder.acquire("r")
+    waiting = Waiting(redlock, servers)
+    nodes, written = redlock.client.driver.nodes, list[Verb]()
+    ask = Node.ask
+
+    def noted(self: Node, round_: Round, *rest: Any) -> None:
+        if self in nodes:
+            written.append(round_.verb)
+        ask(self, round_, *rest)
+
+    monkeypatch.setattr(Node, "ask", noted)
+    at_once(holder, lease, waiting)
+    assert written == [Verb.ACQUIRE] * len(servers)
+    assert waiting.lease is not None
+    redlock.release(waiting.lease)
+    wait_until(lambda: not any(in_line(servers)), 5, "nobody stands in line")
