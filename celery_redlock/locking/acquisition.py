@@ -39,8 +39,8 @@ SPLIT_MAX_S = 0.064
 LOOK_AFTER_S = (0.1, 0.2)
 """Seconds until the nodes are asked how long the holder's ttl lasts: most release before."""
 FREE_AFTER_S = (0.1, 0.3)
-"""Seconds after which a waiter tries that the nodes have told that nobody holds it: most likely the
-waiter before it was called just now. It would only be in that one's way."""
+"""Seconds until a waiter tries that has looked and found the lock free: most likely the waiter
+before it has just been notified, and a try would only be in its way."""
 RETRY_AFTER_S = (1.0, 2.0)
 """Seconds after which a waiter tries without having been called: a call can be lost."""
 STAND_BACK_S = (0.02, 0.06)
@@ -64,7 +64,7 @@ class Acquisition:
         self._request = request
         self._adopt = adopt
         self._tries = 0
-        self._is_chosen = False  # True if a quorum had called us when we tried last
+        self._is_chosen = False  # True if a quorum had notified us before the last try
 
     async def run(self) -> Claim:
         """Acquire the lock, and tell listeners what came of it.
@@ -230,8 +230,8 @@ class Acquisition:
             finally:
                 there = set(range(self._entry.nodes))
                 if verb is Verb.DEQUEUE and len(self._entry.resources) == 1:
-                    # A node that has yet to call us takes us out of its queue as it does, at the
-                    # latest when we release. Asked to do so before, it would call the next waiter.
+                    # A node whose notification is under way takes us out of its queue by itself, at
+                    # the latest when we release. Asked before, it would notify the next waiter.
                     there = set() if self._is_chosen and waiter.left_by else there - waiter.left_by
                 if there:
                     await self._queue(self._entry, verb, there)
@@ -240,9 +240,9 @@ class Acquisition:
         """Try until the lock is granted or the time is over.
 
         Args:
-            waiter: Notices who calls us.
-            stands: True if we stand in the queue, behind a waiter that was called just now: then we
-                do not try before we are called, which would only be in its way.
+            waiter: Counts the nodes that notify us.
+            stands: True if we stand in the queue behind a waiter that was notified just now: then
+                we do not try before we are notified, because that would only be in its way.
         """
         until, pause = time.monotonic() + self._request.wait, self._client.pause
         in_vain, called = 0, True
@@ -254,7 +254,7 @@ class Acquisition:
             chosen = called and waiter.sure and waiter.calls >= waiter.quorum
             self._is_chosen = chosen
             if not chosen:
-                self._client.wakeup.catch_up()  # late calls must not count as new ones
+                self._client.wakeup.catch_up()  # late notifications must not count as new
                 waiter.forget()
             try:
                 return await self._try(None if chosen else self._entry)
@@ -280,7 +280,7 @@ class Acquisition:
                 called = await self._wait_for_holder(waiter, until)
 
     async def _wait_for_call(self, waiter: Waiter, until: float) -> bool:
-        """Wait for a call, at first without asking the nodes; return whether we were called."""
+        """Wait to be notified, at first without asking the nodes; return True if we were."""
         soon = min(JITTER.uniform(*LOOK_AFTER_S), until - time.monotonic())
         called = await self._client.pause(waiter, soon)
         return called or await self._wait_for_holder(waiter, until)

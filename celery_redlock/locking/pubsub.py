@@ -1,9 +1,9 @@
-"""Notice which waiters of this process the nodes call.
+"""Receive the notifications that the nodes publish for the waiters of this process.
 
-A release calls the first waiter in a node's queue on the channel of that waiter's process
-(`wait_queue.py`). So a process subscribes once to each node, to one channel, for all that it waits
-for: with one connection per node, made when somebody first waits. No thread listens: one of those
-that wait polls these connections for all of them, and reads.
+A release notifies the first waiter in a node's queue, on the channel of that waiter's process
+(`wait_queue.py`). A process subscribes to one channel on each node, for all its waiters, with one
+connection per node that is made at the first wait. It has no thread for this: one of the waiting
+threads polls these connections for all of them, and reads.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ class ReleaseSubscriber:
         self._tends = False
 
     def event(self) -> Any:
-        """Return an event; whoever waits for it reads the calls of the nodes meanwhile."""
+        """Return an event; a thread that waits for it reads the notifications meanwhile."""
         return self._poll.event()
 
     @contextmanager
     def waiter(self) -> Iterator[Waiter]:
-        """Make a waiter that can be called as long as the block runs."""
+        """Make a waiter that can be notified as long as the block runs."""
         waiter = Waiter(self._quorum, self._listening, self._process, self.event())
         name = waiter.name.encode()
-        self.catch_up()  # nobody may have read for long: which nodes have hung up?
+        self.catch_up()  # a node may have closed its connection while nobody waited
         with self._lock:
             self._connect_missing()
             self._waiters[name] = waiter
@@ -80,7 +80,7 @@ class ReleaseSubscriber:
             self._waiters.pop(name, None)
 
     def catch_up(self) -> None:
-        """Read the calls that have arrived, unless another thread does."""
+        """Read the notifications that have arrived, unless another thread does."""
         if self._subscriptions:
             try:
                 self._poll.turn(lambda: self._poll.poller is not None, 0.0)
@@ -97,24 +97,24 @@ class ReleaseSubscriber:
                 waiter.closed = True
                 waiter.news.set()
 
-    # -- What the nodes say. All of these are called with the lock held.
+    # -- What the nodes publish
 
     def called(self, node: int, name: bytes) -> None:
-        """Pass on the call of a node; a reader is called by its name with `SHARED` behind."""
+        """Pass a notification on to its waiter. The name of a reader ends with `SHARED`."""
         with self._lock:
             waiter = self._waiters.get(name.removesuffix(READER))
             if waiter is not None:
                 waiter.hear(node)
 
     def subscribed(self, node: int) -> None:
-        """Note that a node's calls are read from now on; it may have called waiters before."""
+        """Note that a node's notifications arrive from now on; earlier ones may be lost."""
         with self._lock:
             self._listening.add(node)
             for waiter in list(self._waiters.values()):
                 waiter.hear(node, popped=False)
 
     def disconnected(self, node: int) -> None:
-        """Note that a node's calls are no longer read."""
+        """Note that a node's notifications do not arrive any more."""
         with self._lock:
             self._listening.discard(node)
 
@@ -124,16 +124,16 @@ class ReleaseSubscriber:
         for node in ready:
             self._receive(node)
             if self._poll.is_over():
-                break  # the others' calls can wait, and whoever has been called should not
+                break  # the waiter that was notified tries first, and the rest is read later
         if self._tends:
             for node, subscription in list(self._subscriptions.items()):
                 self._tend(node, subscription)
 
     def _receive(self, node: int) -> None:
-        """Read the calls that have arrived from a node."""
+        """Read the notifications that have arrived from a node."""
         subscription = self._subscriptions.get(node)
         if subscription is None:
-            self._poll.forget(node)  # an exception has kept `_drop` from it
+            self._poll.forget(node)  # an exception has interrupted `_drop`
             return
         try:
             for name in subscription.read():
@@ -143,7 +143,7 @@ class ReleaseSubscriber:
         except subscription.broken as error:
             self._broke(node, subscription, error)
         except BaseException:
-            self._drop(node, "interrupted")  # a call may be lost: all look again
+            self._drop(node, "interrupted")  # one may be lost: all waiters look again
             raise
 
     def _tend(self, node: int, subscription: Subscription) -> None:
@@ -158,7 +158,7 @@ class ReleaseSubscriber:
     def _broke(self, node: int, subscription: Subscription, error: Exception) -> None:
         self._drop(node, subscription.reason(error))
         if isinstance(error, OSError) and error.errno is None and not isinstance(error, WAITS):
-            raise error  # no system call's: a signal handler's, which raises a TimeoutError, say
+            raise error  # a signal handler has raised it, and no system call
 
     def _drop(self, node: int, why: str) -> None:
         """Close a subscription, and make another in the background."""

@@ -1,4 +1,4 @@
-"""How an event loop polls sockets, and wakes the coroutines that wait for them."""
+"""Poll sockets in an event loop, and wake the coroutines that wait for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["LoopEvent", "LoopPoll"]
 
 
 class LoopEvent:
-    """What `SafeEvent` is among threads: any thread sets it, a coroutine of the loop waits."""
+    """An event as `SafeEvent`, which any thread sets and a coroutine of the loop waits for."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -62,8 +62,8 @@ class LoopPoll(SharedPoll):
     ) -> None:
         super().__init__(lock, read)
         self._loop, self._then = loop, then
-        # A descriptor of our own for each: the number of one that is closed may soon be another's,
-        # and the loop must be told before the last is closed.
+        # A descriptor of our own for each: the number of a closed one may soon be another's, and the
+        # loop must forget a descriptor before it is closed.
         self._streams: dict[int, socket.socket] = {}
         self._ticks = False
 

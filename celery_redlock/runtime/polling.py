@@ -1,4 +1,4 @@
-"""Which sockets have something to read; and who of a process' threads waits for them."""
+"""Poll sockets for data, with one of the threads of a process polling for all."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 """Not now. A TLS connection may have to read before it can write, and the other way round, when it
 changes its keys."""
 LONGEST_S = 1.0
-"""Seconds to poll for an event at a time, or to sleep while another thread polls: after these a
-thread looks again, whatever has interrupted the others."""
+"""Seconds to poll for an event at a time, or to sleep while another thread polls. Then a thread
+looks again, in case an exception has kept another from waking it."""
 WAKER = -1
 """Stands for our own pipe among the indexes of sockets."""
 
@@ -71,14 +71,14 @@ class Poll:
 
 
 class SharedPoll:
-    """Some sockets that all threads of a process wait for: one of them polls for all.
+    """Sockets that all threads of a process wait for, while one of them polls for all.
 
-    A lone thread thus goes straight from poll to read, with no other thread to wake. The others
-    sleep until the one that polls has read what they wait for. When it leaves, one of them polls.
+    A lone thread goes straight from poll to read, with no other thread to wake. The other threads
+    sleep until the polling one has read what they wait for. When that leaves, another one polls.
 
     Args:
         lock: Held whenever a socket is read, and by whoever changes what is waited for.
-        read: Reads from the sockets with these indexes; from none if the poll was in vain.
+        read: Reads from the sockets with these indexes; from none if the poll has timed out.
     """
 
     def __init__(
@@ -142,12 +142,12 @@ class SharedPoll:
             raise
 
     def is_over(self) -> bool:
-        """Return True if the thread that reads just now need not read on."""
+        """Return True if the thread that reads just now has what it waits for."""
         return self._done()
 
     def leave(self) -> None:
         """Have another thread poll, if any waits and none does."""
-        if self._sleeping:  # who begins to sleep from now on has found one that polls
+        if self._sleeping:  # a thread that goes to sleep after this has seen another one poll
             with self._lock:
                 self._hand_over()
 
@@ -167,7 +167,7 @@ class SharedPoll:
             self._rouse()
 
     def read_every(self, seconds: float) -> None:
-        """Do nothing: whoever waits for an event reads at least every `LONGEST_S`."""
+        """Do nothing: a thread that waits for an event reads at least every `LONGEST_S`."""
 
     def event(self) -> PolledEvent:
         """Return an event whose waiter polls."""

@@ -179,7 +179,7 @@ class Connections:
         return SharedPoll(self._lock, self._read_nodes)
 
     def _read_nodes(self, ready: Sequence[int]) -> None:
-        """Read from nodes; from none if there was nothing to read for a while."""
+        """Read from these nodes; `ready` is empty if the poll has timed out."""
         for index in ready:
             self.nodes[index].receive()
         if self.nodes[0].leaves and not ready:

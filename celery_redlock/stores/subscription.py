@@ -1,6 +1,6 @@
-"""What notifies one process of the keys that its waiters wait for, on one node.
+"""The subscription of one process to one node, which notifies its waiters of free keys.
 
-How that is done stands with each kind of store: `redis/subscription.py` and the others.
+Each kind of store has its own: `redis/subscription.py` and the others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Subscription(ABC):
     """
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
-    """What `read` and `tend` raise when it is of no use any more."""
+    """The exceptions of `read` and `tend` after which another connection is needed."""
     every = math.inf
     """Seconds between two calls of `tend`, which keep it alive."""
     retry = RECONNECT_S

@@ -1,4 +1,4 @@
-"""Hears what one etcd cluster is told for one process."""
+"""The subscription of one process to an etcd cluster."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class EtcdSubscription(Subscription):
         return self._watcher._sock.fileno()
 
     def read(self) -> list[bytes]:
-        """Return the names of the waiters that were called since the last read."""
+        """Return the names of the waiters that were notified since the last read."""
         assert self._watcher is not None
         return self._take(self._watcher._sock.recv(SIZE))
 
@@ -120,7 +120,7 @@ class EtcdSubscription(Subscription):
             raise NodeError("it sends half an answer")
 
     def close(self) -> None:
-        """Close the connections; nobody is called here any more."""
+        """Close the connections, and let the node know that this process does not listen."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             revoke = Request("lease/revoke", {"ID": self._lease})

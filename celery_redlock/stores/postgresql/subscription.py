@@ -1,4 +1,4 @@
-"""Hears what one PostgreSQL database notifies on one channel."""
+"""The subscription to one channel of a PostgreSQL database."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class PostgresSubscription(Subscription):
         return self._connection.fd
 
     def read(self) -> list[bytes]:
-        """Return the names of the waiters that were called since the last read."""
+        """Return the names of the waiters that were notified since the last read."""
         assert self._connection is not None
         pgconn = self._connection.pgconn
         pgconn.consume_input()

@@ -1,4 +1,4 @@
-"""Hears what one Redis node publishes to one channel."""
+"""The subscription to one channel of a Redis node."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ class RedisSubscription(Subscription):
         return int(self._socket.fileno())
 
     def read(self) -> list[bytes]:
-        """Return the names of the waiters that were called since the last read."""
+        """Return the names of the waiters that were notified since the last read."""
         data = self._socket.recv(SIZE)
         if data.startswith(self._head) and data.count(b"\r\n") == 7 and not self._replies.partial:
-            return [data.split(b"\r\n")[6]]  # a shortcut: a waiter waits for this
+            return [data.split(b"\r\n")[6]]  # a shortcut, on the way of each hand-over
         return self._take(data)
 
     def _take(self, data: bytes) -> list[bytes]:
