@@ -186,12 +186,12 @@ class ReleaseSubscriber:
 
     def _connect(self, node: int, why: str) -> None:
         """Subscribe to a node, however often that takes: a thread of its own."""
-        address, retry = self._addresses[node], RECONNECT_S
+        address, retry = self._addresses[node], (0.0, RECONNECT_S)
         while not self._closing.is_set():
             if why:
                 # Waiters poll meanwhile; the node itself complains where it matters.
                 logger.debug("not listening to %s: %s", address.name, why)
-                if self._closing.wait(JITTER.uniform(0, retry)):
+                if self._closing.wait(JITTER.uniform(*retry)):
                     return
             subscription = subscribe(address, self.channel)
             try:

@@ -62,8 +62,8 @@ class LoopPoll(SharedPoll):
     ) -> None:
         super().__init__(lock, read)
         self._loop, self._then = loop, then
-        # A descriptor of our own for each: the number of a closed one may soon be another's, and the
-        # loop must forget a descriptor before it is closed.
+        # A descriptor of our own for each: the number of a closed one may soon be another's, and
+        # the loop must forget a descriptor before it is closed.
         self._streams: dict[int, socket.socket] = {}
         self._ticks = False
 

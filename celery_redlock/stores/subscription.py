@@ -21,14 +21,14 @@ class Subscription(ABC):
     """A subscription to the channel of this process, over a connection of its own.
 
     Attributes:
-        retry: Seconds, at most and at random, until the next attempt if this one fails.
+        retry: The least and the most seconds until the next attempt if this one fails.
     """
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
     """The exceptions of `read` and `tend` after which another connection is needed."""
     every = math.inf
     """Seconds between two calls of `tend`, which keep it alive."""
-    retry = RECONNECT_S
+    retry = 0.0, RECONNECT_S
 
     @abstractmethod
     def connect(self) -> None:

@@ -94,7 +94,7 @@ def test_missing_notifications_through_a_pooler_are_logged_once_and_waiters_poll
         thread.join(10.0)
     assert len(got) == 2
     assert sum("a pooler stands in front of it" in said for said in caplog.messages) == 1
-    assert sum("listen" in name for name in opened) == 2, "nobody tries again and again"
+    assert sum("subscribe" in name for name in opened) == 2, "nobody tries again and again"
     locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
     assert postgres.sql(database, locks) == [(0,)]
 
@@ -104,7 +104,8 @@ def test_close_does_not_wait_for_a_listener_that_cannot_listen(make: Locks) -> N
     redlock.release(redlock.acquire("r"))
     with redlock.lock("r"), pytest.raises(ResourceHeld):
         redlock.acquire("r", wait=0.1)
-    listening = [t for t in threading.enumerate() if t.name.startswith("celery_redlock listen")]
+    name = "celery_redlock subscribe"
+    listening = [t for t in threading.enumerate() if t.name.startswith(name)]
     assert listening
     redlock.close()
     for thread in listening:

@@ -10,7 +10,7 @@ import psycopg
 
 from ...protocol.errors import NodeError
 from ...protocol.texts import event
-from ..subscription import Subscription
+from ..subscription import RECONNECT_S, Subscription
 from .address import PostgresAddress, reason
 from .handshake import BareConnection, answering, pooled
 
@@ -60,7 +60,7 @@ class PostgresSubscription(Subscription):
                 self._address.name,
                 extra=event("node_pooled"),
             )
-        self.retry = POOLED_RETRY_S
+        self.retry = POOLED_RETRY_S, POOLED_RETRY_S + RECONNECT_S
         raise NodeError("a pooler is in front of it")
 
     def fileno(self) -> int:
