@@ -96,6 +96,7 @@ class ReleaseSubscriber:
             for waiter in list(self._waiters.values()):
                 waiter.closed = True
                 waiter.news.set()
+            self._poll.close()
 
     # -- What the nodes publish
 

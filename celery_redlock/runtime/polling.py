@@ -90,6 +90,7 @@ class SharedPoll:
         self.poller: int | None = None
         self._done: Callable[[], bool] = lambda: False  # what the poller waits for
         self._sleeping: dict[SafeEvent, Callable[[], bool]] = {}
+        self._closed = False
 
     def watch(self, index: int, fd: int) -> None:
         """Poll a socket from now on. Call it with the lock held."""
@@ -172,10 +173,18 @@ class SharedPoll:
     def event(self) -> PolledEvent:
         """Return an event whose waiter polls."""
         with self._lock:
-            if self._waker is None:
+            if self._waker is None and not self._closed:
                 waker = self._waker = _Waker()
                 self._poll.watch(WAKER, waker.fileno())
         return PolledEvent(self)
+
+    def close(self) -> None:
+        """Close what is our own; call it with the lock held, once all events are set."""
+        self._closed = True
+        self._poll.forget(WAKER)
+        waker, self._waker = self._waker, None
+        if waker is not None:
+            waker.close()
 
     def notify(self) -> None:
         """Wake the threads whose wait is over."""
@@ -231,6 +240,7 @@ class _Waker:
     """A pipe that ends another thread's poll."""
 
     def __init__(self) -> None:
+        self._ends: tuple[int, ...] = ()
         self._ends = os.pipe()
         for end in self._ends:
             os.set_blocking(end, False)
@@ -246,7 +256,9 @@ class _Waker:
         with contextlib.suppress(OSError):
             os.read(self._ends[0], 4096)
 
-    def __del__(self) -> None:  # also in the child of a fork
-        for end in self._ends:
-            with contextlib.suppress(OSError):
-                os.close(end)
+    def close(self) -> None:
+        ends, self._ends = self._ends, ()
+        for end in ends:
+            os.close(end)
+
+    __del__ = close  # also in the child of a fork

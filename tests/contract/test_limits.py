@@ -52,8 +52,8 @@ def test_memory_does_not_grow_with_conflicts(campaign: Any) -> None:
 def test_threads_do_not_grow_with_conflicts_or_callers(campaign: Any) -> None:
     warm, end = campaign["warm"], campaign["end"]
     assert end["threads"] <= warm["threads"]
-    # One listens to each node; a little time has passed since each node was connected to.
-    assert end["threads"] - campaign["before"]["threads"] == THREADS + 5
+    # A little time has passed since each node was connected to.
+    assert end["threads"] - campaign["before"]["threads"] == THREADS
 
 
 def test_a_process_has_two_connections_to_a_node_however_many_threads(campaign: Any) -> None:
