@@ -149,8 +149,13 @@ def judge_interval(
 ) -> Verdict:
     """Judge an entry with an interval: its period is kept, whichever beat sends.
 
-    No gap above two intervals, none below nine tenths of one; the count within 2 % of the ideal
-    (in a short run, half a one), both taken between messages where the quorum was not lost.
+    A tick is claimed after its beat has asked the schedule and before the message leaves, and the
+    claim lasts for an interval, less 5 %. So the next message cannot leave within nine tenths of an
+    interval after the beat *asked* for the one before, however slow the machine is. Two that left
+    closer together than that may each have been claimed in time: the first one was sent late.
+
+    No gap is above two intervals; the count is within 2 % of the ideal (in a short run, half a
+    one), both taken between messages where the quorum was not lost.
 
     Args:
         messages: All of the entry.
@@ -185,7 +190,7 @@ def judge_interval(
         verdict.longest = max(verdict.longest, gap)
         between = 0 < number < len(times) - 2  # two messages; not before the first, after the last
         problem = excuse = ""
-        if between and gap < 0.9 * every:
+        if between and two - senders[one].asked < 0.9 * every:
             problem = f"two within {gap:.3f} s, {one - begin:.2f} s after the begin"
             if _ended_until(one + 0.1, senders[one], faults):
                 excuse = "sent again after a kill or stop"

@@ -1,9 +1,9 @@
 """The app that the beats of these tests run; its configuration comes in the environment.
 
 Every message says in its headers who sent it and when, by this module's own account: the library is
-not asked. `beat_asked` is when the schedule first said "due" since it last said "not yet" (or since
-a message of it was last sent), `beat_sent` when the message is on its way to the broker; the due
-time that a message is for lies before the one or between them.
+not asked. `beat_asked` is when the schedule last answered that its entry is due, before this
+message; `beat_sent` is when the message is on its way to the broker. The tick is claimed between
+the two, and the due time that a message is for lies before the first or between them.
 """
 
 from __future__ import annotations

@@ -112,6 +112,16 @@ def test_oracle_finds_two_messages_within_a_period() -> None:
     assert any("two within" in problem for problem in interval_verdict(messages).problems)
 
 
+def test_oracle_accepts_a_message_close_behind_one_that_was_sent_late() -> None:
+    """Between asking and sending the first beat took 0.3 s; the claims are 1.9 s apart."""
+    before, after = message(1006.5, 1006.8), message(1008.4, 1008.42)
+    later = [message(1010.45 + 2 * n) for n in range(5)]
+    assert interval_verdict([*periods()[:3], before, after, *later]).problems == []
+    second = message(1008.2, 1008.22, pid=2)
+    (problem,) = interval_verdict([*periods()[:3], before, second, *later]).problems
+    assert "two within 1.420 s" in problem
+
+
 def test_oracle_forgives_a_second_message_when_its_sender_was_killed() -> None:
     messages = [*periods()[:4], *(message(1007.0 + 2 * n, pid=2) for n in range(7))]
     assert interval_verdict(messages, Fault("kill", 1006.53, 1006.54, 1)).problems == []

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from celery.schedules import crontab
 
-import celery_redlock
+import celery_redlock.signals
 from celery_redlock import (
     DuplicateTask,
     LeaseLost,

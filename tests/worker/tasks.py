@@ -417,6 +417,12 @@ def longer_ttl(self: Task, key: str, seconds: float, kind: str = "sleep") -> flo
     return current_lease().remaining()
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=9.0)
+def nine_seconds_ttl(self: Task, key: str, seconds: float, kind: str) -> float:
+    occupy(self, key, seconds, kind)
+    return current_lease().remaining()
+
+
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
 def nested(self: Task, key: str, seconds: float) -> None:
     with Redlock.from_app(app).lock(f"k:{key}:inner", ttl=1.0):
