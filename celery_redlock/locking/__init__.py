@@ -1,1 +1,1 @@
-"""The lock that users hold, and who waits for it."""
+"""The lock that users hold, and its wait queue."""

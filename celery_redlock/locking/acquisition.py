@@ -1,6 +1,6 @@
-"""One request for a lock: its tries, and its wait between them.
+"""One request for a lock: its tries, and its waits between them.
 
-To *call* a waiter is what a node does when a release has made its resource free (`wait_queue.py`).
+A node *notifies* (or calls) a waiter when a release has freed its resource (`wait_queue.py`).
 """
 
 from __future__ import annotations
@@ -32,29 +32,30 @@ if TYPE_CHECKING:
 __all__ = ["STAND_BACK_S", "Acquisition"]
 
 POLL_S, POLL_MAX_S = 0.004, 0.5
-"""Seconds between tries where nobody will call us: full jitter from the first, doubled each time up
-to the second."""
+"""Seconds between tries if no node will notify us: full jitter up to the first value, which is
+doubled after each try, up to the second."""
 SPLIT_MAX_S = 0.064
-"""Seconds at most between tries after a split vote, in which no holder was in the way."""
+"""Maximum seconds between tries after a split vote, which no holder caused."""
 LOOK_AFTER_S = (0.1, 0.2)
-"""Seconds until the nodes are asked how long the holder's ttl lasts: most release before."""
+"""Seconds until the nodes are asked how long the holder's ttl lasts: most holders release before
+that."""
 FREE_AFTER_S = (0.1, 0.3)
-"""Seconds until a waiter tries that has looked and found the lock free: most likely the waiter
-before it has just been notified, and a try would only be in its way."""
+"""Seconds until a waiter tries after it has looked and found the lock free: most likely the waiter
+before it has just been notified, and a try now would only be in its way."""
 RETRY_AFTER_S = (1.0, 2.0)
-"""Seconds after which a waiter tries without having been called: a call can be lost."""
+"""Seconds after which a waiter tries without a notification: a notification can be lost."""
 STAND_BACK_S = (0.02, 0.06)
-"""Seconds for which we leave what we have just released to the waiter that was called."""
+"""Seconds for which we leave a lock that we have just released to the waiter that was notified."""
 
 
 class Acquisition:
     """One request for a lock, from its first try to its last.
 
     Args:
-        client: What asks the nodes.
-        request: What is asked for.
+        client: The client that asks the nodes.
+        request: The request.
         adopt: Called with the claim of each try before the nodes are asked, so that the caller can
-            give it back if it is interrupted.
+            release it if it is interrupted.
     """
 
     def __init__(
@@ -67,10 +68,10 @@ class Acquisition:
         self._is_chosen = False  # True if a quorum had notified us before the last try
 
     async def run(self) -> Claim:
-        """Acquire the lock, and tell listeners what came of it.
+        """Acquire the lock, and report the outcome to listeners.
 
         Raises:
-            NotAcquired: The refusal of the last try.
+            NotAcquired: The last try was refused.
         """
         if not heard():
             return await self._run()
@@ -105,7 +106,7 @@ class Acquisition:
         try:
             return await self._try(known_full=False)
         except NotAcquired as error:
-            # If it is known when the nodes have a vote again, waiting is in vain until then.
+            # If it is known when the nodes will have a vote again, no try can succeed before.
             known = error.retry_after if isinstance(error, QuorumUnavailable) else None
             if wait <= (known or 0.0):
                 raise
@@ -127,13 +128,13 @@ class Acquisition:
             raise self._client.refused(error) from None
 
     async def _attempt_slots(self, request: LockRequest, known_full: bool) -> Claim:
-        """Acquire a slot of each name: any one first; if it is taken, those that are seen free.
+        """Acquire a slot of each name: a random one first; if it is taken, a slot seen to be free.
 
-        Where all are known to be taken (`known_full`), look for free ones at once.
+        If all are known to be taken (`known_full`), look for free slots at once.
         """
         names, limit, shown_as = request.names, request.limit, request.resource
         every = slots_of(names, limit)
-        # Not where a limit was lowered: a slot may be free, and others still hold as many as may.
+        # Not under a lowered limit: a slot may be free although as many bodies run as may.
         if not (known_full or (isinstance(limit, Limits) and limit.wide)):
             with contextlib.suppress(ResourceHeld):
                 return await self._attempt([JITTER.choice(slots) for slots in every], shown_as)
@@ -158,7 +159,7 @@ class Acquisition:
     async def _attempt(
         self, names: Sequence[str], shown_as: str = "", entry: QueueEntry | None = None
     ) -> Claim:
-        """Ask the nodes for some names, with a new claim; raise why it was not granted."""
+        """Ask the nodes for some names, with a new claim; raise the reason if it is not granted."""
         client, request = self._client, self._request
         claim = self._new_claim(names)
         claim.resource = shown_as or claim.resource
@@ -172,14 +173,14 @@ class Acquisition:
                 return quorum.start(claim, now, patience, request.rate)
             if not request.fencing:
                 return quorum.acquire(claim, now, patience)
-            # The proposal is made after `now`: a process that is stopped in between asks too late.
+            # Make the proposal after `now`: if the process is stopped in between, it asks too late.
             return quorum.acquire(claim, now, patience, client.proposal(), client.wall())
 
         ahead = None if entry is None else partial(quorum.queue_round, entry)
         try:
             ballot = await client.ask(operation, ahead)
         except BaseException:
-            if claim.ended:  # interrupted while it was being undone: some nodes may not know of it
+            if claim.ended:  # interrupted while it was being undone: some nodes may still have it
                 await client.ask(lambda now: quorum.undo(claim, now))
             raise
         if claim.granted_at is not None:
@@ -205,14 +206,14 @@ class Acquisition:
         claim.recall = request.recall
         return claim
 
-    # -- The wait for the next one ---------------------------------------------------------------
+    # -- The wait for the next try ---------------------------------------------------------------
 
     async def _wait(self, names: tuple[str, ...], *, stand_back: bool = False) -> Claim:
-        """Stand in the wait queues of `names`, and try when a release calls us.
+        """Stand in the wait queues of `names`, and try when a release notifies us.
 
         Args:
-            names: Those of ours that are held by others.
-            stand_back: Let the waiter that our last release called try before us.
+            names: The names of the request that others hold.
+            stand_back: Let the waiter that our last release notified try before us.
         """
         client, wait = self._client, self._request.wait
         with client.wakeup.waiter() as waiter:
@@ -249,7 +250,7 @@ class Acquisition:
         if stands and waiter.informed and not waiter.called:
             called = await self._wait_for_call(waiter, until)
         while True:
-            # A waiter that a quorum has called will most likely be granted the lock: it tries
+            # A waiter that a quorum has notified will most likely be granted the lock: it tries
             # without joining the queue again.
             chosen = called and waiter.sure and waiter.calls >= waiter.quorum
             self._is_chosen = chosen
@@ -264,11 +265,11 @@ class Acquisition:
                     raise
             stood = await self._stand_for(self._in_the_way(refusal))
             if chosen:
-                waiter.forget()  # that call came to nothing: join the queue again
+                waiter.forget()  # that notification was of no use: join the queue again
                 continue
             held = waiter.informed and isinstance(refusal, ResourceHeld)
             if not (held and stood) or all_refused(refusal):
-                # No release will call us, or nobody holds it who will release it: try again soon.
+                # No release will notify us, or there is no holder to release it: try again soon.
                 in_vain += 1
                 most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(in_vain, 16))
                 await pause(waiter, min(JITTER.uniform(0, most), until - time.monotonic()))
@@ -286,7 +287,7 @@ class Acquisition:
         return called or await self._wait_for_holder(waiter, until)
 
     async def _wait_for_holder(self, waiter: Waiter, until: float) -> bool:
-        """Wait for a call, and no longer than the holder's ttl; return whether we were called.
+        """Wait to be notified, no longer than the holder's ttl; return True if we were.
 
         The holder may have died, and then nobody releases the lock.
         """
@@ -299,18 +300,18 @@ class Acquisition:
         return await self._client.pause(waiter, min(seconds, until - time.monotonic()))
 
     def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:
-        """Return those of our names that others hold; all, where the nodes did not say which."""
+        """Return the names of ours that others hold; all names if the nodes did not say which."""
         conflicting = refusal.conflicting if isinstance(refusal, ResourceHeld) else ()
         return conflicting or self._request.names
 
     async def _stand_for(self, names: tuple[str, ...]) -> bool:
-        """Stand in the queues of `names` from the next try on; return whether we already do."""
+        """Stand in the queues of `names` from the next try on; return True if we already do."""
         entry = self._entry
         free = tuple(name for name in entry.resources if name not in names)
-        if free:  # leave them to others; a release of one may have called us
+        if free:  # leave them to others; the release of one may have notified us
             left = replace(entry, resources=free)
             if self._request.limit != 1:
-                # HAND_ON looks at one slot alone, but calls in any case if we stand in no queue.
+                # HAND_ON looks at one slot only, but always notifies if we stand in no queue.
                 await self._queue(left, Verb.DEQUEUE)
             await self._queue(left, Verb.HAND_ON)
         self._entry = replace(entry, resources=names)

@@ -1,8 +1,8 @@
 """`AsyncRedlock`: the same lock for asyncio.
 
-Whatever asks nodes or waits is written once (`acquisition.py`, `client.py`, `held.py`,
-`leases.py`). Here stands what an event loop does differently: the driver waits for answers in the
-loop, its timer extends leases, and a waiter is woken there.
+The code that asks nodes and waits is written once for both (`acquisition.py`, `client.py`,
+`held.py`, `leases.py`). This module has the differences of an event loop: the driver waits for
+answers in the loop, a timer of the loop extends leases, and waiters are woken in the loop.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ logger = logging.getLogger("celery_redlock.lock")
 
 
 class Asked(TypedDict, total=False):
-    """What `try_acquire()` may be asked for; in seconds, and as of `Redlock.acquire`."""
+    """The options of `try_acquire()`, as of `Redlock.acquire`; times in seconds."""
 
     ttl: float | None
     owner: Owner | None
@@ -58,13 +58,13 @@ class Asked(TypedDict, total=False):
 
 
 class Patient(Asked, total=False):
-    """What `acquire()` may be asked for besides."""
+    """The options of `acquire()`: it can also wait."""
 
     wait: float
 
 
 class Options(TypedDict, total=False):
-    """How a lock is made, besides its nodes; as of `Redlock`."""
+    """The options of a lock besides its nodes, as of `Redlock`."""
 
     ttl: float
     prefix: str
@@ -75,7 +75,7 @@ class Options(TypedDict, total=False):
 
 
 class AsyncHeldLease(HeldLease):
-    """A lock that is held, and extended until it is given back: for an `async with` block.
+    """A lock that is held, and extended until it is released: for an `async with` block.
 
     `on_lost` is called in the event loop.
     """
@@ -106,24 +106,24 @@ class AsyncHeldLease(HeldLease):
             await self._release()
 
     async def acquire(self, wait: float | None = None) -> bool:  # type: ignore[override]
-        """Acquire, and extend from now on; see `HeldLease.acquire`."""
+        """Acquire the lock, and extend it from now on; see `HeldLease.acquire`."""
         self._bind()
         await self._acquire(wait)
         return True
 
     async def release(self, *, wait: bool = True) -> bool:  # type: ignore[override]
-        """Give it back; return whether it was held until now. Safe to call again."""
+        """Release the lock; return True if it was held until now. Safe to call again."""
         self._bind()
         return await self._release(wait)
 
     async def keep(  # type: ignore[override]
         self, seconds: float, *, timeout: float | None = None
     ) -> bool:
-        """End holding it, but leave it locked for a time; see `HeldLease.keep`."""
+        """Stop holding the lock, but leave it locked for a time; see `HeldLease.keep`."""
         return await self._keep(seconds, timeout)
 
     def _bind(self) -> None:
-        """Belong to the running event loop, unless it is held."""
+        """Use the client of the running event loop from now on, unless the lock is held."""
         if self.claim is None or self.claim.ended:
             self._client = self._of.client
             self.redlock = cast("Redlock", self._client)
@@ -136,7 +136,7 @@ class LoopClient(LockClient):
     """The claims of one event loop.
 
     Args:
-        of: The client whose nodes and settings it has.
+        of: The client whose nodes and settings it uses.
         loop: The loop.
     """
 
@@ -148,7 +148,7 @@ class LoopClient(LockClient):
             prefix=of.prefix,
             node_timeout=of.node_timeout,
             fencing=of.fencing,
-            guard=of.guard,  # what one loop has met, the next one knows
+            guard=of.guard,  # shared, so that the next loop knows the servers that this one met
             registry=of.registry,
         )
         instances.discard(self)  # a fork's child has no use for it: its loops are others
@@ -165,11 +165,11 @@ class LoopClient(LockClient):
 
     @property
     def client(self) -> LoopClient:
-        """Itself: to a lease it is what a `Redlock` is."""
+        """This client itself: leases use it in place of a `Redlock`."""
         return self
 
     def start_afresh(self) -> None:
-        """Begin with no connection and no lease; where there are sockets, the loop polls them."""
+        """Begin with no connection and no lease; the loop polls the sockets, if there are any."""
         super().start_afresh()
         if isinstance(self.driver, Driver):
             self.driver = LoopDriver(
@@ -193,15 +193,15 @@ class LoopClient(LockClient):
         return await super().ask(operation, ahead)
 
     async def pause(self, waiter: Waiter, seconds: float) -> bool:
-        """Wait to be called, for some seconds at most; return whether we were."""
+        """Wait to be notified, for at most `seconds`; return True if we were."""
         if not isinstance(waiter.news, LoopEvent):
-            waiter.news = LoopEvent(self.loop)  # who called before this has been counted
+            waiter.news = LoopEvent(self.loop)  # earlier notifications have been counted
         for nap in waiter.naps(seconds):
             await waiter.news.wait(nap)
         return waiter.called
 
     def _release(self, claim: Claim, now: float) -> Steps[Released]:
-        # A cancelled asyncio task gives up a claim that was never granted, and must not wait.
+        # A cancelled asyncio task abandons a claim that was never granted, and must not wait.
         given_up = claim.granted_at is None
         return quorum.release(claim, now, 0.0 if given_up else self.node_timeout)
 
@@ -223,8 +223,9 @@ class LoopClient(LockClient):
 class AsyncRedlock:
     """A lock over N independent masters, held by a quorum of them, for coroutines.
 
-    What `Redlock` is among threads: the same keys, so that they exclude each other. It connects at
-    the first use. Several event loops may share an instance; each has connections of its own::
+    The counterpart of `Redlock`, which is for threads: both use the same keys, so they exclude each
+    other. It connects at the first use. Several event loops may share an instance; each has its own
+    connections::
 
         redlock = AsyncRedlock(["redis://a", "redis://b", "redis://c"])
 
@@ -256,7 +257,7 @@ class AsyncRedlock:
         return made
 
     def _begin(self, threads: Redlock) -> None:
-        self._threads = threads  # checks the settings, and never connects but to check the nodes
+        self._threads = threads  # checks the settings; connects only to check the nodes
         self._clients: dict[asyncio.AbstractEventLoop, LoopClient] = {}
         self.nodes, self.ttl = threads.nodes, threads.ttl
         self.prefix, self.node_timeout = threads.prefix, threads.node_timeout
@@ -269,7 +270,7 @@ class AsyncRedlock:
         """The claims of the running event loop.
 
         Raises:
-            RedlockError: None is running.
+            RedlockError: No event loop is running.
         """
         try:
             loop = asyncio.get_running_loop()
@@ -328,7 +329,7 @@ class AsyncRedlock:
         return await leases.extend(self.client, lease)
 
     async def release(self, lease: Lease) -> bool:
-        """Give a lease back; return whether it was held until now. No node makes it raise."""
+        """Release a lease; return True if it was held until now. It never raises for a node."""
         return await leases.release(self.client, lease)
 
     async def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
@@ -352,7 +353,7 @@ class AsyncRedlock:
     ) -> AsyncHeldLease:
         """Make a lock for an `async with` block: acquired at the start, extended, released.
 
-        Blocks inside one another share the lock in one task of asyncio; see `Redlock.lock`.
+        Nested blocks of one asyncio task share the lock; see `Redlock.lock`.
 
         Args:
             resource, max_lifetime, asked: As of `Redlock.lock`.

@@ -1,9 +1,9 @@
-"""What goes on inside a `Redlock`: its claims, from the first request to the last.
+"""The inside of a `Redlock`: its claims, from the first request to the last.
 
 It runs the pure algorithm (`quorum.py`) on real nodes (`driver.py`), keeps leases alive
 (`watchdog.py`), registers them for a supervisor (`registry.py`) and wakes waiters (`pubsub.py`).
 Connections, threads and claims belong to one process. After a fork the child starts with none, and
-never owns, extends or releases what its parent took.
+never owns, extends or releases the leases of its parent.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = ["LockClient"]
 T = TypeVar("T")
 
 MAX_EXPIRED = 1000
-"""How many claims are remembered before those that have expired are looked for and forgotten."""
+"""Number of claims in memory from which expired claims are looked for and forgotten."""
 
 
 class LockClient:
@@ -54,12 +54,12 @@ class LockClient:
 
     Args:
         addresses: The nodes.
-        ttl: What a claim has if none is asked for; seconds.
-        prefix: What the keys on the nodes begin with.
-        node_timeout: How long to wait for an answer at most; seconds.
-        fencing: Whether claims get a fencing token where nothing else is said.
-        guard: Knows which nodes may have forgotten locks, and so have no vote.
-        registry: Tells a supervisor in another process what is held here.
+        ttl: The default ttl of a claim; seconds.
+        prefix: The prefix of the keys on the nodes.
+        node_timeout: The longest wait for an answer; seconds.
+        fencing: True if claims get a fencing token unless a call says otherwise.
+        guard: The rule that withholds the vote from nodes which may have forgotten locks.
+        registry: The registry of leases that a supervisor in another process reads.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class LockClient:
         return self.driver.run(operation, ahead)
 
     async def pause(self, waiter: Waiter, seconds: float) -> bool:
-        """Wait to be called, for some seconds at most; return whether we were."""
+        """Wait to be notified, for at most `seconds`; return True if we were."""
         return waiter.wait(seconds)
 
     def close(self) -> None:
-        """Close all connections; leases are left to their ttl."""
+        """Close all connections; leases expire by their ttl."""
         self.prolonging.now()
         self.watchdog.close()
         self.wakeup.close()
@@ -141,10 +141,10 @@ class LockClient:
         limit: int | Sequence[int] = 1,
         shared: bool = False,
     ) -> LockRequest:
-        """Check what a call asks for, and put this client's defaults where it says nothing.
+        """Check the arguments of a call, and add this client's defaults.
 
         Raises:
-            ConfigurationError: Something in it cannot be asked for.
+            ConfigurationError: An argument has no meaning, or does not go with another.
         """
         check_option("wait", wait)
         checked = check_option("limit", limit)
@@ -185,7 +185,7 @@ class LockClient:
         return await Acquisition(self, request, adopt).run()
 
     def granted(self, claim: Claim, ballot: Round) -> None:
-        """Note that a claim was granted, by the round that decided."""
+        """Note that a claim was granted by the round `ballot`."""
         claim.silent = outcome.silent(ballot)
         if claim.fencing_token is not None:
             self._last_fence = max(self._last_fence, claim.fencing_token)
@@ -193,15 +193,15 @@ class LockClient:
             emit("acquired", claim.lease(monotonic))
 
     def proposal(self) -> int:
-        """Return the least that the next fencing token may be: the time, or more than our last."""
+        """Return the least value of the next fencing token: the time, or our last token plus 1."""
         return max(self._last_fence + 1, self.wall())
 
     def wall(self) -> int:
-        """The wall clock, in microseconds since 1970."""
+        """Return the time of the wall clock, in microseconds since 1970."""
         return time.time_ns() // 1000
 
     def has_called(self, name: str, within: float) -> bool:
-        """Whether our own last release of a resource called a waiter, some seconds ago at most."""
+        """Return True if our last release of `name` notified a waiter in the last `within` s."""
         return monotonic() < self._called.pop(name, 0.0) + within
 
     def remember(self, claim: Claim) -> None:
@@ -220,12 +220,12 @@ class LockClient:
         self.registry.unregister(claim)
 
     async def release(self, claim: Claim, *, wait: bool = True) -> bool:
-        """Release a claim; return whether it was held until then.
+        """Release a claim; return True if it was held until then.
 
         Args:
-            claim: What to release.
-            wait: Whether to wait for the nodes' answers even where no listener wants to know them
-                and a supervisor would release it again if this process ended before.
+            claim: The claim to release.
+            wait: True to wait for the nodes' answers even if no listener needs them, and a
+                supervisor would repeat the release if this process ended before.
         """
         self.watchdog.drop(claim)
         self.registry.releasing(claim)
@@ -261,12 +261,12 @@ class LockClient:
             self._called[base_of(claim.resource)] = monotonic()
 
     async def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
-        """Renew a last time, for `seconds`; return whether a quorum confirmed it."""
+        """Renew a claim a last time, for `seconds`; return True if a quorum confirmed it."""
         self.watchdog.drop(claim)
         if not claim.held(monotonic()):
             await self.release(claim)  # a renewal would set it again, and keep the next holder out
             return False
-        self.registry.unregister(claim)  # else a supervisor would shorten it again
+        self.registry.unregister(claim)  # or a supervisor would shorten it again
         claim.ttl = max(MIN_TTL, seconds)  # also for an extension that the watchdog now writes
         try:
             patience = self.node_timeout if patience is None else patience
@@ -278,8 +278,8 @@ class LockClient:
         return bool(ballot.confirmed())
 
     async def leave_mark(self, claim: Claim) -> None:
-        """Leave a claim's mark on the nodes, if it has one and is not released itself."""
-        if claim.mark is not None:  # by the release of a claim that nobody holds
+        """Leave a claim's mark on the nodes, if it has one, without a release of the claim."""
+        if claim.mark is not None:  # a release leaves it: here of a claim that nobody holds
             bearer = Claim(claim.mark[0], claim.token, claim.ttl, len(self.addresses))
             bearer.mark = claim.mark
             await self.ask(lambda now: quorum.release(bearer, now, 0.0))
@@ -291,17 +291,18 @@ class LockClient:
         return self.driver.read() and finished
 
     def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Extend many, for the watchdog; return those that a quorum confirmed."""
+        """Extend claims for the watchdog; return the claims that a quorum confirmed."""
         return self.extended(claims, self.driver.extend(claims, self.patience_of(claims)))
 
     def patience_of(self, claims: Sequence[Claim]) -> float:
-        """How long to wait for the answers to an extension of some claims; seconds."""
-        # So that the loss of the first to end is told in time, and the next extension is on time.
+        """Return how long to wait for the answers to an extension of some claims; seconds."""
+        # So that the loss of the claim that ends first is reported in time, and the next extension
+        # is not late.
         ends = min([claim.deadline for claim in claims] + [self.watchdog.next_due]) - monotonic()
         return max(0.001, min(ends, self.patience(min([claim.ttl for claim in claims]))))
 
     def extended(self, claims: Sequence[Claim], ballots: Sequence[Round]) -> list[Claim]:
-        """Tell of an extension of some claims; return those that a quorum confirmed."""
+        """Report an extension of some claims; return the claims that a quorum confirmed."""
         for ballot in ballots:
             silent = outcome.silent(ballot)
             for claim in ballot.claims:
@@ -325,10 +326,10 @@ class LockClient:
         *,
         shared: bool = False,
     ) -> Round:
-        """Ask who holds each slot of some names (`slots_of`), or, if shared, keeps readers out.
+        """Ask who holds each slot of some names (`slots_of`); if shared, who keeps readers out.
 
         Raises:
-            QuorumUnavailable: Too few nodes answered to tell.
+            QuorumUnavailable: Too few nodes answered.
         """
         nodes = len(self.addresses)
         asked = [
@@ -354,7 +355,7 @@ instances: weakref.WeakSet[LockClient] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    """In a child: forget sockets, threads and leases, and send nothing. They are the parent's."""
+    """Forget the parent's sockets, threads and leases, in the child; send nothing."""
     for client in list(instances):
         client.registry.forked()
         client.start_afresh()

@@ -16,16 +16,16 @@ __all__ = ["judge", "look_up", "mark_done"]
 
 
 def mark_done(held: HeldLease) -> None:
-    """Have the release of a lock leave its mark: the work under it is done."""
+    """Mark the work under a lock as done: the release of the lock will leave its mark."""
     if held.claim is not None:
         held.claim.mark = held.mark
 
 
 def look_up(held: HeldLease) -> tuple[bool, bool]:
-    """Ask whether an earlier delivery of the message is done, and whether one is at work.
+    """Ask the nodes if an earlier delivery of the message is done, and if one is at work.
 
     Raises:
-        QuorumUnavailable: Neither is certain, and the body would begin now.
+        QuorumUnavailable: Neither is certain, and without the answer the body would begin now.
     """
     if held.mark is None:
         return False, False
@@ -33,7 +33,7 @@ def look_up(held: HeldLease) -> tuple[bool, bool]:
     mark, rated = held.mark[0], held.request.rate is not None
     # All slots: its limit may have been larger when the first delivery took one.
     every = slots_of(held.resources, 1 if limit == 1 else MAX_SLOTS)
-    # Not of a rate: starts outlast their bodies, and keep no other out.
+    # Not for a rate: a start lasts longer than its body, and keeps no other delivery out.
     names = [] if rated else [slot for slots in every for slot in slots]
     ours = claim.resources if claim is not None and claim.held(monotonic()) else ()
     asked = [Query((name,), len(client.addresses)) for name in (mark, *names)]
@@ -46,16 +46,17 @@ def look_up(held: HeldLease) -> tuple[bool, bool]:
 
 
 def judge(ballot: Round, owner: Owner, ours: Collection[str] = ()) -> tuple[bool | None, bool]:
-    """Return whether an earlier delivery is done, None if that is uncertain; and if one is at work.
+    """Return if an earlier delivery is done (None if that is uncertain), and if one is at work.
 
     A quorum of nodes must have the mark: no single node may keep a message from being run. A node
-    has it from the moment on in which it is free, so one that is not free yet may be about to get
-    it, like one that does not answer. Pure.
+    gets the mark at the moment at which its lock becomes free. So a node on which an earlier
+    delivery still has the lock may be about to get the mark, like a node that does not answer.
+    Pure.
 
     Args:
-        ballot: A PEEK of the mark, and of the slots in which others count.
+        ballot: A PEEK of the mark, and of the slots in which other deliveries count.
         owner: The delivery that asks.
-        ours: The slots that it holds itself.
+        ours: The slots that this delivery holds itself.
     """
 
     def is_earlier(token: str) -> bool:

@@ -1,11 +1,11 @@
-"""What a holder has in hand while its work runs: a lease that is kept alive, and its end.
+"""The lock object of a holder while its work runs: a lease that is kept alive, and its end.
 
-A `Lease` is a value and grows old; a `HeldLease` always speaks of the newest one. A block, or a
-task that is called, inside a block of the same resource shares its lock. It finds that through a
-context variable: per thread, greenlet or asyncio task. A context can be copied into another of
-these: asyncio copies it into each task it starts, and Python without a GIL into each thread. What
-runs with a copy can ask the lease that it finds there, but does not share the lock, which is to
-keep it out.
+A `Lease` is a value and grows old; a `HeldLease` always shows the newest one. A block inside a
+block of the same resource shares its lock, and so does a task that is called there. It finds the
+outer lock through a context variable: per thread, greenlet or asyncio task. A context can be copied
+into another of these: asyncio copies it into each task it starts, and Python without a GIL into
+each thread. Code that runs with such a copy can ask the lease that it finds there, but does not
+share the lock, because the lock must keep it out.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ __all__ = ["HeldLease", "current_lease"]
 logger = logging.getLogger("celery_redlock")
 
 MAX_KEEP_S = 1e15
-"""Nodes count in milliseconds, in 64 bits."""
+"""Maximum of `keep()`, in seconds: nodes count milliseconds in 64 bits."""
 
 
 def _user() -> object:
-    """Return who runs: a thread or greenlet, with the asyncio task in it if there is one."""
+    """Return the caller: its thread or greenlet, with the asyncio task in it if there is one."""
     asyncio = sys.modules.get("asyncio")
     running = asyncio is not None and asyncio._get_running_loop() is not None
     task = asyncio.current_task() if running else None  # type: ignore[union-attr]
@@ -67,18 +67,18 @@ def current_lease() -> HeldLease:
 
 
 class HeldLease(Unused):
-    """A lock that is held, and extended until it is given back. Also a context manager.
+    """A lock that is held, and extended until it is released. Also a context manager.
 
     Attributes:
-        resource: What is exclusive; several names in one text, where it is more than one.
-        resources: Each of these names.
+        resource: The locked resource; several names are joined into one text.
+        resources: The names of the locked resources, each by itself.
         on_lost: Called, in another thread, if the lease is lost.
-        request: What is asked for.
+        request: The request that it is acquired with.
         max_lifetime: Seconds after which it is no longer extended; None for never.
         task: The name of the task it is held for; empty outside tasks.
-        mark: What its release leaves on the nodes if its work succeeds: a key, and for how many
-            seconds.
-        stalled: Whether its work has reported no progress for the `progress_timeout`.
+        mark: The key that its release leaves on the nodes if its work succeeds, and the ttl of that
+            key in seconds.
+        stalled: True if its work has reported no progress for the `progress_timeout`.
     """
 
     __module__ = "celery_redlock"
@@ -106,7 +106,7 @@ class HeldLease(Unused):
         self._told = False
         self.task = ""
         self.mark: tuple[str, float] | None = None
-        # Inside blocks that hold some of the resources: what is left to acquire, and those blocks.
+        # Inside blocks that hold some of the resources: the names to acquire, and those blocks.
         self._own = self.resources
         self._outers: tuple[HeldLease, ...] = ()
         self._nested = 0  # blocks inside this one that share its lock
@@ -121,7 +121,7 @@ class HeldLease(Unused):
         self.unused = False
         outers, rest = self._enclosing()
         for outer in outers:
-            outer.ensure()  # sharing a lease that is over would be running unlocked
+            outer.ensure()  # without it the inner work would run under a lease that is over
             self.request.check_inside(outer.request, outer.fencing_token)
         if len(outers) == 1 and not rest:
             self._nested += 1
@@ -140,7 +140,7 @@ class HeldLease(Unused):
             self.release()
 
     def _leave_nested(self) -> bool:
-        """Leave a block that shares this one's lock; return False if this one is left itself."""
+        """Leave a nested block that shares this lock; return False if this block itself is left."""
         if not self._nested:
             return False
         self._nested -= 1
@@ -154,10 +154,10 @@ class HeldLease(Unused):
     async def __aexit__(self, *_error: object) -> None: ...
 
     def acquire(self, wait: float | None = None) -> bool:
-        """Acquire, and extend from now on; return True, or raise.
+        """Acquire the lock, and extend it from now on; return True, or raise.
 
         Args:
-            wait: How long to go on trying, in seconds; as declared if None.
+            wait: How long to go on trying, in seconds; None for the time given to `lock()`.
 
         Raises:
             NotAcquired: It is held by another, or there is no quorum.
@@ -167,7 +167,7 @@ class HeldLease(Unused):
 
     async def _acquire(self, wait: float | None = None) -> None:
         self.unused = False
-        # From here on release() undoes whatever has been written, however this is interrupted.
+        # From here on release() undoes all that was written, wherever an exception strikes.
         self._pid, self._taken_by = os.getpid(), _user()
         request, client = self.request, self.redlock.client
         if self._own is not self.resources:
@@ -184,10 +184,10 @@ class HeldLease(Unused):
             raise
 
     def release(self, *, wait: bool = True) -> bool:
-        """Give it back; return whether it was held until now. Safe to call again.
+        """Release the lock; return True if it was held until now. Safe to call again.
 
         Args:
-            wait: Whether to wait for the nodes' answers; see `LockClient.release`.
+            wait: True to wait for the nodes' answers; see `LockClient.release`.
         """
         return blocking(self._release(wait))
 
@@ -196,7 +196,7 @@ class HeldLease(Unused):
         try:
             return await self._give_back(wait)
         except BaseException:
-            await self._give_back(wait)  # a time limit struck in here; it strikes once
+            await self._give_back(wait)  # a time limit interrupted it; that happens only once
             raise
 
     async def _give_back(self, wait: bool) -> bool:
@@ -209,17 +209,17 @@ class HeldLease(Unused):
         return held
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
-        """Stop holding it, but leave it locked for a time, so that nobody repeats its work at once.
+        """Stop holding the lock, but leave it locked for a time: nobody repeats its work at once.
 
         Args:
-            seconds: For how long from now.
+            seconds: How long it stays locked, from now.
             timeout: How long to wait for the nodes, in seconds; the node timeout if None.
 
         Returns:
-            Whether it was held until now and a quorum of nodes has confirmed.
+            True if it was held until now and a quorum of nodes has confirmed.
 
         Raises:
-            ConfigurationError: It is a time that no node can keep; nothing has changed.
+            ConfigurationError: No node can keep a key for this time; nothing has changed.
         """
         return blocking(self._keep(seconds, timeout))
 
@@ -237,23 +237,23 @@ class HeldLease(Unused):
         return kept
 
     def _leave(self) -> None:
-        """Take it off the stack of what this thread's work runs under."""
+        """Take it off the stack of the locks that this thread's work runs under."""
         self._outers, self._own = (), self.resources
         stack.drop(self)
 
     @property
     def token(self) -> str:
-        """The random proof of who holds it; not a fencing token."""
+        """The random proof of its holder; not a fencing token."""
         return self._known_claim().token
 
     @property
     def fencing_token(self) -> int | None:
-        """Larger than that of any earlier holder; None unless asked for (`fencing=True`)."""
+        """Fencing token, larger than any earlier holder's; None without `fencing=True`."""
         return self._known_claim().fencing_token
 
     @property
     def lease(self) -> Lease:
-        """The lease as it stands now; a value, which no extension changes."""
+        """The lease as it is now: a value, which no extension changes."""
         lease = self._known_claim().lease(monotonic)
         if not self._outers:
             return lease
@@ -262,11 +262,11 @@ class HeldLease(Unused):
 
     @property
     def lost(self) -> bool:
-        """Whether the lock is no longer ours. Once True it stays True."""
+        """True if the lock is no longer ours. Once True it stays True."""
         return self.remaining() <= 0.0
 
     def remaining(self) -> float:
-        """Seconds that are certainly left, if no further extension succeeds."""
+        """Return the seconds that are certainly left, even if no further extension succeeds."""
         shared = min([outer.remaining() for outer in self._outers], default=math.inf)
         claim, now = self.claim, monotonic()
         if claim is None and self._outers:
@@ -276,10 +276,10 @@ class HeldLease(Unused):
         return min(shared, claim.deadline - now)
 
     def ensure(self, seconds: float = 0.0) -> None:
-        """Raise unless the lock is ours for more than `seconds` from now. Call it before a write.
+        """Raise if the lock is not ours for more than `seconds` from now. Call it before a write.
 
         Raises:
-            LeaseLost: It is not.
+            LeaseLost: The lease is over, or ends too soon.
         """
         left = self.remaining()
         if left <= seconds:
@@ -287,23 +287,23 @@ class HeldLease(Unused):
             raise self.loss()
 
     def progress(self) -> None:
-        """Report that the work makes progress, for this lock and all that its caller runs under."""
+        """Report that the work makes progress, to this lock and all locks that it runs under."""
         for held in {self, *stack.leases()}:
             report = held._on_progress
             if report is not None:
                 report()
 
     def lost_unawares(self) -> bool:
-        """Whether it ended before it was given back, and `ensure()` has not said so."""
+        """Return True if it ended before its release, and `ensure()` has not reported that."""
         claim = self.claim
         over = any(outer.lost_unawares() for outer in self._outers)
         if claim is not None and claim.granted_at is not None:
-            # `held` looks at the clock: perhaps nobody has since the deadline.
+            # `held` looks at the clock, which may be the first look since the deadline.
             over = over or not (claim.held(monotonic()) or (claim.ended and claim.lost is None))
         return over and not self._told and self._pid == os.getpid()
 
     def loss(self) -> LeaseLost:
-        """The error that says how the lease ended."""
+        """Return the error that reports how the lease ended."""
         for outer in self._outers:
             if outer.lost:
                 return outer.loss()
@@ -316,7 +316,7 @@ class HeldLease(Unused):
         return error
 
     def _error(self, said: str, reason: str) -> LeaseLost:
-        """The error that tells the work under it to stop, and why."""
+        """Return the error that makes the work under it stop, with the reason."""
         claim = self._known_claim()
         return LeaseLost(
             f"{self.resource}: {said}",
@@ -330,7 +330,7 @@ class HeldLease(Unused):
         )
 
     def _enclosing(self) -> tuple[tuple[HeldLease, ...], tuple[str, ...]]:
-        """Return the blocks around it that hold some of its resources; and the names left over."""
+        """Return the outer blocks that hold some of its resources, and the names left over."""
         outers: list[HeldLease] = []
         rest = self.resources
         for held in [one for one in stack.leases(rest) if one._ours()]:
@@ -341,7 +341,7 @@ class HeldLease(Unused):
         return tuple(outers), rest
 
     def _ours(self) -> bool:
-        """Whether it was taken by this very thread, greenlet or asyncio task."""
+        """Return True if it was acquired by this very thread, greenlet or asyncio task."""
         return self._pid == os.getpid() and self._taken_by == _user()
 
     def _adopt(self, claim: Claim) -> None:
@@ -356,7 +356,7 @@ class HeldLease(Unused):
         return self.claim
 
     def _lost(self, claim: Claim) -> None:
-        """Tell that the watchdog gave it up: from now on the work may overlap with another's."""
+        """Report that the lease is lost: from now on the work may overlap with another's."""
         self.redlock.client.registry.unregister(claim)
         loss = self.loss()
         self._say_lost(loss)
@@ -386,7 +386,7 @@ class HeldLease(Unused):
             if self.on_lost is not None:
                 self.on_lost(self)
         except BaseException:
-            # It is the user's, and this thread has nothing else to do: log even a SystemExit.
+            # User code has raised, and this thread has nothing else to do: log even a SystemExit.
             logger.exception(
                 "%s: on_lost failed",
                 printable(self.resource),

@@ -1,4 +1,4 @@
-"""Leases by hand: what `Redlock` and `AsyncRedlock` do with a lease that you extend yourself."""
+"""Leases by hand: operations of `Redlock` and `AsyncRedlock` on leases that the user extends."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ async def acquire(client: LockClient, request: LockRequest) -> Lease:
     try:
         return (await client.acquire(request, adopt)).lease(monotonic)
     except BaseException:
-        # A time limit may strike in here, and what was written must not outlive it. If a quorum had
-        # granted it, waiters have seen us hold it, and wait for our release to call them.
+        # A time limit may strike in here: release what was written. If a quorum had granted it,
+        # waiters have seen us hold it, and wait for our release to notify them.
         for claim in last:
             if not claim.ended:
                 await client.release(claim)
@@ -66,7 +66,7 @@ async def extend(client: LockClient, lease: Lease) -> Lease:
 
 
 async def release(client: LockClient, lease: Lease) -> bool:
-    """Give a lease back; return whether it was held until now."""
+    """Release a lease; return True if it was held until now."""
     claim = _claim_of(client, lease)
     return claim is not None and await client.release(claim)
 
@@ -93,9 +93,9 @@ async def holders(
 
 
 async def agreed(client: LockClient, refusal: ResourceHeld) -> Holder | None:
-    """Return who has what a refusal is of; ask all nodes if those that decided it do not agree.
+    """Return the holder behind a refusal; ask all nodes if those that decided it do not agree.
 
-    A quorum was enough to refuse, and one of these nodes may lie, or have a key of its own.
+    A quorum was enough to refuse, and one of these nodes may lie, or have a different key.
     """
     known = refusal.holder
     if known is None or known.nodes >= known.quorum or refusal.permanent:

@@ -1,18 +1,21 @@
-"""Pauses: patterns of keys whose bodies are not to begin for a while, kept on the nodes.
+"""Pauses: patterns of keys whose bodies must not begin for a while, stored on the nodes.
 
-A pause is no lock: nothing is exclusive, and a body that is just beginning may still begin. Yet it
-lies on the nodes like one: a token under one of `PAUSE_NAMES`, set at a majority, which expires by
-itself and is deleted by compare-and-delete. The token says which pattern, who and why.
+A pause is not a lock: nothing is exclusive, and a body that is just beginning may still begin. But
+it is stored on the nodes like a lock: a token under one of `PAUSE_NAMES`, set on a majority, which
+expires by itself and is deleted by compare-and-delete. The token contains the pattern, the operator
+and the reason.
 
-A pause counts as soon as one node has it, unless a quorum of nodes has not. So it holds while nodes
-are away (a quorum that answers shares a node with the one that took it), what was undone or resumed
-does not come back with a node that missed that, and with no majority there is no body to hold back.
+A pause counts as soon as one node has it, unless a quorum of nodes does not have it. That has three
+consequences. A pause stays in force while nodes are away, because every quorum that answers has a
+node in common with the quorum that took it. A pause that was undone or resumed does not come back
+with a node that missed this. Without a majority no body begins anyway.
 
-A limit that an operator sets for a while is the same with a number in it: so many bodies at a time,
-and not none. It changes limits that tasks declare, and makes no exclusive key a shared one.
+An operator's limit for a while is a pause with a number in its token: so many bodies at a time
+instead of none. It changes limits that tasks declare, and never makes an exclusive key a shared
+one.
 
-Who must know asks in one request, all names at once: a worker's main process every second
-(`worker/pauses.py`), and what runs bodies only while that process has seen a pause.
+Readers fetch all pause names in one request: a worker's main process every second
+(`worker/pauses.py`), and processes that run bodies only while the main process has seen a pause.
 """
 
 from __future__ import annotations
@@ -64,11 +67,12 @@ __all__ = [
 __all__ += ["resume"]
 
 MAX_PAUSE_S = 7 * DAY
-"""For which keys are paused at most: a pause that was forgotten ends. Again for longer is easy."""
+"""Maximum seconds of a pause, so that a forgotten pause ends. An operator can pause again."""
 MAX_TEXT_CHARS = 200
-"""Of a reason, and of who gives it: all nodes keep them, and they stand in logs."""
+"""Maximum characters of a reason, and of an operator's name: all nodes and logs have them."""
 CACHE_S = 0.5
-"""For how long a process that runs bodies believes what it was told, while keys are paused."""
+"""Seconds for which a process that runs bodies uses the nodes' last answer while keys are
+paused."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +80,15 @@ class Pause:
     """One pause, as the nodes have it.
 
     Attributes:
-        name: Under which name it lies there.
-        token: Proof of it.
-        pattern: Whose keys' bodies do not begin: a glob over whole names.
-        who: Who has paused them.
-        reason: Why; may be empty.
-        limit: How many bodies per key may be at work all the same; 0 for none.
-        since: When that was, by the clock of who did it; seconds since 1970.
-        left: Seconds until it ended, when it was read.
-        read: When that was; seconds.
+        name: Its name on the nodes, one of `PAUSE_NAMES`.
+        token: Its token there, for compare-and-delete.
+        pattern: Pattern of the paused keys: a glob over whole names.
+        who: The operator who paused them.
+        reason: The operator's reason; may be empty.
+        limit: Number of bodies per key that may run all the same; 0 for none.
+        since: Its begin, by the operator's clock; seconds since 1970.
+        left: Seconds until its end, at the time `read`.
+        read: The time at which it was read; seconds.
     """
 
     name: str
@@ -99,7 +103,7 @@ class Pause:
 
     @classmethod
     def of(cls, name: str, token: str, left: float) -> Pause | None:
-        """Return what a token says; None if it is no pause's, or longer than one can be."""
+        """Return the pause that a token describes; None if no pause has such a token."""
         owner = Owner.of(token)
         if owner is None or not 0 < len(owner.task_id) <= MAX_NAME_CHARS:
             return None
@@ -112,7 +116,7 @@ class Pause:
 
     @functools.cached_property
     def fits(self) -> Callable[[str], object]:
-        """Tells whether a name fits its pattern."""
+        """Function that returns true if a name matches its pattern."""
         return matching(self.pattern)
 
     @property
@@ -121,7 +125,7 @@ class Pause:
         return max(0.0, self.left - (monotonic() - self.read))
 
     def data(self) -> dict[str, Any]:
-        """Return it as JSON takes it, without its token."""
+        """Return it as data for JSON, without its token."""
         said = {"pattern": self.pattern, "by": self.who, "reason": self.reason, "limit": self.limit}
         return {**said, "since": self.since, "left": self.ends_in}
 
@@ -133,16 +137,17 @@ class Pause:
 
 
 def covering(pauses: Sequence[Pause], names: Sequence[str]) -> Pause | None:
-    """Return a pause that one of these names fits; None if there is none."""
+    """Return a pause whose pattern one of these names matches; None if there is none."""
     ends = [pause for pause in pauses if not pause.limit]
     return next((pause for pause in ends if any(map(pause.fits, map(plain, names)))), None)
 
 
 def limited(pauses: Sequence[Pause], names: Sequence[str], limit: Limit) -> Limit:
-    """Return how many may hold each of some names while these are in force, of two the least.
+    """Return the number of holders allowed for each name while these limits are in force.
 
-    Those who began before count wherever they are, also under a larger limit that is over: the next
-    waits until fewer are left than may be.
+    The lowest of several limits applies. Bodies that began earlier count in whichever slot they
+    are, also if a larger limit was in force then: the next body waits until fewer are left than the
+    limit allows.
     """
     said = [pause for pause in pauses if pause.limit]
     if not said or limit == 1:
@@ -156,10 +161,10 @@ def limited(pauses: Sequence[Pause], names: Sequence[str], limit: Limit) -> Limi
 
 
 def in_force(redlock: Redlock, patience: float | None = None) -> tuple[tuple[Pause, ...], bool]:
-    """Ask the nodes which pauses there are.
+    """Ask the nodes for the pauses.
 
     Returns:
-        Those that count; and whether a quorum has answered. If not, there may be more of them.
+        The pauses that count; and True if a quorum has answered. If not, there may be more pauses.
     """
     patience = redlock.node_timeout if patience is None else patience
     asked = [Query((name,), len(redlock.nodes)) for name in PAUSE_NAMES]
@@ -174,8 +179,8 @@ def counted(
     """Return the pauses that count.
 
     Args:
-        told: By name, what each node that has answered has there: token and seconds left.
-        quorum: How many nodes must not have it, for it not to count.
+        told: By name, the token and the seconds left on each node that has answered.
+        quorum: The number of nodes without it from which it does not count.
     """
     found = []
     for name, nodes in told.items():
@@ -191,7 +196,7 @@ def check(pattern: str, seconds: float, who: str, reason: str) -> None:
     """Check the arguments of `begin`.
 
     Raises:
-        ConfigurationError: The pattern, the time or a text cannot be.
+        ConfigurationError: The pattern, the time or a text is not allowed.
     """
     checked_glob(pattern)
     if not 1.0 <= seconds <= MAX_PAUSE_S:
@@ -209,14 +214,14 @@ def check(pattern: str, seconds: float, who: str, reason: str) -> None:
 def begin(
     redlock: Redlock, pattern: str, seconds: float, who: str, reason: str = "", limit: int = 0
 ) -> Pause:
-    """Pause the keys that fit a pattern, in place of an earlier pause of the same pattern.
+    """Pause the keys that match a pattern, in place of an earlier pause of the same pattern.
 
-    With a limit, have so many of their bodies at work, in place of an earlier limit.
+    With a limit, let so many of their bodies run, in place of an earlier limit.
 
     Raises:
-        ConfigurationError: The pattern, the time or a text cannot be.
-        QuorumUnavailable: Fewer than a quorum of nodes have taken it; it is undone where it is.
-        RedlockError: There are as many pauses as there can be.
+        ConfigurationError: The pattern, the time or a text is not allowed.
+        QuorumUnavailable: Fewer than a quorum of nodes have stored it; it is undone on these.
+        RedlockError: The maximum number of pauses is in force.
     """
     check(pattern, seconds, who, reason)
     client, nodes = redlock.client, len(redlock.nodes)
@@ -233,7 +238,7 @@ def begin(
             functools.partial(quorum.acquire, claim, patience=redlock.node_timeout)
         )
         if claim.granted_at is not None:
-            # First the new one, so that there is no moment without.
+            # The new one is set before the old one ends, so that there is no moment without.
             same = [one for one in before if one.pattern == pattern]
             replaced = [one for one in same if bool(one.limit) == bool(limit)]
             _end(redlock, replaced, "it is in force, and what it replaces may be as well")
@@ -251,26 +256,26 @@ def begin(
 
 
 def resume(redlock: Redlock, pattern: str) -> tuple[list[Pause], list[str]]:
-    """End the pauses and limits of a pattern, and of no other.
+    """End the pauses and limits that have exactly this pattern.
 
     Returns:
-        What they were; and the nodes that did not answer, which may have them until they expire.
+        The ended pauses; and the nodes that did not answer, which may have them until they expire.
 
     Raises:
-        QuorumUnavailable: Fewer than a quorum of nodes have told, or ended it; it may go on.
+        QuorumUnavailable: Fewer than a quorum of nodes have answered, or ended it; it may go on.
     """
     found, sure = in_force(redlock)
     ended = [one for one in found if one.pattern == pattern]
     try:
         if not sure:
-            blocking(redlock.client.peek(PAUSE_NAMES[:1]))  # says which did not answer
+            blocking(redlock.client.peek(PAUSE_NAMES[:1]))  # its error names the silent nodes
     except QuorumUnavailable as error:
         raise _of(pattern, "it may go on", error) from None
     return ended, _end(redlock, ended, "it may go on")
 
 
 def _of(pattern: str, so: str, error: QuorumUnavailable) -> QuorumUnavailable:
-    """Return an error that tells of a pattern, not of the name that nodes keep its pause under."""
+    """Return an error that names the pattern, and not the name under which nodes store it."""
     said = str(error).removeprefix(f"{error.resource}: ")
     return QuorumUnavailable(f"{pattern}: {so}: {said}", resource=pattern, votes=error.votes)
 
@@ -296,13 +301,13 @@ _believed: tuple[float, Redlock | None, tuple[Pause, ...]] = (0.0, None, ())
 def paused(redlock: Redlock, names: Sequence[str]) -> Pause | None:
     """Return the pause that keeps a body of these names from beginning; None if none does.
 
-    For what runs bodies.
+    For processes that run bodies.
     """
     return covering(believed(redlock), names)
 
 
 def believed(redlock: Redlock) -> Sequence[Pause]:
-    """Return the pauses, a moment old at most, for what runs bodies.
+    """Return the pauses, at most `CACHE_S` old, for processes that run bodies.
 
     The nodes are asked only while the worker's main process has seen a pause.
     """

@@ -1,9 +1,9 @@
 """Watch that a body makes progress: `progress_timeout`.
 
-A body that hangs is alive, so its lease is extended. If it has to report its progress and does not,
-it is told to end. It keeps its lock until it has ended: it may be in the middle of a write, and
-nobody can know whether it has noticed. If it is silent for as long again, the supervisor kills its
-process, if that is a child of a pool (`supervisor.py`).
+A body that hangs is alive, so its lease is extended. If it must report its progress and does not,
+an exception is raised in it. It keeps its lock until it has ended, because it may be in the middle
+of a write, and nobody can know if the exception has reached it. If it is silent for as long again,
+the supervisor kills its process, if that is a child of a pool (`supervisor.py`).
 """
 
 from __future__ import annotations
@@ -25,26 +25,29 @@ __all__ = ["Progress"]
 logger = logging.getLogger("celery_redlock")
 
 AWAY_S = 0.5
-"""A look that comes later than this, and by more than half of the timeout, finds that the watchdog
-itself could not run: all of its process was stopped (`docker pause`), and the body as well."""
+"""If a look is late by more than this many seconds, and by more than half of the timeout, the
+watchdog itself could not run: its whole process was stopped (`docker pause`), and with it the
+body."""
 
 T = TypeVar("T")
 
 
 class Progress:
-    """Watches the progress of one delivery's body, and stops the body if it makes none.
+    """Watcher of the progress of one delivery's body, which stops the body if it makes none.
 
     Args:
-        held: The lock that it runs under.
-        timeout: For how long it may report nothing; seconds.
-        on_lost: With "raise" it is told to end, and killed where that is possible; else it goes on.
+        held: The lock that the body runs under.
+        timeout: The longest time without a report; seconds.
+        on_lost: With "raise" a silent body is interrupted, and later its process is killed if it is
+            a pool child; with anything else the body goes on.
     """
 
     def __init__(self, held: HeldLease, timeout: float, on_lost: object) -> None:
         self._held, self._timeout = held, timeout
-        # Not the one for a lost lease: a body that goes on after this must still be told of that.
+        # Not the block for a lost lease: a body that goes on after this one must still be
+        # interruptible when its lease is lost.
         self._block = Interruptible(self._stall) if on_lost == "raise" else None
-        # By a clock that stands still while the machine is suspended, unlike the one of leases.
+        # By a clock that stops while the machine is suspended, unlike the clock of leases.
         self._since = math.inf
         self._due = math.inf  # the next look
         self._spared = -math.inf  # until when the watchdog was away
@@ -54,7 +57,7 @@ class Progress:
         """Return what `body` returns, unless it is silent for too long."""
         held, client = self._held, self._held.redlock.client
         if held.claim is None or held.lost:
-            return body()  # without its lock: there is nothing for it to keep
+            return body()  # it has no lock, so its silence keeps nobody waiting
         try:
             held._on_progress = self._report
             self._report()
@@ -74,7 +77,7 @@ class Progress:
             self._held.redlock.client.registry.patience(self._held._known_claim(), after)
 
     def _look(self) -> float:
-        """Tell of a silence that is too long, once; return when to look again, in seconds."""
+        """Report a silence that is too long, once; return the seconds until the next look."""
         now = time.monotonic()
         if now - self._due > max(self._timeout / 2, AWAY_S):
             self._spare(now)
@@ -87,9 +90,10 @@ class Progress:
         return again
 
     def _spare(self, now: float) -> None:
-        """Count its silence from now on; only once until it reports.
+        """Count its silence from now on; only once until its next report.
 
-        The watchdog may also have been kept away by a C call of the body that keeps the GIL.
+        Only once, because the watchdog may also have been blocked by a C call of the body that
+        keeps the GIL.
         """
         if self._spared < self._since < math.inf:
             self._spared = now

@@ -1,10 +1,11 @@
-"""Prolongs reservations that were taken for seconds, when their messages are out.
+"""Prolong short reservations, once their messages have been sent.
 
-A reservation is freed by another process, over connections of its own. On a node that is slow for
-this process the freeing may overtake the request that sets the token. So a token is prolonged at
-once only on nodes that had acknowledged it before its message was sent: nobody can have freed it
-before. On the others it is prolonged when they have acknowledged it, and a quorum still has it
-after that. Where it is freed by then, it is freed on them as well.
+A reservation is first taken for some seconds only. Another process releases it, over its own
+connections. On a node that is slow for this process, that release may overtake the request that
+sets the token. So a token is prolonged at once only on nodes that had acknowledged it before its
+message was sent, because nobody can have released it before that. On the other nodes it is
+prolonged after they have acknowledged it, and only if a quorum still has it after that. If it has
+been released by then, it is deleted on those nodes as well.
 """
 
 from __future__ import annotations
@@ -30,16 +31,21 @@ if TYPE_CHECKING:
 __all__ = ["Prolonging", "acknowledging"]
 
 MAX_LOOKS = 8
-"""How often to look for the answers of nodes that are late, which takes two seconds. On a node that
-takes longer a reservation ends early; a hung one would have thousands of them waited for."""
+"""Number of looks for the answers of late nodes, which takes two seconds. On a node that takes
+longer a reservation ends early. Without this limit, thousands of reservations would wait for a node
+that hangs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Short:
-    """A reservation that was taken for a short time: by which claim, and what it is to last for.
+    """A reservation that was taken for a short time.
 
-    `sure` are the nodes that had acknowledged it before its message was sent, or on which it is
-    prolonged by now; `looks` is how often the others were waited for.
+    Attributes:
+        taken: The claim by which it was taken.
+        longer: The claim with the ttl that it should have.
+        sure: The nodes that had acknowledged it before its message was sent, or on which it is
+            prolonged by now.
+        looks: The number of looks for the answers of the other nodes.
     """
 
     taken: Claim
@@ -48,13 +54,13 @@ class _Short:
     looks: int = 0
 
     def late(self) -> list[int]:
-        """Return the nodes that were asked for it and are not sure."""
+        """Return the nodes that were asked for it and are not in `sure`."""
         nodes = range(self.taken.nodes)
         return [n for n in nodes if self.taken.written >> n & 1 and n not in self.sure]
 
 
 class Prolonging:
-    """The reservations of one process that are yet to be prolonged."""
+    """The reservations of one process that must still be prolonged."""
 
     def __init__(self, client: LockClient) -> None:
         self._client = client
@@ -63,13 +69,13 @@ class Prolonging:
         self._written = -math.inf
 
     def soon(self, taken: Claim, seconds: float, sure: Iterable[int], below: float) -> None:
-        """Let a claim last for `seconds` from now: one at once, many together.
+        """Prolong a claim to `seconds` from now: a single claim at once, many of them together.
 
         Args:
             taken: The claim, as it was granted.
-            seconds: For how long; seconds.
-            sure: The nodes that had acknowledged it before another process could free it.
-            below: Leave it alone where more than this is left of it; seconds.
+            seconds: The new time that it lasts.
+            sure: The nodes that had acknowledged it before another process could release it.
+            below: Nodes on which more than this is left of it do not change it; seconds.
         """
         longer = Claim(taken.resources, taken.token, seconds, taken.nodes)
         longer.below = below
@@ -80,7 +86,7 @@ class Prolonging:
             self._client.watchdog.chase_soon(READ_AFTER_S)
 
     def now(self, patience: float = 0.0) -> None:
-        """Do what was put off; wait for the nodes' answers for `patience` seconds at most."""
+        """Prolong the postponed claims; wait at most `patience` seconds for the nodes' answers."""
         entries: list[_Short] = []
         try:
             _move(self._short, entries)
@@ -98,17 +104,17 @@ class Prolonging:
             self._client.watchdog.chase_soon(READ_AFTER_S)
 
     def finish(self, patience: float, *, everywhere: bool = False) -> bool:
-        """Prolong on nodes that are late, or free; return whether that was all.
+        """Prolong reservations on late nodes, or delete them there; return True if none is left.
 
         Args:
             patience: How long to wait for each answer; seconds.
-            everywhere: Whether to wait for the late nodes as well.
+            everywhere: True to wait for the late nodes as well.
         """
         entries: list[_Short] = []
         _move(self._late, entries)
         renewing: list[tuple[tuple[int, ...], Claim]] = []
         for batch in (entries[i : i + BATCH] for i in range(0, len(entries), BATCH)):
-            # Noted before a quorum is asked: what it says then is newer.
+            # Noted before a quorum is asked, so that the quorum's answers are newer.
             there = [acknowledging(one.taken) for one in batch]
             asked = [one.taken for one in batch]
             targets = None if everywhere else {node for nodes in there for node in nodes}

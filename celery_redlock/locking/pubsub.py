@@ -28,7 +28,7 @@ __all__ = ["ReleaseSubscriber"]
 logger = logging.getLogger("celery_redlock.wakeup")
 
 READER = SHARED.encode()
-"""What a reader's name ends with."""
+"""Suffix of a reader's name."""
 
 
 class ReleaseSubscriber:
@@ -36,8 +36,8 @@ class ReleaseSubscriber:
 
     Args:
         addresses: The nodes.
-        prefix: What keys begin with.
-        poll: Makes what polls the connections, of the arguments of `SharedPoll`.
+        prefix: The prefix of keys.
+        poll: Class that polls the connections, with the arguments of `SharedPoll`.
     """
 
     def __init__(
@@ -48,8 +48,8 @@ class ReleaseSubscriber:
     ) -> None:
         self._addresses = addresses
         self._quorum = quorum_of(len(addresses))
-        # A signal handler or a finalizer may wait for a lock while its thread is in here, and be
-        # done with it before that goes on.
+        # Reentrant: a signal handler or a finalizer may interrupt a thread in here, and wait for a
+        # lock itself, from begin to end.
         self._lock = threading.RLock()
         self._poll = poll(self._lock, self._read)
         self._waiters: dict[bytes, Waiter] = {}
@@ -80,7 +80,7 @@ class ReleaseSubscriber:
             self._waiters.pop(name, None)
 
     def catch_up(self) -> None:
-        """Read the notifications that have arrived, unless another thread does."""
+        """Read the notifications that have arrived, unless another thread is reading them."""
         if self._subscriptions:
             try:
                 self._poll.turn(lambda: self._poll.poller is not None, 0.0)
@@ -88,7 +88,7 @@ class ReleaseSubscriber:
                 self._poll.leave()
 
     def close(self) -> None:
-        """Close all subscriptions, and wake all waiters: there is nothing to wait for any more."""
+        """Close all subscriptions, and wake all waiters, because nothing will notify them."""
         with self._lock:
             self._closing.set()
             for node in list(self._subscriptions):
@@ -144,7 +144,7 @@ class ReleaseSubscriber:
         except subscription.broken as error:
             self._broke(node, subscription, error)
         except BaseException:
-            self._drop(node, "interrupted")  # one may be lost: all waiters look again
+            self._drop(node, "interrupted")  # a notification may be lost: all waiters look again
             raise
 
     def _tend(self, node: int, subscription: Subscription) -> None:
@@ -159,10 +159,10 @@ class ReleaseSubscriber:
     def _broke(self, node: int, subscription: Subscription, error: Exception) -> None:
         self._drop(node, subscription.reason(error))
         if isinstance(error, OSError) and error.errno is None and not isinstance(error, WAITS):
-            raise error  # a signal handler has raised it, and no system call
+            raise error  # a signal handler has raised it, not a system call
 
     def _drop(self, node: int, why: str) -> None:
-        """Close a subscription, and make another in the background."""
+        """Close a subscription, and make a new one in the background."""
         self.disconnected(node)
         subscription = self._subscriptions.pop(node, None)
         self._poll.forget(node)
@@ -171,10 +171,10 @@ class ReleaseSubscriber:
         self._connect_missing(why)
 
     def _connect_missing(self, why: str = "") -> None:
-        """Subscribe in the background to the nodes that there is no subscription to."""
+        """Subscribe in the background to the nodes without a subscription."""
         for node in range(len(self._addresses)):
             running = self._connecting.get(node)
-            # Alive: a time limit that came before its start left one that never will be.
+            # Check is_alive(): an interrupted start() leaves a thread that never runs.
             alive = running is not None and running.is_alive()
             if node in self._subscriptions or alive or self._closing.is_set():
                 continue
@@ -186,18 +186,19 @@ class ReleaseSubscriber:
             thread.start()
 
     def _connect(self, node: int, why: str) -> None:
-        """Subscribe to a node, however often that takes: a thread of its own."""
+        """Subscribe to a node, and try again until it succeeds; runs in a separate thread."""
         address, retry = self._addresses[node], (0.0, RECONNECT_S)
         while not self._closing.is_set():
             if why:
-                # Waiters poll meanwhile; the node itself complains where it matters.
+                # Only a debug line: waiters poll meanwhile, and the node's own connection reports
+                # the failures that matter.
                 logger.debug("not listening to %s: %s", address.name, why)
                 if self._closing.wait(JITTER.uniform(*retry)):
                     return
             subscription = subscribe(address, self.channel)
             try:
                 subscription.connect()
-            except Exception as error:  # also a credential provider's
+            except Exception as error:  # also an error of a credential provider
                 why, retry = subscription.reason(error), subscription.retry
                 subscription.close()
                 continue
@@ -206,7 +207,7 @@ class ReleaseSubscriber:
             return
 
     def _connected(self, node: int, subscription: Subscription) -> None:
-        # Two threads connect to one node if a time limit came while one was started.
+        # Two threads connect to one node if a time limit struck while one of them was started.
         if node in self._subscriptions or self._closing.is_set():
             subscription.close()
             return

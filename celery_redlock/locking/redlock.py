@@ -1,4 +1,4 @@
-"""`Redlock`: the lock that users hold. `client.py` has what goes on inside."""
+"""`Redlock`: the lock that users hold. Its inside is in `client.py`."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class Redlock:
 
     Args:
         nodes: URLs (redis, rediss, unix, postgresql, etcd), `redis.Redis` clients or mappings of
-            connection arguments; or URLs in one string, with commas between them. A lock
-            on one Redis is gone when that is lost.
-        ttl: How long the nodes keep a lock that nobody extends; seconds.
-        prefix: What the keys on the nodes begin with.
-        node_timeout: How long to wait for an answer at most; seconds. Never more than ttl / 10.
-        fencing: Whether leases get a fencing token, unless a call says otherwise.
-        keeper: What extends the locks of this process: a "thread" of it, or in addition a small
-            "process", which goes on while a C call keeps the GIL, and releases the locks at once if
-            this process dies.
+            connection arguments; or URLs in one string, with commas between them. A lock on one
+            Redis is lost with that server.
+        ttl: The time for which the nodes keep a lock that nobody extends; seconds.
+        prefix: The prefix of the keys on the nodes.
+        node_timeout: The longest wait for an answer; seconds. Never more than ttl / 10.
+        fencing: True if leases get a fencing token, unless a call says otherwise.
+        keeper: The extender of this process's locks: a "thread" of this process; or, in addition, a
+            small "process", which goes on while a C call keeps the GIL, and releases the locks at
+            once if this process dies.
         restart_guard: "uptime": a node has no vote until it has been up for the longest ttl in use,
             because it may have forgotten locks. "off": every node votes. "auto": "uptime" with
-            three or more, else "off".
+            three or more nodes, otherwise "off".
 
     Raises:
         ConfigurationError: A node or an option cannot work.
@@ -110,17 +110,17 @@ class Redlock:
 
     @property
     def ttl(self) -> float:
-        """How long the nodes keep a lock that nobody extends; seconds."""
+        """The time for which the nodes keep a lock that nobody extends; seconds."""
         return self.client.ttl
 
     @property
     def prefix(self) -> str:
-        """What the keys on the nodes begin with."""
+        """The prefix of the keys on the nodes."""
         return self.client.prefix
 
     @property
     def node_timeout(self) -> float:
-        """How long to wait for an answer at most; seconds."""
+        """The longest wait for an answer; seconds."""
         return self.client.node_timeout
 
     def __repr__(self) -> str:
@@ -139,19 +139,19 @@ class Redlock:
         """Check once, on separate connections, that each node can serve as an independent master.
 
         A node that is away is not an error: it is silent until it is back. After a check that
-        succeeded, neither is a node that turns out to be unsuitable later: it is silent, and the
-        log says why.
+        succeeded, a node that turns out to be unsuitable is not an error either: it is silent, and
+        the log has the reason.
 
         Args:
             ttl: The longest ttl in use, in seconds, if that is more than the instance's.
-            timeout: Seconds to wait for the nodes at most.
+            timeout: The longest wait for the nodes; seconds.
 
         Returns:
             Warnings. They are not logged.
 
         Raises:
             ConfigurationError: No quorum is left, because nodes are replicas, members of a Redis
-                Cluster, or one server under two names. Where a quorum is left, each such node is a
+                Cluster, or one server under two names. If a quorum is left, each such node is a
                 warning.
         """
         if ttl is not None:
@@ -194,7 +194,7 @@ class Redlock:
         """Try once to acquire a lease; return None if another holds the resource.
 
         Raises:
-            QuorumUnavailable: Too few nodes answered to tell.
+            QuorumUnavailable: Too few nodes answered.
         """
         try:
             return self.acquire(
@@ -218,12 +218,12 @@ class Redlock:
 
         Args:
             resource: The name to lock; or several names, of which it gets all or none.
-            ttl: Seconds; None for the instance's.
+            ttl: Seconds; None for the instance's ttl.
             wait: How long to go on trying, in seconds; 0 tries once.
-            owner: Who asks, for others to read; None for this host and process.
-            fencing: Whether the lease gets a fencing token; None for the instance's default.
-            limit: How many may hold it at a time; of several names a list, with one for each.
-            shared: Whether others that ask for it with `shared`, too, may hold it at the same time.
+            owner: A description of the caller, for others to read; None for this host and process.
+            fencing: True if the lease gets a fencing token; None for the instance's default.
+            limit: How many may hold it at a time; for several names a list with one for each.
+            shared: True if others that ask for it with `shared` may hold it at the same time.
 
         Raises:
             ResourceHeld: Another holds it.
@@ -240,13 +240,13 @@ class Redlock:
         Raises:
             LeaseLost: The lease is over: its deadline has passed, or a quorum no longer holds the
                 token; or it is not a lease of this instance and process.
-            QuorumUnavailable: Too few nodes confirmed in time. The lease that you have stands until
-                its own deadline.
+            QuorumUnavailable: Too few nodes confirmed in time. The lease that you have is valid
+                until its own deadline.
         """
         return blocking(leases.extend(self.client, lease))
 
     def release(self, lease: Lease) -> bool:
-        """Give a lease back; return whether it was held until now. Does not raise if nodes fail."""
+        """Release a lease; return True if it was held until now. Does not raise if nodes fail."""
         return blocking(leases.release(self.client, lease))
 
     def holder(self, resource: str, *, timeout: float | None = None) -> Holder | None:
@@ -257,7 +257,7 @@ class Redlock:
             timeout: How long to wait for the nodes, in seconds; None for the node timeout.
 
         Raises:
-            QuorumUnavailable: Too few nodes answered to tell.
+            QuorumUnavailable: Too few nodes answered.
         """
         found = self.holders(resource, limit=1, timeout=timeout)
         return found[0] if found else None
@@ -271,7 +271,7 @@ class Redlock:
             timeout: How long to wait for the nodes, in seconds; None for the node timeout.
 
         Raises:
-            QuorumUnavailable: Too few nodes answered to tell.
+            QuorumUnavailable: Too few nodes answered.
         """
         return blocking(leases.holders(self.client, resource, limit, timeout))
 
@@ -302,8 +302,9 @@ class Redlock:
 
         Raises:
             NotAcquired: On entering the block.
-            ConfigurationError: A name cannot be one, or fencing is asked for several. On entering
-                a block inside one that has no fencing token to share, or a larger limit.
+            ConfigurationError: A name is not allowed, or fencing is asked for with several names.
+                On entering a block inside another block: that has no fencing token to share, or a
+                larger limit.
         """
         check_option("max_lifetime", max_lifetime)
         if on_lost is not None and not callable(on_lost):
@@ -337,10 +338,10 @@ class Redlock:
                 keeper=settings.keeper,
                 restart_guard=settings.restart_guard,
             )
-            # Another thread may have been faster; one that is not used has not connected.
+            # Another thread may have been faster; the unused instance has not connected.
             known = of_app.setdefault(app, made)
         return known
 
 
 of_app: weakref.WeakKeyDictionary[Any, Redlock] = weakref.WeakKeyDictionary()
-"""What `Redlock.from_app` has made."""
+"""Instances that `Redlock.from_app` has made."""

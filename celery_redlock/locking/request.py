@@ -1,4 +1,4 @@
-"""What one request for a lock asks for."""
+"""The arguments of one request for a lock."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ __all__ = ["LockRequest"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockRequest:
-    """What one request for a lock asks for. All of it was checked when it was made.
+    """The arguments of one request for a lock, which were checked before.
 
     Attributes:
-        names: What is exclusive; the lock is granted for all of these or for none.
-        ttl: How long the nodes keep it if nobody extends it; seconds.
+        names: The names to lock; the lock is granted for all of them or for none.
+        ttl: The time for which the nodes keep it if nobody extends it; seconds.
         wait: How long to go on trying, in seconds; 0 tries once.
-        owner: Who asks, for others to read; None for this host and process.
+        owner: A description of the caller, for others to read; None for this host and process.
         patience: How long to wait for the nodes' answers to one try, in seconds; None for the node
             timeout.
-        fencing: Whether the lease gets a fencing token.
+        fencing: True if the lease gets a fencing token.
         limit: How many may hold each of the names at a time.
-        declared: What the limit was before an operator changed it; None if nobody has.
-        shared: Whether other readers may hold it at the same time.
-        rate: The rate, if the names are of its starts; None for a lock.
+        declared: The declared limit, if an operator has changed it; otherwise None.
+        shared: True if other readers may hold it at the same time.
+        rate: The rate, if the names are the slots of its starts; None for a lock.
         recall: For how long an earlier holder may have kept it (`hold_for`); see `Claim.recall`.
     """
 
@@ -48,11 +48,11 @@ class LockRequest:
 
     @property
     def resource(self) -> str:
-        """What is asked for, for people."""
+        """The names to lock as one text, for people."""
         return shown([plain(name) for name in self.names] if self.rate else self.names)
 
     def part(self, names: Sequence[str]) -> LockRequest:
-        """Return a request for some of its names alone."""
+        """Return a request for only some of its names."""
         limit = self.limit
         if isinstance(limit, Limits):
             of = dict(zip(self.names, limit.of, strict=True))
@@ -64,19 +64,19 @@ class LockRequest:
 
     @property
     def limits(self) -> Mapping[str, int]:
-        """How many may hold each name at a time, as declared."""
+        """Number of holders allowed for each name, as declared."""
         limit = self.limit if self.declared is None else self.declared
         return dict(zip(self.names, of_each(self.names, limit), strict=True))
 
     def check_inside(self, outer: LockRequest, fencing_token: int | None) -> None:
-        """Refuse to share a lock that does less than this one asks for.
+        """Refuse to share an outer lock that does less than this request asks for.
 
         Args:
-            outer: What that was asked for.
-            fencing_token: What it has.
+            outer: The request of the outer lock.
+            fencing_token: The fencing token of the outer lock.
 
         Raises:
-            ConfigurationError: Says what is missing.
+            ConfigurationError: The outer lock does less; the text says what is missing.
         """
         if self.fencing and fencing_token is None and outer.ttl < math.inf:
             raise ConfigurationError(

@@ -1,8 +1,8 @@
-"""The locks that this thread's (or greenlet's, or asyncio task's) work runs under, one in another.
+"""The nested locks that the work of this thread (or greenlet, or asyncio task) runs under.
 
-A context variable holds them. Its value is immutable, because contexts are copied: the owner of a
-copy keeps what it saw. The leases are in groups of a hundred, called blocks. In one tuple of ten
-thousand, each new lease would copy all others, and look at each for the same resource.
+A context variable holds them. Its value is immutable, because contexts are copied, and a change
+must not show in a copy. The leases are in groups of a hundred, called blocks. In a single tuple of
+ten thousand, each new lease would copy all others, and compare its resource with each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _blocks: ContextVar[tuple[_Block, ...]] = ContextVar("celery_redlock_leases", de
 
 
 def push(lease: HeldLease) -> None:
-    """Put a lease inside all others."""
+    """Add a lease as the innermost one."""
     blocks, last = _blocks.get(), _NONE
     if blocks and len(blocks[-1].leases) < BLOCK:
         blocks, last = blocks[:-1], blocks[-1]
@@ -43,7 +43,7 @@ def push(lease: HeldLease) -> None:
 
 
 def drop(lease: HeldLease) -> None:
-    """Take a lease off, wherever it is."""
+    """Remove a lease, wherever in the stack it is."""
     left = []
     for block in _blocks.get():
         if not block.names.isdisjoint(lease.resources) and lease in block.leases:
@@ -67,10 +67,10 @@ def leases(names: Sequence[str] = ()) -> list[HeldLease]:
 
 
 def release_leftovers() -> None:
-    """Release what an earlier delivery in this thread left behind; there should be nothing."""
+    """Release locks that an earlier delivery in this thread left; there should be none."""
     for held in leases()[::-1]:
         owner = held.request.owner
-        # Only a delivery has a stamp: what else is held here is the program's (in a solo worker).
+        # Only a delivery has a stamp: the program itself holds all others (in a solo worker).
         if owner is not None and owner.stamp and held._ours() and held.release():
             logger.warning(
                 "%s was still locked after its task had ended",

@@ -1,4 +1,4 @@
-"""A body that starts by its rate: what counts is its start, and it runs under no lock."""
+"""The start of a body under a rate limit: only its start counts, and it runs without a lock."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ __all__ = ["Start"]
 
 
 class Start(Unlocked):
-    """A start of a body, of which so many may be in a window: see `rate.py`.
+    """A start of a body, of which a window allows a number: see `rate.py`.
 
-    To acquire it is to start. The nodes remember that for the rate's window: nobody extends it, it
-    is not given back, and no supervisor frees it if the body's process dies. As the lease that the
-    body finds, it never ends: there is nothing that could be lost.
+    Acquiring it is the start. The nodes remember that for the rate's window: nobody extends it or
+    releases it, and no supervisor frees it if the body's process dies. The body finds it as its
+    lease, which never ends: there is nothing that could be lost.
 
     Args:
-        redlock: Which nodes remember it.
-        name: What has the rate.
-        rate: How many may start.
+        redlock: The lock whose nodes remember it.
+        name: The key that has the rate.
+        rate: The rate.
         wait: How long to go on trying; seconds.
-        owner: Who starts.
+        owner: A description of the delivery that starts.
     """
 
     def __init__(
         self, redlock: Redlock, name: str, rate: Rate, *, wait: float, owner: Owner | None
     ) -> None:
-        # Not the name itself: a lock of that, inside the body, is a lock.
+        # Not the name itself: the body may take a lock of that name.
         super().__init__(name + START_SUFFIX, redlock)
         self.request = LockRequest(
             names=self.resources, ttl=rate.ttl, wait=wait, owner=owner, limit=rate.starts, rate=rate
@@ -71,7 +71,7 @@ class Start(Unlocked):
         self._taken = claim
 
     def release(self, *, wait: bool = True) -> bool:
-        """Nothing to give back: end the body. What it leaves is its mark, if it is done."""
+        """End the body, and leave its mark if it is done; there is no lock to release."""
         if self.claim is not None:
             blocking(self.redlock.client.leave_mark(self.claim))
             self.claim.mark = None

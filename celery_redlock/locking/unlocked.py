@@ -1,4 +1,4 @@
-"""What stands for a lease where there is no lock."""
+"""The substitute for a lease where there is no lock."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ __all__ = ["Unlocked"]
 
 
 class Unlocked(HeldLease):
-    """Stands for a lease where none was asked for (`redlock_enabled = False`) or granted.
+    """A substitute for a lease that was not asked for (`redlock_enabled = False`) or not granted.
 
-    Work that runs under it has been allowed to run without a lock: `ensure()` does not stop it. It
-    is a lease that never ends, of nothing; its token is empty, because it proves nothing, and it
-    has no fencing token, so what is fenced refuses its writes.
+    Work that runs under it has been allowed to run without a lock: `ensure()` does not stop it. The
+    substitute never ends. Its token is empty, because it proves nothing. It has no fencing token,
+    so a fenced resource refuses its writes.
 
     Args:
-        resource: What would be exclusive.
-        redlock: Whose lock it stands for: a lock of the same inside is not asked for either.
+        resource: The resource that would be locked.
+        redlock: The lock that would be used. A nested lock of the same resource, from this lock, is
+            not asked for either.
     """
 
     def __init__(self, resource: str | Iterable[str], redlock: Any = None) -> None:
@@ -38,14 +39,14 @@ class Unlocked(HeldLease):
         return self
 
     def release(self, *, wait: bool = True) -> bool:
-        """Nothing to give back."""
+        """Do nothing on the nodes: there is no lock to release."""
         self._leave()
         return False
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:
-        """Nothing to keep."""
+        """Release it: there is no lock to keep."""
         return self.release()
 
     def remaining(self) -> float:
-        """Return how long it lasts: until its work ends."""
+        """Return infinity: it never ends."""
         return math.inf

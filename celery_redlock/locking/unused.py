@@ -1,4 +1,4 @@
-"""Reports a lock that was made by `lock()` and never acquired: nothing was locked then."""
+"""Report locks that `lock()` made and nobody acquired, so that nothing was locked."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ class Unused:
     """A lock that may not have been acquired yet.
 
     Attributes:
-        resource: What it locks.
-        unused: True if `lock()` made it, and it was not acquired since.
+        resource: The resource that it locks.
+        unused: True if `lock()` made it, and it has not been acquired since.
     """
 
     resource: str

@@ -1,33 +1,35 @@
-"""Waiters of one resource form a queue, and a release calls only the first of them.
+"""Waiters for a resource form a queue, and a release notifies only the first of them.
 
 On each node the queue is a sorted set beside the key: the waiters, by the wall clock of their first
-try. So all nodes have them in nearly the same order; clocks matter for nothing else. A release
-takes the first waiter whose process listens from the queue, and publishes to the channel of that
-process (`scripts.RELEASE`). The waiter that a quorum of the nodes calls tries, and no other is in
-its way. Exclusion does not rest on any of this: a try, called or not, is granted the lock by a
-quorum, or is not.
+try. So they are in nearly the same order on all nodes; clocks matter for nothing else. A release
+removes the first waiter whose process listens from the queue, and publishes to the channel of that
+process (`scripts.RELEASE`). A waiter that a quorum of the nodes notifies tries, and no other waiter
+is in its way. Exclusion does not depend on any of this: every try, after a notification or without
+one, needs the votes of a quorum.
 
-Every try is an ENQUEUE and an ACQUIRE, in this order on each connection. So the holder that is in
-the way releases after we have joined the queue, and that calls us. A call can be lost all the same:
+Every try is an ENQUEUE and an ACQUIRE, in this order on each connection. So if a holder is in the
+way, it releases after we have joined the queue, and its release notifies us. A notification can
+still be lost:
 
-- The waiter that was called has died: its process no longer listens, and the nodes pass it over. If
-  it dies after the call, is stopped, or is interrupted between: the others try by themselves after
+- The notified waiter has died: its process no longer listens, and the nodes skip it. If it dies
+  after the notification, or is stopped or interrupted between, the others try by themselves after
   one to two seconds.
-- More than 200 that died are in front of it (`names.MAX_DEAF`): it tries by itself.
-- It gives up as it is called: it calls the next waiter itself (HAND_ON).
-- Another comes by and takes the lock first: the waiter that was called joins the queue again, in
-  its old place, before the other releases. A holder that releases and wants it again joins the
-  queue, and does not try before it is called or finds the lock free (`STAND_BACK_S`).
-- The nodes call different waiters, because their queues differ for a moment, or a node was
-  restarted and has forgotten its queue: a waiter that fewer than a quorum call tries as well, a
+- More than 200 dead waiters are in front of it (`names.MAX_DEAF`): it tries by itself.
+- It stops waiting just as it is notified: it notifies the next waiter itself (HAND_ON).
+- A newcomer takes the lock first: the notified waiter joins the queue again, in its old place,
+  before the newcomer releases. A holder that releases the lock and wants it again joins the queue,
+  and does not try before it is notified or finds the lock free (`STAND_BACK_S`).
+- The nodes notify different waiters, because their queues differ for a moment, or because a node
+  was restarted and has lost its queue: a waiter that fewer than a quorum notify tries as well, a
   little later, and that try puts it back in every queue.
-- The holder dies and nobody releases: the nodes are asked how long its ttl lasts, soon after a try
-  that was refused.
-- Its process does not hear a quorum of nodes: it polls.
+- The holder dies and nobody releases: soon after a refused try, the waiter asks the nodes how long
+  the holder's ttl lasts.
+- Its process is subscribed to fewer than a quorum of nodes: it polls.
 
-A waiter for several resources stands in the queues of those that its last try found held, and in no
-other: there it would use up the calls of a resource that it cannot take yet. Where a try finds
-another one held, it calls the next waiter of what is free (HAND_ON), and changes the queue.
+A waiter for several resources stands only in the queues of those that its last try found held. In
+the other queues it would use up notifications of resources that it cannot take yet. If a try finds
+another resource held, the waiter notifies the next waiter for the free ones (HAND_ON), and changes
+the queue.
 """
 
 from __future__ import annotations
@@ -45,33 +47,33 @@ from ..runtime.event import SafeEvent
 __all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "all_refused"]
 
 JITTER = random.SystemRandom()
-"""Not the module's own generator: that one is the application's, which may have seeded it."""
+"""Source of random delays. Not `random` itself: the application may have seeded that."""
 
 FEW_CALLED_S = (0.02, 0.05)
-"""Seconds until a waiter tries that fewer than a quorum have called: most likely the other nodes'
-calls are under way."""
+"""Seconds until a waiter tries that fewer than a quorum have notified: most likely the other nodes'
+notifications are on their way."""
 
 _count = itertools.count(1)
 
 
 class Waiter:
-    """One waiter of this process, and the nodes that have called it.
+    """One waiter of this process, and the nodes that have notified it.
 
     Args:
-        quorum: How many nodes must call it.
-        listening: The nodes whose calls are heard.
+        quorum: The number of nodes that must notify it.
+        listening: The nodes whose notifications arrive; shared by all waiters of the process.
         process: The channel of its process.
-        news: The event that wakes its thread, or what else waits.
+        news: The event that wakes its thread, or its coroutine.
 
     Attributes:
-        news: Set when the first node has called since `forget()`, and when a quorum has.
-        name: What the nodes call it by.
-        member: Its process and name, as it stands in the queues.
-        since: When it first waited, in microseconds since 1970.
-        closed: There is nothing to wait for any more.
-        sure: Whether all nodes that are counted have surely called: one that was connected just
-            now may or may not have.
-        quorum: How many nodes must call it.
+        news: Set when the first node has notified it since `forget()`, and when a quorum has.
+        name: Its name in notifications.
+        member: Its process and name, as an entry of the queues.
+        since: Time at which it first waited, in microseconds since 1970.
+        closed: True if nothing will notify it any more.
+        sure: True if all nodes that are counted have certainly notified it. A node that has just
+            been connected is counted, but may not have.
+        quorum: The number of nodes that must notify it.
     """
 
     def __init__(self, quorum: int, listening: set[int], process: str, news: Any = None) -> None:
@@ -87,7 +89,7 @@ class Waiter:
         self._joined = 0
 
     def hear(self, node: int, *, popped: bool = True) -> None:
-        """Count the call of a node; without `popped` it is not certain that the node has called."""
+        """Count a notification; `popped` is False if the node may not have sent one."""
         self.sure = self.sure and popped
         self._heard.add(node)
         if len(self._heard) in (1, self.quorum):
@@ -95,22 +97,22 @@ class Waiter:
 
     @property
     def calls(self) -> int:
-        """How many nodes have called since `forget()`."""
+        """Number of nodes that have notified it since `forget()`."""
         return len(self._heard)
 
     @property
     def informed(self) -> bool:
-        """Whether a quorum of nodes can call; else poll."""
+        """True if a quorum of nodes can notify it; otherwise the caller must poll."""
         return len(self._listening) >= self.quorum
 
     def wait(self, seconds: float) -> bool:
-        """Wait to be called, for some seconds at most; return whether we were."""
+        """Wait to be notified, for at most `seconds`; return True if we were."""
         for nap in self.naps(seconds):
             self.news.wait(nap)
         return self.called
 
     def naps(self, seconds: float) -> Iterator[float]:
-        """Yield how long to wait for news, until there is nothing more to wait for."""
+        """Yield how long to wait for `news`, again and again until the wait is over."""
         until = monotonic() + seconds
         if not self._heard:
             yield seconds
@@ -123,11 +125,11 @@ class Waiter:
 
     @property
     def called(self) -> bool:
-        """Whether a node has called since `forget()`, or there is nothing to wait for any more."""
+        """True if a node has notified it since `forget()`, or nothing will notify it any more."""
         return bool(self._heard) or self.closed
 
     def forget(self) -> None:
-        """Count calls from now on: call it right before joining the queue."""
+        """Count notifications from now on; call it right before joining the queue."""
         self.news.clear()  # first: being woken once too often does no harm
         self._heard.clear()
         self.sure = True
@@ -135,14 +137,15 @@ class Waiter:
 
     @property
     def left_by(self) -> set[int]:
-        """The nodes that surely took us out of the queue of one resource: those that have called.
+        """The nodes that have certainly removed us from their queue: a notification removes us.
 
-        No node, if we joined it more than once: a call may be a late one, from before that.
+        Empty if we joined more than once: a late notification may be from before that. Only for a
+        single resource.
         """
         return self._heard if self.sure and self._joined == 1 else set()
 
 
 def all_refused(error: NotAcquired) -> bool:
-    """Whether all that tried at once may have been refused: then nobody will release it."""
+    """Return True if all competing tries may have been refused: then nobody will release it."""
     holder = error.holder if isinstance(error, ResourceHeld) else None
     return holder is None or holder.nodes <= len(error.votes) - holder.quorum
