@@ -174,6 +174,7 @@ def _pages(
     run: Verdict,
 ) -> list[tuple[str, str]]:
     """Return the pages of the documentation about what is explained, each with an anchor."""
+    decided = run.outcome not in ("run", "parked", "paused", "none")
     found = {
         ("runbook", "no-quorum"): refusal is not None,
         ("pausing", ""): bool(pauses),
@@ -183,7 +184,8 @@ def _pages(
         ("rates", ""): how.rate is not None,
         ("uniqueness", ""): how.scope != "while_executing",
         ("hot-keys", ""): run.outcome == "parked",
-        ("settings", "policies"): run.outcome not in ("run", "parked", "paused", "none"),
+        ("policies", "too-few-nodes-answer-on_unavailable"): decided and refusal is not None,
+        ("policies", "another-holds-the-lock-on_conflict"): decided and refusal is None,
     }
     return [page for page, is_so in found.items() if is_so]
 

@@ -241,10 +241,10 @@ def test_acl_users_of_the_manifests_are_those_of_the_docs(number: int) -> None:
     locks, looks = passwords("redlock")[number], passwords("redlock-look")[number]
     assert SECRETS["redlock-nodes"][f"redlock-{number}.acl"].splitlines() == [
         "user default off",
-        acl("redlock", "settings.md", locks),
+        acl("redlock", "acl.md", locks),
         acl("redlock-look", "cli.md", looks),
     ]
-    assert acl("redlock", "settings.md", "SECRET").endswith(" ".join(ACL_RULE))
+    assert acl("redlock", "acl.md", "SECRET").endswith(" ".join(ACL_RULE))
 
 
 @pytest.fixture(params=["tls", "plain"])

@@ -21,7 +21,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         yield site
         site.close()
         for node in nodes:
-            assert refused_by(node) == set(), "the ACL rule in docs/settings.md is not enough"
+            assert refused_by(node) == set(), "the ACL rule in docs/acl.md is not enough"
 
 
 @pytest.fixture(scope="module")

@@ -26,12 +26,12 @@ from tests.support.wait import wait_until
 
 T = TypeVar("T")
 
-_SETTINGS = Path(__file__).parents[2] / "docs" / "settings.md"
-_RULE = re.search(r"^ACL SETUSER redlock (on .*)$", _SETTINGS.read_text("utf-8"), re.M)
-assert _RULE, "docs/settings.md has no ACL rule"
+_ACL = Path(__file__).parents[2] / "docs" / "acl.md"
+_RULE = re.search(r"^ACL SETUSER redlock (on .*)$", _ACL.read_text("utf-8"), re.M)
+assert _RULE, "docs/acl.md has no ACL rule"
 ACL_RULE = _RULE[1].split()
 """The rule in the docs, as the worker tests' nodes have it: see `with_acl_user`."""
-_MORE = re.search(r"needs `(\+[^`]+)`", _SETTINGS.with_name("shared.md").read_text("utf-8"))
+_MORE = re.search(r"needs `(\+[^`]+)`", _ACL.with_name("shared.md").read_text("utf-8"))
 assert _MORE, "docs/shared.md has no ACL words"
 SHARED_RULE = _MORE[1].split()
 """Rights that shared locks need in addition."""

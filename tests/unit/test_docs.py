@@ -212,8 +212,8 @@ def test_settings_page_is_the_one_generated_from_the_code() -> None:
             assert "**When to change it.** " in entry or is_same, name
 
 
-@pytest.mark.parametrize("page", ["docs/settings.md", "docs/glossary.md"])
-def test_settings_and_glossary_tables_have_two_columns(page: str) -> None:
+@pytest.mark.parametrize("page", ["docs/python.md", "docs/errors.md", "docs/glossary.md"])
+def test_tables_of_reference_pages_have_two_columns(page: str) -> None:
     rows = [line for line in prose(page).splitlines() if line.startswith("|")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
 
@@ -320,7 +320,7 @@ def methods(kind: type[Any]) -> set[str]:
 
 
 def test_listener_hooks_are_all_documented() -> None:
-    table = first_cells(section("docs/settings.md", "Listeners"))
+    table = first_cells(section("docs/python.md", "Listeners"))
     documented = dict(re.findall(r"`(\w+)\(([\w, ]+)\)`", table))
     assert documented.keys() == methods(Listener)
     for name, arguments in documented.items():
@@ -340,7 +340,7 @@ def test_listener_hooks_are_all_documented() -> None:
 def test_methods_of_redlock_and_leases_are_all_documented(
     kind: str, heading: str, besides: str, unlisted: str
 ) -> None:
-    table = first_cells(section("docs/settings.md", heading))
+    table = first_cells(section("docs/python.md", heading))
     named = set(re.findall(r"`(?:Redlock\.)?(\w+)[(`]", table))
     assert named - {besides} == methods(getattr(celery_redlock, kind)) - set(unlisted.split())
 
@@ -361,7 +361,7 @@ def given_to(method: str) -> set[Any]:
 
 def test_log_names_in_docs_are_those_of_the_code() -> None:
     documented = set(
-        re.findall(r"`(celery_redlock[\w.]*)`", section("docs/settings.md", "Log names"))
+        re.findall(r"`(celery_redlock[\w.]*)`", section("docs/errors.md", "Log names"))
     )
     used = {name for name in given_to("getLogger") if name.startswith("celery_redlock")}
     assert documented == used - {"celery_redlock.testing"}
@@ -416,7 +416,7 @@ def test_reasons_of_a_loss_in_docs_are_those_of_the_code() -> None:
     lost = given_to("lose")
     assert lost == {"expired", "refused", "max_lifetime"}
     for reason in (*lost, "stalled"):
-        assert f'"{reason}"' in section("docs/settings.md", "Errors")
+        assert f'"{reason}"' in section("docs/errors.md", "Errors")
         assert f"`{reason}`" in section("docs/runbook.md", "Log lines")
 
 
@@ -424,7 +424,7 @@ def test_reasons_of_a_loss_in_docs_are_those_of_the_code() -> None:
 def test_policies_are_all_documented(option: str) -> None:
     with pytest.raises(ValueError) as refusal:
         settings.TASK[option].check(object())
-    text = section("docs/settings.md", "Policies")
+    text = read("docs/policies.md")
     for value in re.findall(r"'(\w+)'", str(refusal.value)):
         assert f'`"{value}"`' in text
 
@@ -438,14 +438,14 @@ def test_policies_are_all_documented(option: str) -> None:
         ("docs/algorithm.md", f"failed round every ttl / {round(1 / watchdog.RETRY_EVERY)}."),
         ("docs/algorithm.md", f"has not answered for {pipeline.STALLED_S:g} s"),
         ("README.md", f"their ttl ({settings.GLOBAL['ttl'].default:g} s by default)"),
-        ("docs/settings.md", f"{settings.GLOBAL['wait'].default:g} s by default"),
+        ("docs/policies.md", f"{settings.GLOBAL['wait'].default:g} s by default"),
         (
             "docs/hot-keys.md",
             f"takes {memory.REQUEST_BYTES // 1000} kB and {memory.BODY_COPIES:g} times its",
         ),
         ("docs/hot-keys.md", f"{prefetch.BACK_AT_ONCE / dispatcher.SWEEP_S:g} messages a second"),
         (
-            "docs/settings.md",
+            "docs/policies.md",
             f"a delay of {policy.MIN_PAUSE_S:g} to {policy.MAX_PARKED_PAUSE_S:g} s",
         ),
         ("docs/settings.md", f"comes back within {policy.MAX_PARKED_PAUSE_S:g} s, whatever is set"),
@@ -470,7 +470,7 @@ def test_redlock_signature_in_docs_has_the_defaults_of_the_code() -> None:
     defaults = celery_redlock.Redlock.__init__.__kwdefaults__ or {}
     assert len(defaults) >= 5
     shown = ", ".join(f"{name}={value!r}".replace("'", '"') for name, value in defaults.items())
-    assert f"`Redlock(nodes, {shown})`" in read("docs/settings.md")
+    assert f"`Redlock(nodes, {shown})`" in read("docs/python.md")
 
 
 def test_quorums_named_in_the_glossary_are_right() -> None:

@@ -21,7 +21,17 @@ if WANTING:
     why = f"the extra docs is not installed, as no {', '.join(WANTING)}: run make docs"
     pytest.skip(why, allow_module_level=True)
 
-PAGES = ("index", "settings", "start", "hot-keys", "guarantees", "runbook", "glossary")
+PAGES = (
+    "index",
+    "settings",
+    "python",
+    "policies",
+    "start",
+    "hot-keys",
+    "guarantees",
+    "runbook",
+    "glossary",
+)
 """Pages that are opened, as on the site: a folder's are `folder/name`."""
 
 WIDER = """

@@ -23,7 +23,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
         cluster.close()
         for node in nodes:
-            assert refused_by(node) == set(), "the ACL rule in docs/settings.md is not enough"
+            assert refused_by(node) == set(), "the ACL rule in docs/acl.md is not enough"
 
 
 @pytest.fixture(scope="module")
