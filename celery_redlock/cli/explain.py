@@ -184,8 +184,8 @@ def _pages(
         ("rates", ""): how.rate is not None,
         ("uniqueness", ""): how.scope != "while_executing",
         ("hot-keys", ""): run.outcome == "parked",
-        ("policies", "too-few-nodes-answer-on_unavailable"): decided and refusal is not None,
-        ("policies", "another-holds-the-lock-on_conflict"): decided and refusal is None,
+        ("policies", "on_unavailable"): decided and refusal is not None,
+        ("policies", "on_conflict"): decided and refusal is None,
     }
     return [page for page, is_so in found.items() if is_so]
 

@@ -326,31 +326,27 @@ class TaskOptions(_CommonOptions):
     on_conflict: OnConflict = _option(
         "retry",
         checks.or_callable(checks.one_of(ConflictPolicy), "the holder", "the request"),
-        "What a task does whose lock another holds: [what each value"
-        " does](policies.md#another-holds-the-lock-on_conflict).",
+        "What a task does whose lock another holds. See [Policies](policies.md#on_conflict).",
         "Set it to `skip` if a copy that comes while another runs has nothing to do, to `raise` or"
         " `reject` if you handle conflicts yourself.",
     )
     on_deadline: OnDeadline = _option(
         "raise",
         checks.one_of(OnDeadline),
-        "What a task does when `retry_deadline` is over, or the wait of `wait` and `replace`:"
-        " [when the time is over](policies.md#the-time-is-over-on_deadline). Refused where there"
-        " is no such time.",
+        "What a task does when `retry_deadline` is over, or the wait of `wait` and `replace`. See"
+        " [Policies](policies.md#on_deadline). Refused where there is no such time.",
         "Set it to `skip` or `reject` if waiting in vain is no failure.",
     )
     on_unavailable: OnUnavailable = _option(
         "retry",
         checks.one_of(OnUnavailable),
-        "What a task does if too few nodes answer: [what each value"
-        " does](policies.md#too-few-nodes-answer-on_unavailable).",
+        "What a task does if too few nodes answer. See [Policies](policies.md#on_unavailable).",
         "Set it to `run` only where a double run is better than none.",
     )
     on_lost: OnLost = _option(
         "raise",
         checks.or_callable(checks.one_of(LossPolicy), "the lease"),
-        "What happens to a body whose lease is lost: [what each value"
-        " does](policies.md#the-lease-is-lost-on_lost).",
+        "What happens to a body whose lease is lost. See [Policies](policies.md#on_lost).",
         "Set it to `log` or a function if a body must not be interrupted but asks for `lost`.",
     )
     progress_timeout: float | None = _option(

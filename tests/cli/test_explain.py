@@ -344,7 +344,7 @@ def test_explain_with_locks_disabled_asks_no_node(nodes: Servers) -> None:
 def test_explain_names_the_pages_of_what_it_explains(app: Celery, redlock: Redlock) -> None:
     keys, hot, scope = "docs/keys.md", "docs/hot-keys.md", "docs/uniqueness.md"
     limits = "docs/keys.md#a-limit"
-    policies = "docs/policies.md#another-holds-the-lock-on_conflict"
+    policies = "docs/policies.md#on_conflict"
     expected = {
         **{"charge": [keys, hot], "on_skip": [keys, policies], "few": [keys, limits]},
         **{"paced": [keys, "docs/rates.md"], "dup_skip": [keys, scope, hot]},
