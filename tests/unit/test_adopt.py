@@ -1,4 +1,4 @@
-"""A worker adopts the reservation of a message that it has received, or leaves no trace of it."""
+"""A worker adopts or takes the reservation of a message, or leaves no trace of it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pytest
 
 from celery_redlock.messages import reservation
 from celery_redlock.protocol.claim import Claim
+from tests.support.delivering import take
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Patch
 
@@ -50,3 +51,21 @@ def test_adopt_without_enough_answers_keeps_the_tokens(redlock: FakeRedlock) -> 
     redlock.driver.dead = set()
     assert redlock.tokens(ours.resources[0]) == {ours.token}
     assert reservation.adopt(redlock, ours) is True
+
+
+def test_quorum_that_names_another_reservation_refuses_ours(redlock: FakeRedlock) -> None:
+    take(redlock, "another")
+    redlock.driver.dead = {0, 1}
+    claim = reservation.claim_for(redlock, "order:1", 10.0, "mine")
+    assert not reservation.start(redlock, claim)
+    assert {reservation.look(redlock, claim).token} == redlock.tokens("order:1#reserved")
+
+
+def test_reservation_that_only_a_quorum_has_is_its_own(redlock: FakeRedlock) -> None:
+    """A node that the publisher had not yet connected to may answer before one that has it."""
+    take(redlock, "mine", nodes=3)
+    redlock.driver.dead = {0}
+    (token,) = redlock.tokens("order:1#reserved") - {None}
+    claim = reservation.claim_for(redlock, "order:1", 10.0, "mine")
+    claim.token = str(token)
+    assert reservation.start(redlock, claim)

@@ -6,14 +6,20 @@ import socket
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from celery_redlock.protocol import quorum
-from celery_redlock.protocol.errors import ConfigurationError
+from celery_redlock.protocol.errors import ConfigurationError, NodeError
+from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.runtime.polling import Poll
 from celery_redlock.stores import connections
-from tests.support.names import Patch
+from celery_redlock.stores.driver import Driver
+from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.stores.redis.node import RedisNode
+from celery_redlock.stores.reports import Reports
+from tests.support.names import Log, Patch
 from tests.support.peer import DEADLINE, Line, bulk, in_thread, verb_of
 from tests.support.peer_world import (
     SHORT,
@@ -25,6 +31,7 @@ from tests.support.peer_world import (
     votes,
 )
 from tests.support.wait import wait_until
+from tests.support.wire import Wire
 
 # -- Connecting
 
@@ -395,3 +402,38 @@ def test_no_thread_goes_on_connecting_for_a_closed_driver(world: PeerWorld) -> N
     driver.close(DEADLINE)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.endswith(f"connect 127.0.0.1:{port}")]
+
+
+def test_second_of_two_concurrent_connections_to_a_node_is_closed(monkeypatch: Patch) -> None:
+    """Requests sent on the first would never be answered on the second."""
+    wires = [Wire(), Wire()]
+    made = iter(wires)
+    monkeypatch.setattr(RedisNode, "connect", lambda _node: (next(made), NodeInfo()))
+    driver = Driver(parse_nodes(["redis://127.0.0.1:1"]), "redlock:")
+    (node,) = driver.nodes
+    try:
+        driver._connect(node)
+        driver._connect(node)
+        assert node.connection is wires[0]
+        assert [wire.closed for wire in wires] == [False, True]
+    finally:
+        driver.close()
+
+
+def test_driver_closed_while_connecting_reports_nothing_about_the_node(
+    monkeypatch: Patch, caplog: Log
+) -> None:
+    """Listeners serve the whole process and would attribute it to another driver."""
+    driver = Driver(parse_nodes(["redis://127.0.0.1:1"]), "redlock:")
+    (node,) = driver.nodes
+
+    def closed_meanwhile(_node: RedisNode) -> Any:
+        driver.close()
+        raise NodeError("it is away")
+
+    told: list[str] = []
+    monkeypatch.setattr(RedisNode, "connect", closed_meanwhile)
+    monkeypatch.setattr(Reports, "failed", lambda _reports, kind: told.append(kind))
+    driver._connect(node)
+    assert told == []
+    assert caplog.messages == []

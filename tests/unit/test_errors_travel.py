@@ -21,7 +21,9 @@ from celery_redlock import (
 )
 from celery_redlock.compat.once import AlreadyQueued
 from celery_redlock.compat.singleton import DuplicateTaskError
+from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Holder, NodeVote, Owner, Vote
+from tests.support.clock import FakeClock
 
 VOTES = (NodeVote("10.0.0.1:6379", Vote.NO, "held"),)
 HOLDER = Holder("a", Owner("host", 7, "id", task="t"), 1, 1, 3.0, "abc")
@@ -77,3 +79,16 @@ def test_every_public_error_is_read_back() -> None:
     public = {getattr(celery_redlock, name) for name in celery_redlock.__all__}
     errors = {one for one in public if isinstance(one, type) and issubclass(one, Exception)}
     assert errors <= {type(error) for error in ERRORS}
+
+
+def test_a_pickled_loss_shows_no_token() -> None:
+    lease = Lease("r", "secret", 10.0, 109.0, FakeClock())
+    told = {"resource": "r", "lease": lease, "held_for": 2.0, "owner": Owner("h", 1)}
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        pickled = pickle.dumps(LeaseLost("r: over", **told), protocol)
+        assert b"secret" not in pickled
+        loss = pickle.loads(pickled)
+        found = loss.lease.token, loss.lease.ttl, loss.resource, loss.held_for, str(loss)
+        assert found == ("", 10.0, "r", 2.0, "r: over")
+    with pytest.raises(TypeError, match="no attribute 'holder'"):
+        LeaseLost("r: over", holder=None)

@@ -12,12 +12,20 @@ import threading
 import time
 import warnings
 from contextvars import copy_context
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
-from celery_redlock import AsyncRedlock, LeaseLost, RedlockError, ResourceHeld, current_lease
+from celery_redlock import (
+    AsyncRedlock,
+    LeaseLost,
+    QuorumUnavailable,
+    RedlockError,
+    ResourceHeld,
+    current_lease,
+)
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.locking import held as held_module
 from celery_redlock.locking.held import HeldLease
@@ -539,3 +547,20 @@ def test_truth_of_a_lock_that_is_not_held_is_an_error(redlock: FakeRedlock) -> N
     assert held
     held.release()
     assert held  # an object that was in use, as before
+
+
+def test_extension_needs_a_quorum_and_a_lease_that_is_not_over(
+    redlock: FakeRedlock,
+) -> None:
+    lease = redlock.acquire("r")
+    redlock.driver.dead = {0, 1, 2}
+    with pytest.raises(QuorumUnavailable, match="2 of 5 nodes confirmed the extension in time"):
+        redlock.extend(lease)
+    redlock.driver.dead = set()
+    assert redlock.extend(lease).token == lease.token
+    redlock.clock.advance(20.0)
+    with pytest.raises(LeaseLost, match="to be extended is over"):
+        redlock.extend(lease)
+    assert not redlock.release(replace(lease, token="another"))
+    with pytest.raises(LeaseLost, match=r"to be extended is over \(released\)"):
+        redlock.extend(replace(lease, token="another"))

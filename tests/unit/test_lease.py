@@ -333,3 +333,14 @@ def test_expiry_learnt_from_another_process_is_not_passed_back() -> None:
     assert holder.held(NOW + 9.0)
     assert holder.forgotten(2, NOW + 9.0)
     assert holder.lost == "refused"
+
+
+def test_expiry_learnt_from_the_extender_shortens_none_that_was_confirmed_here() -> None:
+    """The extender knows less of a node than this process learnt itself."""
+    mine = Claim("r", "mine", 10.0, 3)
+    for index in range(3):
+        mine.acknowledged(index, NOW, NOW)
+    assert mine.grant(NOW)
+    assert mine.learn([NOW + 5.0] * 3)
+    assert mine.expiries == [NOW + 10.0] * 3
+    assert mine.deadline == pytest.approx(NOW + 10.0 - drift(10.0))

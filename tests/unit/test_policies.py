@@ -5,6 +5,7 @@ Over fake nodes, by Celery's own tracer; see test_task.py, whose fixtures these 
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -26,7 +27,7 @@ from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.conflict import end
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
-from celery_redlock.messages.policy import Action, backoff, decide, decide_reserved
+from celery_redlock.messages.policy import Action, backoff, decide, decide_reserved, is_split
 from celery_redlock.messages.revokes import END
 from celery_redlock.protocol.values import Holder, Owner, token_digest
 from celery_redlock.worker.startup import check
@@ -454,3 +455,13 @@ def test_forged_message_options_are_not_taken_over_by_a_retry(
     (again,) = sent
     options = {"compression", "argsrepr", "delivery_mode", "correlation_id", "timestamp"}
     assert not options & set(again.options)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "expires_in", "split"), [(1, 5.0, True), (2, 5.0, False), (1, math.inf, False)]
+)
+def test_votes_are_split_if_no_holder_has_a_quorum_and_all_will_give_way(
+    nodes: int, expires_in: float, split: bool
+) -> None:
+    holder = Holder("r", None, nodes, 2, expires_in)
+    assert is_split(ResourceHeld("r", holder=holder)) is split

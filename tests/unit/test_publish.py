@@ -322,6 +322,21 @@ def test_policy_replace_does_not_revoke_a_call_under_its_own_id(
     assert ("queued twice under the id mine" in caplog.text) is not running
 
 
+def test_replace_revokes_no_task_of_which_nobody_knows_if_it_runs(
+    redlock: FakeRedlock, charge: Any, box: Box, monkeypatch: Patch
+) -> None:
+    async def peek(*_args: Any, **_options: Any) -> Any:
+        raise QuorumUnavailable("order:1: too few", resource="order:1", votes=())
+
+    revoked: list[Any] = []
+    monkeypatch.setattr(charge.app.control, "broadcast", lambda *_, **given: revoked.append(given))
+    take(redlock, "first")
+    monkeypatch.setattr(redlock.client, "peek", peek)
+    assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).id == "first"
+    assert revoked == []
+    assert box.messages() == []
+
+
 @pytest.mark.parametrize("stored", [{}, {"store_errors_even_if_ignored": True}])
 def test_result_backend_is_not_asked_about_a_task_that_stores_none(
     redlock: FakeRedlock, app: Celery, box: Box, ends: Any, stored: dict[str, bool]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.protocol import quorum
+from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ResourceHeld
 from celery_redlock.protocol.outcome import NOT_WAITED_FOR, refusal, silent
@@ -300,6 +300,10 @@ def test_release_returns_true_if_the_lease_was_held_to_the_end(
     assert vote(round_, votes).decided
     assert ended(steps).held is held
     assert not mine.held(NOW + 1.0)
+
+
+def test_release_reply_of_a_node_is_read_as_a_count_from_two_on() -> None:
+    assert [replies.released([], said) for said in range(4)] == [False, True, 2, 3]
 
 
 # -- Peek, votes

@@ -1,4 +1,4 @@
-"""Messages that are acknowledged though nothing says how their bodies ended."""
+"""Reservations of messages at their ends, also at those that nothing reports."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from celery.exceptions import Reject
 from celery.signals import task_received
 
+from celery_redlock import SingletonTask
 from celery_redlock.messages import endings
 from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.reservation import Reservation
-from tests.support.delivering import Ran, Received, header, token_of
-from tests.support.names import Patch
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.protocol.round import Verb
+from tests.support.delivering import Ran, Received, deliver, header, token_of
+from tests.support.fake_lock import FakeRedlock
+from tests.support.names import Log, Patch
 
 
 class Unstorable(Exception):
@@ -82,3 +87,51 @@ def test_message_that_ends_before_its_body_keeps_no_reservation(
     message = SimpleNamespace(headers={"id": "the-id", RESERVATION: given})
     endings.refused(sender=SimpleNamespace(app=ran.app), message=message)
     assert len(found) == 2 * freed
+
+
+def test_retry_that_cannot_be_sent_keeps_its_reservation(
+    redlock: FakeRedlock, app: Any, monkeypatch: Patch
+) -> None:
+    @app.task(base=SingletonTask, bind=True, lock_key="k", lock_scope="until_executed")
+    def task(self: Any) -> str:
+        with pytest.raises(Reject):
+            self.retry(countdown=1)
+        assert not redlock.free("k#reserved")
+        return "ran"
+
+    def send_task(*_args: Any, **_options: Any) -> None:
+        raise ConnectionError("the broker is away")
+
+    monkeypatch.setattr(app, "send_task", send_task)
+    result, _info = deliver(task)
+    assert result == "ran"
+    assert redlock.free("k#reserved")
+
+
+@pytest.mark.parametrize("away", [False, True])
+def test_reservation_not_kept_after_success_is_logged(
+    ran: Ran, redlock: FakeRedlock, caplog: Log, away: bool
+) -> None:
+    token = token_of()
+    claim = Claim("order:1#reserved", token, 60.0, 5)
+    for node in redlock.fakes:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+    if away:
+        ran.then = lambda: redlock.driver.dead.update({0, 1, 2})
+    result, _ = deliver(
+        ran.task("until_succeeded"), 1, **{RESERVATION: header("until_succeeded", token=token)}
+    )
+    assert result == "done"
+    assert ("and its key is not kept" in caplog.text) is away
+
+
+def test_reservation_is_extended_while_its_body_runs(ran: Ran, redlock: FakeRedlock) -> None:
+    token, watched = token_of(), set[str]()
+    claim = Claim("order:1#reserved", token, 60.0, 5)
+    for node in redlock.fakes:
+        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
+    ran.then = lambda: watched.update(redlock.watchdog.watched)
+    given = header("until_executed", token=token)
+    assert deliver(ran.task("until_executed"), 1, **{RESERVATION: given})[0] == "done"
+    assert token in watched
+    assert not redlock.watchdog.watched

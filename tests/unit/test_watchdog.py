@@ -10,6 +10,7 @@ import pytest
 from celery_redlock.keepalive.watchdog import Schedule, Watchdog, Watched
 from celery_redlock.protocol.claim import Claim
 from tests.support.clock import FakeClock
+from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log
 
 NOW, TTL = 1000.0, 9.0
@@ -228,3 +229,19 @@ def test_time_limit_that_strikes_while_the_extender_starts_is_raised_as_itself(
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(Struck):
             Watchdog(lambda claims: claims, FakeClock()).watch(claim, lambda _claim: None)
+
+
+def test_extension_waits_until_the_first_lease_ends_or_the_next_is_due(
+    redlock: FakeRedlock,
+) -> None:
+    client = redlock.client
+    for name, ttl in (("short", 1.0), ("long", 2.0)):
+        redlock.acquire(name, ttl=ttl)
+    short, long = claims = list(client.claims.values())
+    assert client.patience_of(claims) == client.patience(1.0) < client.patience(2.0)
+    redlock.watchdog.next_due = redlock.clock() + 0.05
+    assert client.patience_of(claims) == pytest.approx(0.05)
+    redlock.watchdog.next_due = float("inf")
+    redlock.clock.advance(short.deadline - redlock.clock() - 0.02)
+    assert client.patience_of(claims) == pytest.approx(0.02)
+    assert client.patience_of([long]) == client.patience(2.0)

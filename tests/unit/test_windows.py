@@ -1,6 +1,7 @@
-"""A program on Windows can declare tasks and publish them; for all else the error says why not.
+"""Platforms without locks: what works there, and the error that says why the rest does not.
 
-It runs in a process that lacks what Windows lacks: Celery's own modules are imported before.
+A program on Windows can declare tasks and publish them. It runs in a process that lacks what
+Windows lacks: Celery's own modules are imported before.
 """
 
 from __future__ import annotations
@@ -8,8 +9,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+
+from celery_redlock import ConfigurationError, Redlock
+from tests.support.names import Patch
 
 PROGRAM = """
 import json, multiprocessing.connection, multiprocessing.util, os, select, signal, socket, sys
@@ -109,3 +114,10 @@ from celery_redlock import locked
         "celery_redlock.locked cannot be loaded: module 'celery_redlock.task' has no" in done.stderr
     )
     assert "direct cause" in done.stderr
+
+
+def test_redlock_is_refused_where_eventlet_has_patched_python(monkeypatch: Patch) -> None:
+    patcher = SimpleNamespace(is_monkey_patched=lambda module: module == "thread")
+    monkeypatch.setitem(sys.modules, "eventlet.patcher", patcher)
+    with pytest.raises(ConfigurationError, match="Use the pool gevent, threads or prefork"):
+        Redlock(["redis://127.0.0.1:1"])
