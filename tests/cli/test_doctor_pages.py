@@ -1,0 +1,74 @@
+"""Pages that quote the doctor: it prints these lines about such servers."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from celery_redlock.cli.context import Site
+from celery_redlock.cli.doctor import command
+from celery_redlock.server import start_servers
+from tests.cli.clinic import shop
+
+DOCS = Path(__file__).parents[2] / "docs"
+VARIES = r"(?:10\.0\.0\.\d:6379(?:, )?)+", r"\b\d+(?= s\b)"
+"""Patterns of what differs from run to run on the pages: nodes' addresses, and seconds."""
+MEANS = r"(?:127\.0\.0\.1:\d+(?:, )?)+", r"\d+"
+"""What stands in the place of each of these. Nodes with equal findings share a line."""
+
+
+def quoted(page: str, heading: str) -> list[re.Pattern[str]]:
+    """Return the lines of the doctor that stand below a heading, as patterns."""
+    text = (DOCS / page).read_text("utf-8")
+    part = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.M | re.S)
+    assert part, heading
+    found = re.findall(r"^```text\n((?:WRONG|WARNING) .*?)^```$", part[1], re.M | re.S)
+    assert found, heading
+    return [pattern_of(line) for block in found for line in block.splitlines()]
+
+
+def pattern_of(line: str) -> re.Pattern[str]:
+    parts = re.split("|".join(f"({varies})" for varies in VARIES), line.strip())
+    kept, *rest = parts
+    pattern = re.escape(kept)
+    for at in range(0, len(rest), len(VARIES) + 1):
+        (which,) = [n for n in range(len(VARIES)) if rest[at + n] is not None]
+        pattern += MEANS[which] + re.escape(rest[at + len(VARIES)])
+    return re.compile(pattern)
+
+
+def printed(urls: list[str], guard: str) -> list[str]:
+    app = shop(urls, redlock_restart_guard=guard)
+    result = CliRunner().invoke(command, ["--timeout", "1"], obj=Site(app=app))
+    return [line.strip() for line in result.output.splitlines()]
+
+
+def assert_shown(lines: list[re.Pattern[str]], output: list[str]) -> None:
+    for line in lines:
+        assert any(line.fullmatch(one) for one in output), (line.pattern, output)
+
+
+@pytest.mark.parametrize(
+    ("heading", "nodes"), [("The pause after a start", 3), ("One Redis", 1)], ids=str
+)
+def test_doctor_prints_the_lines_of_the_page_on_the_restart_guard(heading: str, nodes: int) -> None:
+    with start_servers(nodes) as servers:
+        assert_shown(
+            quoted("restart-guard.md", heading), printed([one.url for one in servers], "auto")
+        )
+
+
+def test_append_only_file_ends_the_warning_about_a_single_redis() -> None:
+    with start_servers(1, config=["--appendonly", "yes"]) as (server,):
+        output = printed([server.url], "auto")
+    assert not any(line.startswith("WARNING    restart") for line in output)
+    assert any(line.startswith("ok ") and " restart," in line for line in output)
+
+
+def test_single_redis_that_is_guarded_has_no_vote_after_its_start() -> None:
+    with start_servers(1) as (server,):
+        output = printed([server.url], "uptime")
+    assert any("0 of 1 node have a vote" in line for line in output)
