@@ -1,1 +1,1 @@
-"""Keeps leases alive while their work runs, and frees those of the dead."""
+"""Extend leases while their work runs, and release the leases of dead processes."""

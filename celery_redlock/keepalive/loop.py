@@ -1,7 +1,7 @@
-"""Extends leases from an event loop: a timer of the loop in place of a thread.
+"""Extend leases from an event loop, with a timer of the loop in place of a thread.
 
-No task of asyncio, for who ends a program cancels all tasks, and their leases must last until each
-of them has given its own back.
+Not an asyncio task: the end of a program cancels all tasks, and their leases must last until each
+task has released its own.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ logger = logging.getLogger("celery_redlock.watchdog")
 
 
 class LoopWatchdog(Watchdog):
-    """Keeps leases alive until they are dropped, lost, or older than their maximum lifetime.
+    """The extender of an event loop's leases; see `Watchdog`.
 
     Args:
-        loop: What runs it.
-        extend: Begins to renew claims, and calls back with those that a quorum confirmed.
+        loop: The loop.
+        extend: Function that begins to extend claims, and later calls its second argument with the
+            claims that a quorum confirmed.
         chase: See `Driver.chase`.
     """
 
@@ -47,7 +48,7 @@ class LoopWatchdog(Watchdog):
         """Do nothing: the loop reads."""
 
     def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
-        """See to it that what is put off, or too few nodes have confirmed, comes to them yet."""
+        """Send postponed requests, and repeat unconfirmed releases, before long."""
         self._loop.call_later(after, self._chase)
 
     def _chase(self) -> None:
@@ -65,7 +66,7 @@ class LoopWatchdog(Watchdog):
             self._timer = self._loop.call_later(left, self._tick)
 
     def extend_due(self, due: Sequence[Watched]) -> None:
-        """Begin to extend leases that were taken off the schedule; tell of those that are over."""
+        """Begin to extend leases that are due; report those that are over."""
         alive, over = self.schedule.part(due, self._clock())
         self._settle(over, ())
         if not alive:

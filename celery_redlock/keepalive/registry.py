@@ -1,4 +1,4 @@
-"""Registers the leases of this process in the table that a supervisor reads.
+"""Register the leases of this process in the table that a supervisor reads.
 
 Without a supervisor there is no table, and nothing is registered.
 """
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 __all__ = ["LeaseRegistry"]
 
 VARIABLE = "CELERY_REDLOCK_TABLE"
-"""The environment variable that tells spawned children whose table it is, and where."""
+"""Environment variable with the table's owner and address, for spawned children."""
 
 
 class LeaseRegistry:
-    """Tells the supervisor, if there is one, what this process holds.
+    """The registry of this process's leases, for the supervisor if there is one.
 
     Args:
-        nodes: How many nodes the lock has.
-        sidecar: How the sidecar reaches the nodes; None for no sidecar.
+        nodes: The number of nodes of the lock.
+        sidecar: The arguments with which a sidecar reaches the nodes; None for no sidecar.
 
     Raises:
         ConfigurationError: The nodes cannot be described to another process.
 
     Attributes:
         table: The table that is shared with the supervisor, or None.
-        in_pool_child: Whether this process is a child of a pool, which its supervisor may kill.
+        in_pool_child: True if this process is a child of a pool, which its supervisor may kill.
     """
 
     def __init__(self, nodes: int, sidecar: Mapping[str, Any] | None = None) -> None:
@@ -59,12 +59,12 @@ class LeaseRegistry:
 
     @property
     def own_process(self) -> bool:
-        """Whether a sidecar supervises, not the process that has started this one."""
+        """True if the supervisor is a sidecar, not the process that has started this one."""
         return self._config is not None
 
     @property
     def paused(self) -> bool:
-        """Whether keys may be paused (`pauses.py`), as the worker's main process has seen."""
+        """True if the worker's main process has seen that keys may be paused (`pauses.py`)."""
         return self.table is not None and self.table.paused
 
     def begin(self) -> None:
@@ -72,7 +72,8 @@ class LeaseRegistry:
         from .shared_table import MAX_NODES, SharedLeaseTable  # most programs need neither
 
         with self._beginning:
-            # Begun, and not done: a handler has interrupted this very thread. It does without.
+            # Begun and not done: a handler has interrupted this very thread. Its lock goes without
+            # a table.
             if self._begun or self.table is not None or self._nodes > MAX_NODES:
                 return
             self._begun = True
@@ -88,12 +89,12 @@ class LeaseRegistry:
                 self._begun = False
 
     def offer(self) -> None:
-        """Tell children that will be spawned where the table is: they inherit no memory."""
+        """Publish the table's address for spawned children, which inherit no memory."""
         if self.table is not None and self.table.address is not None:
             os.environ[VARIABLE] = f"{os.getpid()}:{self.table.address}"
 
     def accept(self) -> None:
-        """Open the parent's table, if this is a child that was spawned."""
+        """Open the parent's table, if this process is a spawned child."""
         parent, _, address = os.environ.get(VARIABLE, "").partition(":")
         if self._config is not None or parent != str(os.getppid()):
             return
@@ -104,7 +105,7 @@ class LeaseRegistry:
                 self.table = SharedLeaseTable.at(address, self._nodes)
 
     def forked(self) -> None:
-        """Begin again in a child: the supervisor of its parent's leases supervises its own."""
+        """Begin again in a forked child; the supervisor of its parent supervises it as well."""
         self._beginning = threading.RLock()
         self._begun = False
         if self.table is not None:
@@ -125,27 +126,27 @@ class LeaseRegistry:
             self.table.register(claim)
 
     def granted(self, claim: Claim, max_lifetime: float | None) -> None:
-        """Record that it is granted, and for how long it is extended; seconds, None forever."""
+        """Record a grant, and for how many seconds it will be extended; None for no limit."""
         if self.table is not None and claim.granted_at is not None:
             self.table.granted(claim, claim.granted_at + (max_lifetime or math.inf))
 
     def renewed(self, claims: Iterable[Claim]) -> None:
-        """Record that their holder has extended them."""
+        """Record that this process has extended claims."""
         if self.table is not None:
             for claim in claims:
                 self.table.renewed(claim)
 
     def patience(self, claim: Claim, until: float) -> None:
-        """Record when this process may be killed for it, by `time.monotonic()`; infinity: never."""
+        """Record when this process may be killed for a claim (`time.monotonic()`, or infinity)."""
         if self.in_pool_child and self.table is not None:
             self.table.patience(claim, until)
 
     def releasing(self, claim: Claim) -> None:
-        """Record that it is about to be released."""
+        """Record that a claim is about to be released."""
         if self.table is not None:
             self.table.releasing(claim)
 
     def unregister(self, claim: Claim) -> None:
-        """Remove it: it is released, lost, or left to expire."""
+        """Remove a claim that is released, is lost, or will expire."""
         if self.table is not None:
             self.table.unregister(claim)

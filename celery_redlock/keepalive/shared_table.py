@@ -1,23 +1,23 @@
 """A table of the leases that the processes of one worker hold, in memory that they share.
 
-A process cannot extend its leases while it is stopped, or while a C call keeps the GIL; and once it
-is dead it can free nothing. So every holder writes a record into this table before it asks a node
-for anything: which token it is going to hold, and where. It removes the record when the lease is
+A process cannot extend its leases while it is stopped, or while a C call keeps the GIL; and a dead
+process can release nothing. So every holder writes a record into this table before it asks a node
+for anything: the token, and the names that it is for. It removes the record when the lease is
 released. The supervisor (`supervisor.py`), in another process, reads the records. It extends the
-leases whose holders are late, and frees the leases of dead holders. In return it writes down the
+leases whose holders are late, and releases the leases of dead holders. In return it writes down the
 expiries that the nodes acknowledged to it. A holder adopts them when its own have passed, so that
 the two never contradict each other.
 
 No process waits for another, because a process that is stopped while it writes must not stop the
-others. Three rules make up for that:
+others. Three rules take the place of a lock:
 
 - A record has a generation, which only ever grows. It is odd while the names and the token are
-  being written; a record with an odd one is not read. So a holder that is killed in between leaves
-  nothing that could be mistaken for a lease, and nothing said of one record is taken for its
-  successor in the same slot.
+  being written, and a record with an odd generation is not read. So a holder that is killed in
+  between leaves nothing that could be mistaken for a lease. And a note about one record is never
+  taken for a note about the next record in the same slot.
 - Each field has one writer, the holder or the supervisor.
 - An expiry is one aligned double and a fact by itself: a node has acknowledged the token until
-  then. Old and new ones of different nodes may be read together.
+  then. Old and new expiries of different nodes may be read together.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = ["MAX_NODES", "LeaseRecord", "SharedLeaseTable"]
 
 MAX_NODES = 16
 BLOCKS, SLOTS = 1024, 8
-"""A process takes a block of slots, and another when that is full."""
+"""Number of blocks, and of slots in each. A process takes a block, and another if that is full."""
 MAX_TEXT_BYTES = 32_000
-"""Room for the names of any claim (`names.MAX_NAMES_BYTES`) and its token. Pages that are never
-written to take up no memory."""
+"""Room for the names of any claim (`names.MAX_NAMES_BYTES`) and its token. Memory pages that are
+never written to take no memory."""
 
 _EMPTY, _ASKING, _HOLDING = 0, 1, 2
 
@@ -78,15 +78,16 @@ class LeaseRecord(NamedTuple):
     """One record of the table, as the supervisor reads it.
 
     Attributes:
-        slot: Where it stands.
-        generation: Tells it from an earlier record in the same slot.
-        held: Whether it is granted; else its nodes are still being asked.
-        resources: What is held, or asked for; all of it under one token.
-        until: When extension ends (`max_lifetime`), in seconds of the clock of leases.
-        expiries: Per node, what its holder was acknowledged.
-        kept: Per node, what a supervisor was acknowledged; empty for nothing.
+        slot: Its slot.
+        generation: The number that distinguishes it from an earlier record in the same slot.
+        held: True if it is granted; otherwise the nodes are still being asked.
+        resources: The names that are held or asked for, all with one token.
+        until: The end of extensions (`max_lifetime`), by the clock of leases; seconds.
+        expiries: Per node, the expiry that it acknowledged to the holder.
+        kept: Per node, the expiry that it acknowledged to a supervisor; empty if none extended it.
         fence: Its fencing token; 0 for none.
-        patience: When its process may be killed, by `time.monotonic()`: see `locking/progress.py`.
+        patience: The time from which its process may be killed, by `time.monotonic()`: see
+            `locking/progress.py`.
     """
 
     slot: int
@@ -103,17 +104,17 @@ class LeaseRecord(NamedTuple):
 
     @property
     def name(self) -> tuple[int, int]:
-        """What no other record of this table has."""
+        """Its slot and generation, which no other record of this table has."""
         return self.slot, self.generation
 
     @property
     def resource(self) -> str:
-        """What is held, as one text for people: the keys whose slots they are."""
+        """The locked keys as one text for people, without the numbers of their slots."""
         return shown([base_of(name) for name in self.resources])
 
 
 class _Place:
-    """Where a claim stands in the table. Called, it returns what a supervisor was acknowledged."""
+    """The place of a claim in the table. Call it for the expiries that a supervisor noted there."""
 
     __slots__ = ("generation", "nodes", "record", "slot")
 
@@ -127,14 +128,14 @@ class _Place:
 
 
 class SharedLeaseTable:
-    """Shared by a process and all that it forks; with a program it starts, by descriptor.
+    """The table, which a process shares with its forks, and by descriptor with a program it starts.
 
     Args:
-        nodes: How many nodes the lock has.
-        fd: The memory of an inherited table; None makes a new one.
+        nodes: The number of nodes of the lock.
+        fd: A descriptor of an existing table's memory; None makes a new table.
 
     Attributes:
-        read: Whether a supervisor reads what this process writes: only then does it write.
+        read: True if a supervisor reads the records of this process; only then it writes any.
     """
 
     def __init__(self, nodes: int, fd: int | None = None) -> None:
@@ -152,11 +153,11 @@ class SharedLeaseTable:
         """Open the table of the process that spawned this one, to write to it.
 
         Args:
-            address: Where it is: the `address` of that table.
-            nodes: How many nodes the lock has.
+            address: The `address` of that table.
+            nodes: The number of nodes of the lock.
 
         Raises:
-            OSError: It is gone.
+            OSError: The table does not exist any more.
         """
         table = cls(nodes, os.open(address, os.O_RDWR))
         table.read = True
@@ -164,7 +165,7 @@ class SharedLeaseTable:
 
     @property
     def paused(self) -> bool:
-        """Whether keys may be paused."""
+        """True if keys may be paused."""
         return bool(self._memory.paused)
 
     @paused.setter
@@ -173,9 +174,9 @@ class SharedLeaseTable:
 
     @property
     def address(self) -> str | None:
-        """How a process that was spawned by this one, and inherits no descriptor, finds the table.
+        """A path to the table for spawned processes, which inherit no descriptor.
 
-        None where the system has no such place: it has one on Linux.
+        None if the system has no such paths; Linux has.
         """
         path = f"/proc/{os.getpid()}/fd/{self.fd}"
         return path if os.path.exists(path) else None
@@ -183,18 +184,18 @@ class SharedLeaseTable:
     # -- The holder's side -----------------------------------------------------------------------
 
     def forked(self) -> None:
-        """Forget the records of the parent, in the child of a fork: they are not its own."""
+        """Forget the parent's records, in the child of a fork."""
         self._begin()
-        self.read = True  # by the process that made the table
+        self.read = True  # the process that made the table reads it
 
     def _begin(self) -> None:
-        # Reentrant: a handler may interrupt the thread that has it, and register a claim itself.
+        # Reentrant: a handler may interrupt the thread that holds it, and register a claim itself.
         self._lock = threading.RLock()
         self._mine: list[int] = []
         self._used: dict[int, Claim] = {}
 
     def register(self, claim: Claim) -> None:
-        """Write a record, before the token is written to any node; nothing if the table is full."""
+        """Write a record before the token is written to any node; skip it if the table is full."""
         if not self.read:
             return
         text = _encode([claim.ttl, claim.token, *claim.resources]).encode("utf-8", "surrogatepass")
@@ -221,7 +222,7 @@ class SharedLeaseTable:
         record.generation = generation + 1
 
     def granted(self, claim: Claim, until: float) -> None:
-        """Record that it is granted, and is to be extended until `until`; seconds."""
+        """Record a grant, and the time until which it must be extended; seconds."""
         with self._lock:
             if (record := self._record_of(claim)) is not None:
                 record.until = until
@@ -230,25 +231,25 @@ class SharedLeaseTable:
                 record.state = _HOLDING
 
     def renewed(self, claim: Claim) -> None:
-        """Record the expiries that its holder knows now: later ones, or one that a node forgot."""
+        """Record the holder's expiries after an extension: later, or unset if a node forgot it."""
         with self._lock:
             if (record := self._record_of(claim)) is not None:
                 record.expiries[: self.nodes] = claim.acknowledgements()
 
     def patience(self, claim: Claim, until: float) -> None:
-        """Record when its process may be killed, by `time.monotonic()`."""
+        """Record the time from which its process may be killed, by `time.monotonic()`."""
         with self._lock:
             if (record := self._record_of(claim)) is not None:
                 record.patience = until
 
     def releasing(self, claim: Claim) -> None:
-        """Stop the supervisor from extending it; if its holder dies now, it is still freed."""
+        """Stop the supervisor from extending it; if its holder dies now, it is still released."""
         with self._lock:
             if (record := self._record_of(claim)) is not None:
                 record.state = _ASKING
 
     def unregister(self, claim: Claim) -> None:
-        """Remove the record: it is released, lost or left to expire."""
+        """Remove the record of a claim that is released, is lost, or will expire."""
         with self._lock:
             if (record := self._record_of(claim)) is not None:
                 record.state = _EMPTY
@@ -256,14 +257,14 @@ class SharedLeaseTable:
                 claim.kept = None
 
     def _record_of(self, claim: Claim) -> _Record | None:
-        """Return its record, if it has one; a moment later the slot may be another's."""
+        """Return its record, if it has one; a moment later another claim may have the slot."""
         place = claim.kept
         if isinstance(place, _Place) and self._used.get(place.slot) is claim:
             return place.record
         return None
 
     def _free_slot(self) -> int | None:
-        """Return a slot that no claim of ours uses; one that is being released is still used."""
+        """Return a slot that no claim of ours uses; a claim that is being released still does."""
         for slot in self._mine:
             if slot not in self._used:
                 return slot
@@ -281,7 +282,7 @@ class SharedLeaseTable:
             try:
                 fcntl.lockf(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, block)
             except OSError:
-                continue  # another process is just taking this one
+                continue  # another process is just taking this block
             try:
                 if not pids[block]:
                     pids[block] = os.getpid()
@@ -325,22 +326,22 @@ class SharedLeaseTable:
         )
 
     def stands(self, slot: int, generation: int) -> bool:
-        """Return whether a record is still there, and its holder wants it extended."""
+        """Return True if a record is still there, and its holder wants it extended."""
         record = self._records[slot]
         return bool(record.generation == generation and record.state == _HOLDING)
 
     def extended(self, note: LeaseRecord, expiries: Sequence[float]) -> None:
-        """Write down for its holder what the nodes acknowledged to the supervisor."""
+        """Write down, for the holder, the expiries that nodes acknowledged to the supervisor."""
         record = self._records[note.slot]
         record.kept[: self.nodes] = expiries
-        record.kept_for = note.generation  # last: half of them is not of this record
+        record.kept_for = note.generation  # last: until then some belong to another record
 
     def remove(self, record: LeaseRecord) -> None:
         """Remove the record of a dead process."""
         self._records[record.slot].state = _EMPTY
 
     def clear(self, block: int) -> None:
-        """Make the block of a dead process free for the next one."""
+        """Make the block of a dead process available again."""
         for slot in range(block * SLOTS, (block + 1) * SLOTS):
             self._records[slot].state = _EMPTY
         self._memory.pids[block] = 0

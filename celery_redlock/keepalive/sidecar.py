@@ -1,10 +1,10 @@
-"""The sidecar: a small process that supervises what a worker holds (`redlock_keeper = "process"`).
+"""The sidecar: a small process that supervises a worker's leases (`redlock_keeper = "process"`).
 
-No thread of a process can extend leases while a C call keeps the GIL, and none can free them once
-the process is dead. In a prefork worker the main process does both for its children. Elsewhere
-(threads, solo, gevent, a program that uses `Redlock` itself), or where the main process may be
-killed too, the sidecar does. It reads the shared table (`shared_table.py`) and imports no Celery.
-It notices the death of its client because its standard input ends.
+No thread of a process can extend leases while a C call keeps the GIL, and none can release them
+once the process is dead. In a prefork worker the main process does both for its children. Elsewhere
+(threads, solo, gevent, a program that uses `Redlock` itself), or if the main process may be killed
+too, the sidecar does. It reads the shared table (`shared_table.py`) and does not import Celery. It
+notices the death of its client because its standard input ends.
 
 It receives the nodes' passwords, so it imports nothing from the directory that it is started in,
 where anybody may have put a file.
@@ -33,19 +33,19 @@ __all__ = ["Sidecar"]
 logger = logging.getLogger("celery_redlock.keeper")
 
 STEADY_S = 5.0
-"""A sidecar that has lived for so long is replaced without delay."""
+"""Lifetime in seconds after which a sidecar that ends is replaced without a long delay."""
 RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.05, 5.0
-"""Otherwise the delay is doubled each time, from this to that: one that cannot start must not keep
-a core busy."""
+"""First and longest delay before it is replaced otherwise, in seconds; doubled each time. A sidecar
+that cannot start must not keep a core busy."""
 START = f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import main; main()"
-"""What it runs. Not `-m`, which has the working directory first on the path."""
+"""The code that it runs. Not `-m`, which puts the working directory first on the path."""
 NEEDED = ("celery_redlock", "redis", "psycopg")
-"""What it imports, if we have, and does not come with Python."""
+"""Packages that it imports if we have them, besides Python's own."""
 
 
 _SPAWNING = threading.RLock()
-"""No thread forks while another starts a sidecar: the child would inherit the pipe that the start
-waits for, and it would wait for as long as the child lives."""
+"""Lock that keeps threads from forking while another thread starts a sidecar. The child would
+inherit a pipe whose end the start waits for, and the start would last as long as the child."""
 os.register_at_fork(
     before=_SPAWNING.acquire,
     after_in_parent=_SPAWNING.release,
@@ -54,11 +54,12 @@ os.register_at_fork(
 
 
 class Sidecar:
-    """The client's end: starts the sidecar, and starts it again if it dies.
+    """The client's side: starts the sidecar, and starts another if it dies.
 
     Args:
         table: The leases that it supervises.
-        config: How to reach the nodes; may hold passwords, so it travels through a pipe.
+        config: The arguments for reaching the nodes; sent through a pipe, because it may contain
+            passwords.
     """
 
     def __init__(self, table: SharedLeaseTable, config: Mapping[str, Any]) -> None:
@@ -74,7 +75,7 @@ class Sidecar:
         self.forked()
 
     def forked(self) -> None:
-        """Close its input in a child: it is to notice the end of the parent."""
+        """Close its input in a forked child, so that the sidecar notices the parent's end."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -86,7 +87,7 @@ class Sidecar:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(self._table.fd,),
-                start_new_session=True,  # Ctrl-C at a terminal is for the worker
+                start_new_session=True,  # Ctrl-C at a terminal must reach only the worker
             )
         assert process.stdin is not None
         with contextlib.suppress(OSError):  # dead already: then it is started again
@@ -114,7 +115,7 @@ class Sidecar:
             delay = min(2 * delay, MAX_RESTART_DELAY_S)
             try:
                 self._spawn()
-            except OSError as error:  # no memory, too many processes or files: that may pass
+            except OSError as error:  # no memory, too many processes or files: may be temporary
                 logger.error(
                     "cannot start the helper process that keeps the locks: %s",
                     error,
@@ -123,10 +124,10 @@ class Sidecar:
 
 
 def _path() -> list[str]:
-    """Return where the sidecar finds modules: where we do, but for the working directory.
+    """Return the sidecar's module path: ours, without the working directory.
 
-    If we have imported from there what it needs, that directory comes last: after all that has such
-    a name elsewhere, and after Python's own.
+    If we have imported a package that it needs from that directory, the directory comes last: after
+    all other directories, and after Python's own.
     """
     try:
         here = os.path.realpath(os.getcwd())
@@ -151,14 +152,15 @@ def main() -> None:
     stdin = sys.stdin.fileno()
     config = json.loads(_line(stdin))
     addresses = parse_nodes(config["nodes"])
-    # It only extends and frees, and that any node may do; its client has reported unsuitable ones.
+    # Not strict: it only extends and releases, which is safe on any node, and its client has
+    # reported unsuitable nodes.
     driver = Driver(addresses, config["prefix"], strict=False)
     table = SharedLeaseTable(len(addresses), config["fd"])
     LeaseSupervisor(table, driver, config["node_timeout"], client=stdin).run()
 
 
 def _line(fd: int) -> bytes:
-    """Read one line of input, and no byte more: the end of input must stay to be seen."""
+    """Read one line of input, and no byte more: the supervisor polls the rest for its end."""
     line = b""
     while not line.endswith(b"\n"):
         data = os.read(fd, 65536)

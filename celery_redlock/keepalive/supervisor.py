@@ -1,13 +1,13 @@
-"""Extends the leases of processes that are late, and releases the leases of dead processes.
+"""Extend the leases of processes that are late, and release the leases of dead processes.
 
 Each process extends its own leases in a thread. That thread stands still while the process is
 stopped or a C call keeps the GIL, and it ends with the process. So a supervisor in another process
 (the main process of a prefork worker, or a sidecar, `sidecar.py`) reads the table in which holders
-record what they hold (`shared_table.py`). It extends a lease when more than half of its ttl is
-gone. When a holder is dead, and its body with it, the supervisor deletes its tokens.
+record their leases (`shared_table.py`). It extends a lease when more than half of its ttl is gone.
+When a holder is dead, and its body with it, the supervisor deletes its tokens.
 
-It does not assume a death, it watches the pids. Celery's main process learns of a child's death 0.1
-to 5 seconds late, and of some deaths not at all; and it announces a hard time limit or a
+It watches the pids and relies on no other sign of a death. Celery's main process notices a child's
+death 0.1 to 5 seconds late, and some deaths not at all; and it announces a hard time limit or a
 terminating revocation while the child is still alive.
 
 A supervisor never sets a missing key again (`Verb.RENEW`): its connections are not the holder's, so
@@ -42,29 +42,30 @@ __all__ = ["LeaseSupervisor"]
 logger = logging.getLogger("celery_redlock.keeper")
 
 LATE = 1 / 2
-"""A holder extends when a third of the ttl is gone; the supervisor when this part is."""
+"""The part of the ttl after which the supervisor extends; a holder extends after a third."""
 LOOK_EVERY = 1 / 10
 """Pause between two looks, as a part of the shortest ttl in the table."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 0.1
-"""Limits of that pause. A look takes some 0.1 ms, so that ten of them a second cost next to
-nothing; and a lease or a process that is new is seen in time without announcing itself."""
+"""Limits of that pause. A look takes about 0.1 ms, so ten of them a second cost next to nothing,
+and the supervisor sees a new lease or process in time without an announcement."""
 LINGER_S = 0.8
-"""How long the processes of a client that is gone may take to end as well."""
+"""Seconds in which the other processes of a dead client should end as well."""
 RETRY_S = 1.0
-"""Pause before nodes are asked again to free what a dead process held, if too few have answered. It
-doubles, as a node that hangs reads all of these requests when it wakes up."""
+"""Seconds before nodes are asked again to release a dead process's leases, if too few have
+answered. The pause doubles, because a node that hangs will read all of these requests when it
+answers again."""
 REPORT_AFTER_S = 0.5
-"""How long a holder has to report its loss itself."""
+"""Seconds in which a holder should report its loss itself."""
 
 Name = tuple[int, int]
 """The slot and generation of a record."""
 
 
 class LeaseSupervisor:
-    """Watches over the leases of one table. Runs in one thread.
+    """The extender for the leases of one table. Runs in one thread.
 
     Args:
-        table: What the other processes hold.
+        table: The leases of the other processes.
         driver: The nodes, over the supervisor's own connections.
         node_timeout: How long to wait for a node, in seconds.
         client: A descriptor that reaches its end when the client that owns the table ends; None if
@@ -97,14 +98,14 @@ class LeaseSupervisor:
         self._silent: dict[Name, tuple[float, float]] = {}  # see `_is_deaf`
 
     def run(self) -> None:
-        """Supervise until the client is gone; then free what its processes leave as they die."""
-        self._driver.connect(0.1)  # begun now: a lease that is late has no time to wait for it
+        """Supervise until the client is gone; then release the leases of its processes."""
+        self._driver.connect(0.1)  # begun now: a late lease has no time to wait for it
         while not self._alone:
             self.run_once()
         self._finish()
 
     def run_once(self) -> None:
-        """Wait for the next look, or a death; extend what is late, free what the dead have held."""
+        """Wait for the next look, or a death; extend late leases, release those of the dead."""
         try:
             ready = self._wait(self._pause)
             self._alone = self._client in ready
@@ -119,13 +120,13 @@ class LeaseSupervisor:
                 time.sleep(MAX_PAUSE_S)
 
     def _finish(self) -> None:
-        """Free what is left by processes that are being killed; extend nothing more."""
+        """Release the leases of processes that are being killed; extend nothing more."""
         if self._client is not None:
             self._poll.unregister(self._client)
         until = monotonic() + LINGER_S
         over = False
         while any(self._table.blocks()) and not over:
-            # Looked at once more after the last moment: this process may have stood still as well.
+            # One more look after the time is over: this process may have stood still as well.
             over = monotonic() >= until
             self._living(self._wait(MIN_PAUSE_S))
 
@@ -134,7 +135,7 @@ class LeaseSupervisor:
         return {fd for fd, _event in self._poll.poll(seconds * 1000)}
 
     def _living(self, ready: set[int]) -> list[tuple[int, int]]:
-        """Free what dead processes have held; return the other blocks, each with its pid."""
+        """Release the leases of dead processes; return the other blocks, each with its pid."""
         living = []
         for block, pid in list(self._table.blocks()):
             if block in self._dead:
@@ -147,7 +148,7 @@ class LeaseSupervisor:
             else:
                 self._watched[block] = pidfd = _pidfd(pid)
                 dead = pidfd is None and _is_dead(pid)
-                if pidfd is not None:  # perhaps with the number of a closed one that is in `ready`
+                if pidfd is not None:  # its number may be that of a closed one in `ready`
                     self._poll.register(pidfd, select.POLLIN)
             if dead:
                 del self._watched[block]
@@ -191,20 +192,20 @@ class LeaseSupervisor:
             self._extend(late, now)
 
     def _is_deaf(self, record: LeaseRecord, here: float, before: float) -> bool:
-        """Return whether a body has not reported for so long that its process may be killed.
+        """Return True if a body has been silent for so long that its process may be killed.
 
         Time in which this process did not run does not count: most likely the whole worker was
-        stopped, and wakes up one by one, and the body could not report either. So each `patience`
-        is known with how long that was in all `before` the look that met it first.
+        stopped, its processes wake up one by one, and the body could not report either. So each
+        `patience` is remembered with the total of such time `before` the look that saw it first.
         """
         patience, since = self._silent.get(record.name, (math.nan, before))
-        if patience != record.patience:  # it has reported since
+        if patience != record.patience:  # the body has reported since
             since = before
         self._silent[record.name] = record.patience, since
         return record.patience + self._away - since <= here
 
     def _kill(self, record: LeaseRecord, pid: int, pidfd: int | None) -> None:
-        """Kill a pool child whose body is deaf; once it is dead, what it has held is freed."""
+        """Kill a pool child whose body hangs; its leases are released once it is dead."""
         if not self._table.stands(*record.name):
             return  # it has just ended
         self._killed.add(pid)
@@ -221,16 +222,16 @@ class LeaseSupervisor:
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
 
     def _claim(self, record: LeaseRecord, now: float) -> Claim:
-        """Return what this supervisor knows of a lease, and what its holder has written since."""
+        """Return the supervisor's own claim for a record, with the expiries its holder noted."""
         claim = self._claims.get(record.name)
         if claim is not None:
             news = claim.learn(record.expiries)
             if claim.lost is None or not news:
                 return claim
-        # Unknown; or lost, as far as was known here, but its holder has known better.
+        # A new record; or the lease seemed lost here, but its holder has later expiries.
         fresh = _OthersClaim(self._table, record)
         if claim is None and record.kept:
-            fresh.expiries = list(record.kept)  # of the supervisor before this one
+            fresh.expiries = list(record.kept)  # from the previous supervisor
         fresh.learn(record.expiries)
         fresh.granted_at = now
         return fresh
@@ -243,7 +244,7 @@ class LeaseSupervisor:
         for (record, claim), deadline in zip(late, deadlines, strict=True):
             self._table.extended(record, claim.acknowledgements())
             if claim.lost is not None:
-                # Until then it is only forgotten: its holder may set it again.
+                # Until its deadline the nodes have only forgotten it: its holder may set it again.
                 self._over[record.name] = deadline
 
     def _report(self, record: LeaseRecord, claim: Claim, pid: int, now: float) -> None:
@@ -261,7 +262,7 @@ class LeaseSupervisor:
             )
 
     def _reap(self, block: int) -> None:
-        """Release the leases of a dead process; what too few nodes confirm is tried again."""
+        """Release the leases of a dead process; try again later if too few nodes confirm."""
         now = monotonic()
         again = block in self._dead
         died, _ = self._dead.setdefault(block, (now, now))
@@ -274,7 +275,7 @@ class LeaseSupervisor:
         for record, round_ in zip(left, freed, strict=True):
             who = Owner.of(record.token)
             if round_.quorum_answered:
-                if round_.yes or again:  # else it had freed it itself
+                if round_.yes or again:  # otherwise the process had released it itself
                     logger.warning(
                         "freed %s, which %s held when it died",
                         record.resource,
@@ -297,9 +298,9 @@ class LeaseSupervisor:
             del self._dead[block]
 
     def _tell(self, record: LeaseRecord) -> None:
-        """Tell listeners of a release in the place of the dead holder.
+        """Report a release to listeners, in place of the dead holder.
 
-        When it was granted is read from its token: the holder's own clock is gone.
+        The time of the grant is read from its token, because the holder's own clock is gone.
         """
         now, wall = monotonic(), time.time()
         owner = Owner.of(record.token)
@@ -313,7 +314,7 @@ class LeaseSupervisor:
 
 
 class _OthersClaim(Claim):
-    """A claim of another process. It ends when its holder removes the record, whenever that is."""
+    """A claim of another process. It ends as soon as its holder removes the record."""
 
     __slots__ = ("_name", "_table")
 
@@ -332,17 +333,17 @@ class _OthersClaim(Claim):
 
 
 def _pidfd(pid: int) -> int | None:
-    """Return a descriptor that tells of the end of a process; None where there is none."""
+    """Return a descriptor that signals the end of a process; None if there is none."""
     if not hasattr(os, "pidfd_open"):
         return None
     try:
         return os.pidfd_open(pid)
     except OSError:
-        return None  # gone, or not to be watched
+        return None  # it is gone, or may not be watched
 
 
 def _is_dead(pid: int) -> bool:
-    """Return whether a process has ended. A zombie stays one: its parent wants its status."""
+    """Return True if a process has ended. Do not reap a zombie: its parent needs its status."""
     with contextlib.suppress(ChildProcessError):
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     try:

@@ -1,9 +1,9 @@
-"""Extends leases that fall due, and reports the lost.
+"""Extend leases that are due, and report those that are lost.
 
-One thread per process serves all leases, one round extends all that are due: 10 000 leases cost
-one thread. A lease is renewed every ttl/3, so that two rounds may fail before it is in danger, and
-every ttl/10 after a failure. The thread is started by the first lease and sleeps while there is
-nothing due. A short task costs it nothing: it is not even woken.
+One thread per process serves all leases, and one round extends all that are due: 10 000 leases cost
+one thread. A lease is extended every ttl/3, so that two rounds may fail before it is in danger, and
+every ttl/10 after a failure. The first lease starts the thread, which sleeps while nothing is due.
+A short task costs nothing: the thread is not even woken.
 
 Where gevent has patched Python the thread is a greenlet, and runs only while the others wait.
 """
@@ -25,24 +25,24 @@ __all__ = ["Schedule", "Watchdog", "Watched"]
 logger = logging.getLogger("celery_redlock.watchdog")
 
 EVERY, RETRY_EVERY = 1 / 3, 1 / 10
-"""When to extend, and when to try again after a failed round, as parts of the ttl."""
+"""Pauses before the next extension, and before another try after a failure; parts of the ttl."""
 READ_AFTER_S = 0.05
-"""When to read answers that nobody waits for. Under load the next task has read them by then, and
-this thread is woken twenty times a second at most."""
+"""Seconds until answers are read that nobody waits for. Under load the next task has read them by
+then, and this thread is woken at most twenty times a second."""
 CHASE_EVERY_S = 0.25
-"""When to look again for answers that were not there then: a node hangs, or has hung up."""
+"""Seconds between later looks for missing answers: a node hangs, or has closed its connection."""
 TOGETHER = 1 / 20
-"""Leases due within this part of the ttl are extended in the same round: fewer requests."""
+"""Leases that are due within this part of the ttl are extended in one round, to save requests."""
 
 
 @dataclass(slots=True, eq=False)
 class Watched:
-    """A lease that is kept alive, until when, and whom to tell if that fails.
+    """A lease under extension, its end time, and the callback for its loss.
 
     Attributes:
-        due: When to extend it next; infinity while a round is under way. Seconds.
-        look: Looks at its work; returns in how many seconds it is to be called again.
-        looks: When that is.
+        due: The time of the next extension or look; infinity while a round is under way. Seconds.
+        look: Function that checks its work, and returns the seconds until it must be called again.
+        looks: The time of the next call of `look`; seconds.
     """
 
     claim: Claim
@@ -54,13 +54,13 @@ class Watched:
 
 
 class Schedule:
-    """Which leases fall due, and when. Pure, and without a lock: the simulated world runs it too.
+    """Schedule of due extensions. Pure and lock-free, so that the simulator can run it.
 
-    A handler that interrupts its caller may add and drop others: each step is one operation on the
+    A handler that interrupts a method may add and drop leases: each step is one operation on the
     dict, and loops run over a copy.
 
     Attributes:
-        watched: What is kept alive, by token.
+        watched: The leases under extension, by token.
     """
 
     def __init__(self) -> None:
@@ -68,20 +68,20 @@ class Schedule:
 
     @property
     def wakes(self) -> float:
-        """When something falls due next; seconds, infinity for never. No round may last longer."""
+        """The next due time; seconds, infinity for never. A round must end before it."""
         return min([watched.due for watched in self.watched.copy().values()], default=math.inf)
 
     def add(self, watched: Watched, now: float) -> None:
-        """Keep a lease alive from now on."""
+        """Schedule the extensions of a lease, from now on."""
         self._put_off(watched, now + watched.claim.ttl * EVERY)
         self.watched[watched.claim.token] = watched
 
     def drop(self, claim: Claim) -> Watched | None:
-        """Forget a lease; return what was known of it."""
+        """Remove a lease, and return it; None if it was not scheduled."""
         return self.watched.pop(claim.token, None)
 
     def take(self, now: float) -> list[Watched]:
-        """Return what is due, and what nearly is. Every lease taken must be settled."""
+        """Return the leases that are due, or nearly due. Call `settle` for each of them later."""
         due = [
             watched
             for watched in self.watched.copy().values()
@@ -92,7 +92,7 @@ class Schedule:
         return due
 
     def part(self, due: Sequence[Watched], now: float) -> tuple[list[Watched], list[Watched]]:
-        """Tell the due leases that are to be extended from those that are over already."""
+        """Part the due leases into those to extend and those that are over."""
         alive: list[Watched] = []
         over: list[Watched] = []
         for watched in due:
@@ -106,7 +106,7 @@ class Schedule:
         return alive, over
 
     def settle(self, due: Sequence[Watched], renewed: Iterable[Claim], now: float) -> list[Watched]:
-        """Say when to extend each lease next, after a round; return those that are lost."""
+        """Schedule the next extension of each lease after a round; return those that are lost."""
         confirmed = set(renewed)
         all_are = len(confirmed) == len(due)  # nearly always
         lost = []
@@ -129,12 +129,12 @@ class Schedule:
 
 
 class Watchdog:
-    """Keeps leases alive until they are dropped, lost, or older than their maximum lifetime.
+    """The extender of this process: extends leases until they are dropped, lost, or too old.
 
     Args:
-        extend: Renews claims, and returns those that a quorum confirmed.
-        clock: Seconds on the clock of leases.
-        read: Reads the answers that nobody waits for; returns whether that was all.
+        extend: Function that extends claims, and returns the claims that a quorum confirmed.
+        clock: The clock of leases; seconds.
+        read: Function that reads answers nobody waits for, and returns True if none is missing.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class Watchdog:
         self._clock = clock
         self._read = read
         self._reads = math.inf
-        # `with` on a Condition can be interrupted half-way; and a handler that interrupts the owner
-        # of the lock may take it again.
+        # Not a Condition: a `with` on that can be interrupted half-way. Reentrant: a handler that
+        # interrupts the owner of the lock may take it again.
         self.lock = threading.RLock()
         self._changed = SafeEvent()
         self.schedule = Schedule()
@@ -162,11 +162,11 @@ class Watchdog:
         lost: Callable[[Claim], None],
         max_lifetime: float | None = None,
     ) -> None:
-        """Extend `claim` from now on; call `lost(claim)` if that ends against its holder's will.
+        """Extend `claim` from now on, and call `lost(claim)` if it is lost.
 
         Args:
             claim: A held claim.
-            lost: Called in the watchdog's thread; `claim.lost` says why.
+            lost: Called in the watchdog's thread; `claim.lost` is the reason.
             max_lifetime: Seconds after the grant at which extension ends; None for never.
         """
         assert claim.granted_at is not None
@@ -179,7 +179,7 @@ class Watchdog:
             self.wake()
 
     def look_at(self, claim: Claim, look: Callable[[], float]) -> None:
-        """Call `look()` now, and while `claim` is watched again after the seconds it returns."""
+        """Call `look()` now, and again after the seconds it returns, as long as `claim` lives."""
         with self.lock:
             watched = self.schedule.watched.get(claim.token)
             if watched is None:
@@ -190,7 +190,7 @@ class Watchdog:
             self.wake()
 
     def _begin(self) -> None:
-        # Not alive: a time limit that struck before its start left one that never will be.
+        # Check is_alive(): an interrupted start() leaves a thread that never runs.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._run, name="celery_redlock watchdog", daemon=True
@@ -200,11 +200,11 @@ class Watchdog:
             except RuntimeError as error:
                 if error.__context__ is None:
                     raise
-                # A time limit has struck while `threading` waited, and its lock hides that.
+                # A time limit has struck while `threading` waited, and its RuntimeError hides that.
                 raise error.__context__ from None
 
     def drop(self, claim: Claim) -> None:
-        """Stop extending `claim`. If it is over already, and nobody has noticed, say so first.
+        """Stop extending `claim`. If it is over and that was not reported, report it now.
 
         The watchdog cannot have noticed if it did not run: a C call kept the GIL, or a greenlet
         never let another run.
@@ -215,21 +215,21 @@ class Watchdog:
             watched.lost(claim)
 
     def read_soon(self, after: float = READ_AFTER_S) -> None:
-        """See to it that answers which nobody waits for are read, before long."""
+        """Have the thread read, before long, the answers that nobody waits for."""
         if self._reads == math.inf:
             self._reads = self._clock() + after
             if self._reads < self._wakes:
                 self.wake()
 
     def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
-        """See to it that what is put off, or too few nodes have confirmed, comes to them yet."""
+        """Send postponed requests, and repeat unconfirmed releases, before long."""
         with self.lock:
             self._begin()
         self.read_soon(after)
 
     @property
     def next_due(self) -> float:
-        """When other leases fall due than those being extended; seconds, infinity for never."""
+        """The next due time of the leases not being extended; seconds, infinity for never."""
         return self.schedule.wakes
 
     def wake(self) -> None:
@@ -260,17 +260,17 @@ class Watchdog:
             logger.exception("could not read the nodes' answers", extra=event("answers_unread"))
 
     def _next(self) -> list[Watched]:
-        """Sleep until leases are due or the schedule changes; return what is due."""
+        """Sleep until leases are due or the schedule changes; return the leases that are due."""
         with self.lock:
             now = self._clock()
             self._wakes = wakes = min(self.schedule.wakes, self._reads)
-            if wakes <= now:  # and nobody need wake us, as nothing falls due before
+            if wakes <= now:  # `_wakes` stays in the past, so nobody wakes this thread meanwhile
                 return self.schedule.take(now)
         self._changed.wait(wakes - now)
         return []
 
     def extend_due(self, due: Sequence[Watched]) -> None:
-        """Extend leases that were taken off the schedule; tell of those that are over."""
+        """Extend leases that are due; report those that are over."""
         alive, over = self.schedule.part(due, self._clock())
         self._settle(over, ())
         renewed: Sequence[Claim] = ()
@@ -306,8 +306,8 @@ class Watchdog:
             try:
                 watched.lost(watched.claim)
             except BaseException:
-                # An error of one holder must not keep the others from being told; nor may a
-                # callback that means to end the program end the thread that all leases need.
+                # An error of one holder must not keep the losses of others from being reported. Nor
+                # may a callback that tries to end the program end the thread that all leases need.
                 logger.exception(
                     "could not tell that %s is lost",
                     watched.claim.resource,

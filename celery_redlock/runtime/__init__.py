@@ -1,1 +1,1 @@
-"""What a process is: its clock, its threads and greenlets, what may interrupt it."""
+"""The process around the locks: its clock, threads, greenlets, polling and interrupts."""

@@ -1,8 +1,9 @@
-"""Runs, without an event loop, what is written once for threads and for asyncio.
+"""Run, without an event loop, the code that is written once for threads and asyncio.
 
-What asks nodes and waits is a coroutine. Over asyncio it is suspended there; in a thread whatever
-it awaits has blocked and is done, so one step runs it to its end. Its frames lie on the thread's
-own stack meanwhile: an exception that strikes anywhere unwinds them as it does any call.
+The code that asks nodes and waits is a coroutine. In an event loop it is suspended at each wait. In
+a thread everything that it awaits blocks, and is done when it returns, so one step runs the
+coroutine to its end. Meanwhile its frames are on the thread's own stack, so an exception that
+strikes anywhere unwinds them as in any call.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ T = TypeVar("T")
 
 
 def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Return what a coroutine returns that is never suspended."""
+    """Run a coroutine that is never suspended; return its result."""
     try:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
     finally:
-        coroutine.close()  # never begun, if struck before: no warning then
+        coroutine.close()  # no warning if an exception struck before it has begun
     raise RuntimeError("it was suspended, and there is no event loop")

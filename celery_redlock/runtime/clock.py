@@ -1,4 +1,4 @@
-"""The clock that leases are counted on."""
+"""The clock by which leases are counted."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ __all__ = ["monotonic"]
 
 
 def _clock() -> int:
-    # Counts on while the machine is suspended, or a lease would outlive its nodes' patience.
+    # It counts on while the machine is suspended. Otherwise a holder would believe in a lease that
+    # has expired on the nodes.
     return getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -16,5 +17,8 @@ _CLOCK = _clock()
 
 
 def monotonic() -> float:
-    """Seconds on the clock of leases. Never steps; counts time spent suspended where it can."""
+    """Return the time by the clock of leases, in seconds. It never steps.
+
+    It counts the time in which the machine is suspended, if the system has such a clock.
+    """
     return time.clock_gettime(_CLOCK)

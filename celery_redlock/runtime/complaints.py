@@ -1,10 +1,10 @@
-"""What the log says of one node: that it fails, once, and that it works again, without flooding.
+"""Log the failures of one node, each once, and its recovery, without flooding the log.
 
-A node whose latency is near the node timeout fails and works many times a second. After a few
-changes within a minute it is summed up instead, once a minute, until it has kept to one state for
-that long.
+A node whose latency is near the node timeout fails and works again many times a second. After a few
+changes within a minute it gets a summary once a minute instead, until it has stayed in one state
+for a minute.
 
-Pure: times come in, lines go out.
+Pure: times are arguments, lines are results.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from ..protocol.round import Verb
 __all__ = ["Complaints", "Once"]
 
 PAGE_S = 60.0
-"""Time between two summaries: often enough to follow an outage, too seldom to fill a disk."""
+"""Seconds between two summaries: often enough to follow an outage, too seldom to fill a disk."""
 MAX_CHANGES = 6
-"""Lines about changes within that time: a restart is three of them, two in a row are no flood."""
+"""Maximum lines about changes in that time: a restart causes three, and two in a row are fine."""
 
 
 class Complaints:
-    """What one node is said to fail at.
+    """The logged failures of one node, in pages of a minute.
 
     Args:
         name: The node's address.
-        say: Takes a level of `logging`, the id of an event, and a line.
+        say: Function that logs a line; its arguments are a level, the id of an event, and the line.
 
     Attributes:
         answers: Answers since the page was begun; the caller counts them.
-        failing: What it fails at, None for everything: the kind, and the line that was logged.
-        page: When the next page begins; seconds.
+        failing: By verb (None for all), the kind of its failure and the line that was logged.
+        page: The begin of the next page; seconds.
     """
 
     def __init__(self, name: str, say: Callable[[int, str, str], object]) -> None:
@@ -43,7 +43,7 @@ class Complaints:
         self._begin(0.0)
 
     def fails(self, verb: Verb | None, reason: str, now: float, *, late: bool = False) -> None:
-        """It fails at `verb`, or altogether: once until it works again or fails in another way."""
+        """Log a failure at `verb`, or altogether: once, until it works or fails in another way."""
         self.look(now)
         self._late += late
         self._failed += not late
@@ -57,7 +57,7 @@ class Complaints:
             self._changed(logging.WARNING, "node_failing", line)
 
     def works(self, verb: Verb | None, now: float) -> None:
-        """It does not fail at `verb`, or altogether, any more."""
+        """Log that it does not fail at `verb`, or altogether, any more."""
         if verb in self.failing:
             self.look(now)
             del self.failing[verb]
@@ -65,7 +65,7 @@ class Complaints:
             self._changed(logging.INFO, "node_back", f"node {self._name} {what}")
 
     def look(self, now: float) -> None:
-        """Begin another page if it is time to, and sum the last one up."""
+        """Begin a new page if it is time to, and log the summary of the last one."""
         if now < self.page:
             return
         if self._summed_up and self._changes:
@@ -107,18 +107,18 @@ class Complaints:
 
 
 def refuses(reason: str) -> bool:
-    """Return whether it is there, and does not let us in."""
+    """Return True if the node is up but refuses us: authentication, permission, or loading."""
     return reason.startswith(("AUTH", "NOPERM", "LOADING"))
 
 
 class Once:
-    """Whether a line about a cause is due: one in `PAGE_S`."""
+    """Limit of one line about each cause in `PAGE_S`."""
 
     def __init__(self) -> None:
         self._said: dict[Hashable, float] = {}
 
     def __call__(self, cause: Hashable, now: float) -> bool:
-        """Return whether to say that it has happened; then it counts as said."""
+        """Return True if the line should be logged now; it then counts as logged."""
         self._said = {one: at for one, at in self._said.items() if now - at < PAGE_S}
         due = cause not in self._said
         self._said.setdefault(cause, now)

@@ -1,8 +1,8 @@
 """An event that survives an exception raised anywhere.
 
-A time limit raises in the main thread at whatever bytecode it is at. `threading.Condition`, and so
-`threading.Event`, is written in Python: interrupted between taking its inner lock and owing to give
-it back, it stays locked for good, and the next caller hangs. A lock written in C cannot be
+A time limit raises in the main thread at any bytecode. `threading.Condition`, and therefore
+`threading.Event`, is written in Python. If it is interrupted right after it has taken its inner
+lock, the lock stays taken for ever, and the next caller hangs. A lock written in C cannot be
 interrupted there.
 """
 
@@ -27,7 +27,7 @@ class SafeEvent:
             self._unset.release()
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is set, for `timeout` seconds at most; return whether it was."""
+        """Wait until it is set, for at most `timeout` seconds; return True if it was."""
         return self._unset.acquire(timeout=max(0.0, min(timeout, threading.TIMEOUT_MAX)))
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
-"""Greenlets in place of threads: what changes where gevent has patched Python.
+"""Greenlets in place of threads: the differences if gevent has patched Python.
 
-All greenlets share one native thread, and each runs until it waits. So does the watchdog: while a
-body computes and never waits, nothing in this process extends its lease. `gevent` is never imported
-by us, only looked up once a program has imported it.
+All greenlets share one native thread, and each runs until it waits. The watchdog is a greenlet,
+too: while a body computes and never waits, nothing in this process extends its lease. We never
+import `gevent`, but look it up if the program has imported it.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ __all__ = ["current", "in_hub", "refuse_eventlet"]
 
 
 def _patched() -> bool:
-    """Return whether gevent has made the threads of this process greenlets."""
+    """Return True if gevent has replaced the threads of this process by greenlets."""
     gevent = sys.modules.get("gevent.monkey")
     return gevent is not None and bool(gevent.is_module_patched("threading"))
 
 
 def current() -> Any:
-    """Return the running greenlet, where threads are greenlets; else None."""
+    """Return the running greenlet if threads are greenlets; otherwise None."""
     return sys.modules["greenlet"].getcurrent() if _patched() else None
 
 
 def in_hub(call: Callable[[], object]) -> None:
-    """Call `call` between two greenlets of this native thread, soon: none of them runs then."""
+    """Call `call` soon, at a moment at which no greenlet of this native thread runs."""
     sys.modules["gevent"].get_hub().loop.run_callback(call)
 
 
 def refuse_eventlet() -> None:
-    """Raise where eventlet has patched Python.
+    """Raise if eventlet has patched Python.
 
-    Its `select` wakes the caller once for each socket that is ready. By the second time the caller
-    may be in its next wait, a `sleep` of a task's body say, which then ends at once.
+    Its `select` wakes the caller once for each socket that is ready. The second time the caller may
+    be in its next wait already, such as a `sleep` in a task's body, which then ends at once.
 
     Raises:
-        ConfigurationError: It has.
+        ConfigurationError: eventlet has patched this process.
     """
     eventlet = sys.modules.get("eventlet.patcher")
     if eventlet is not None and eventlet.is_monkey_patched("thread"):

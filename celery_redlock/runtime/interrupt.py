@@ -1,9 +1,9 @@
-"""Raises an exception inside a body that runs in another thread; and never after its end.
+"""Raise an exception inside a body that runs in another thread, and never after its end.
 
-In the main thread (prefork, solo, scripts) by a signal of our own, which also ends a sleep or a
-read; in other threads by `PyThreadState_SetAsyncExc`, which takes effect at the next bytecode.
-Neither way can interrupt a C call that holds the GIL. Where threads are greenlets, the body's
-greenlet is made to raise when it next waits: a signal, or an exception sent to the native thread,
+In the main thread (prefork, solo, scripts) our own signal does it, which also ends a sleep or a
+read. In other threads `PyThreadState_SetAsyncExc` does it, which takes effect at the next bytecode.
+Neither can interrupt a C call that holds the GIL. If threads are greenlets, the exception is thrown
+into the body's greenlet while that waits: a signal, or an exception sent to the native thread,
 would hit whichever greenlet runs.
 """
 
@@ -26,23 +26,23 @@ __all__ = ["Interruptible"]
 T = TypeVar("T")
 
 SIGNAL = signal.SIGURG
-"""Nothing happens if it arrives late: its default is to be ignored. Go uses it for the same
-reason."""
+"""The signal. Nothing happens if it arrives late, because it is ignored by default. Go uses it for
+the same reason."""
 RESEND_AFTER_S, MAX_RESEND_AFTER_S = 0.002, 0.1
-"""Pause between two signals, doubled each time from this to that."""
+"""First and longest pause between two signals, in seconds; doubled each time."""
 
 
 class Interruptible:
     """A call that `interrupt()` can end from another thread.
 
-    A body that returns after its lease was over, and could not be told (it was in a C call that
-    held the GIL, say), ends with that error all the same. One that was told, and went on, has
-    decided.
+    If the exception could not be raised in the body (for example during a C call that held the
+    GIL), and the body returns after its lease was over, `run()` raises the error all the same. If
+    the body has caught the exception and gone on, its result counts: that was its decision.
 
     Args:
-        error: Makes the exception to raise.
-        over: Tells whether the lease ended before its holder released it, and the body was not
-            told by a call that it made itself.
+        error: Function that makes the exception to raise.
+        over: Function that returns True if the lease ended before its release, and no call of the
+            body has reported that.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Interruptible:
         self._sent: type[LeaseLost] | None = None
 
     def interrupt(self) -> None:
-        """Raise in the body, if it has not ended; instead of it, if it has not begun."""
+        """Raise in the body if it runs; in place of it if it has not begun; never after its end."""
         with self._guard:
             if self._left or self._interrupted:
                 return
@@ -113,7 +113,7 @@ class Interruptible:
             _take_back(self._thread)
 
     def _throw(self) -> None:
-        """Raise in the greenlet, which waits or has just ended: this runs in the hub."""
+        """Raise in the greenlet, which waits or has just ended; runs in the hub."""
         if self._inside:
             self._inside, self._told = False, True  # once
             self._greenlet.throw(self._error())
@@ -121,7 +121,8 @@ class Interruptible:
     def _signal(self) -> None:
         """Send the signal until it has been handled.
 
-        One that comes right before the main thread falls asleep does not wake it, the next does.
+        A signal that arrives right before the main thread falls asleep does not wake it; the next
+        one does.
         """
         pause = RESEND_AFTER_S
         while True:
@@ -134,7 +135,8 @@ class Interruptible:
 
 
 _blocks: list[Interruptible] = []
-"""Those the main thread is in, outermost first; perhaps some that it was interrupted in leaving."""
+"""The calls that the main thread is in, outermost first; also calls that it was just leaving when
+it was interrupted."""
 
 
 def _deliver(signum: int, frame: FrameType | None) -> None:
@@ -146,7 +148,7 @@ def _deliver(signum: int, frame: FrameType | None) -> None:
 
 
 def _as_class(error: LeaseLost) -> type[LeaseLost]:
-    """Return a class whose instances say what `error` does: a thread can only be sent a class."""
+    """Return a class whose instances look like `error`: only a class can be sent to a thread."""
     said = {"__module__": LeaseLost.__module__, **vars(error)}
     said |= {"__str__": error.__str__, "__reduce__": error.__reduce__}
     return type(LeaseLost.__name__, (LeaseLost,), said)
@@ -158,16 +160,16 @@ def _raise_in(thread: int, kind: type[BaseException]) -> None:
 
 
 class _Nothing(BaseException):
-    """Replaces, in this thread, what was sent to it and has not been raised yet."""
+    """An exception that replaces another one, sent to this thread and not raised yet."""
 
 
 def _take_back(thread: int) -> None:
-    """Have nothing pending for `thread`, this one, any more.
+    """Remove the pending exception of `thread`, which is the caller's own.
 
-    To send it NULL would do that as well, but CPython then goes on looking for it: every loop of
-    every thread is slower from then on.
+    Sending NULL would remove it as well, but CPython would then go on looking for one, and make
+    every loop of every thread slower.
     """
     with contextlib.suppress(_Nothing):
         _raise_in(thread, _Nothing)
-        while True:  # takes effect in here
+        while True:  # the exception takes effect in here
             pass

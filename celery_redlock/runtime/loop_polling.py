@@ -16,7 +16,7 @@ __all__ = ["LoopEvent", "LoopPoll"]
 
 
 class LoopEvent:
-    """An event as `SafeEvent`, which any thread sets and a coroutine of the loop waits for."""
+    """An event like `SafeEvent`: any thread sets it, and a coroutine of the loop waits for it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -35,7 +35,7 @@ class LoopEvent:
         self._event.clear()
 
     async def wait(self, timeout: float) -> None:
-        """Wait until it is set, for `timeout` seconds at most; then it is not set any more."""
+        """Wait until it is set, for at most `timeout` seconds, and clear it."""
         timer = self._loop.call_later(timeout, self._event.set)
         try:
             await self._event.wait()
@@ -45,12 +45,12 @@ class LoopEvent:
 
 
 class LoopPoll(SharedPoll):
-    """Some sockets that an event loop polls. Its thread alone calls all methods but `watch`.
+    """Sockets that an event loop polls. All methods but `watch` are called in its thread only.
 
     Args:
         loop: The loop.
         lock, read: See `SharedPoll`.
-        then: Called in the loop when something was read, or has happened in another thread.
+        then: Called in the loop after a read, or after a change by another thread.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class LoopPoll(SharedPoll):
     ) -> None:
         super().__init__(lock, read)
         self._loop, self._then = loop, then
-        # A descriptor of our own for each: the number of a closed one may soon be another's, and
-        # the loop must forget a descriptor before it is closed.
+        # Duplicates of the descriptors: the loop must forget a descriptor before it is closed,
+        # because its number may soon be reused.
         self._streams: dict[int, socket.socket] = {}
         self._ticks = False
 
@@ -73,7 +73,7 @@ class LoopPoll(SharedPoll):
         self._call(self._begin, index, fd)
 
     def forget(self, index: int) -> None:
-        """Poll a socket no more. Call it with the lock held."""
+        """Stop polling a socket. Call it with the lock held."""
         super().forget(index)
         stream = self._streams.pop(index, None)
         if stream is not None:
@@ -82,12 +82,12 @@ class LoopPoll(SharedPoll):
             stream.close()
 
     def wake(self) -> None:
-        """Have the loop look again."""
+        """Make the loop call `then`."""
         super().wake()
         self._call(self._then)
 
     def is_over(self) -> bool:
-        """Return False: the loop reads on."""
+        """Return False: the loop always reads on."""
         return False
 
     def event(self) -> LoopEvent:  # type: ignore[override]
@@ -95,7 +95,7 @@ class LoopPoll(SharedPoll):
         return LoopEvent(self._loop)
 
     def read_every(self, seconds: float) -> None:
-        """Call `read` without a socket now and then, while any is polled."""
+        """Call `read` without a socket every so many seconds, as long as any socket is polled."""
         self._call(self._begin_to_tick, seconds)
 
     def _call(self, call: Callable[..., object], *args: Any) -> None:

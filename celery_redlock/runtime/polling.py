@@ -16,27 +16,28 @@ from .event import SafeEvent
 __all__ = ["SIZE", "WAITS", "Poll", "PolledEvent", "SharedPoll"]
 
 SIZE = 65536
-"""Bytes to read at a time."""
+"""Maximum bytes of one read."""
 
 if not hasattr(select, "poll"):
-    # Here, as all that takes locks imports this module, and no declaration of a task does.
+    # The check is here because everything that takes locks imports this module, and the declaration
+    # of a task does not.
     raise ImportError(
         "celery_redlock takes locks and makes reservations on POSIX systems only (Linux, macOS): on"
         " this one, tasks can be declared, and published if their scope is 'while_executing'"
     )
 
 WAITS = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
-"""Not now. A TLS connection may have to read before it can write, and the other way round, when it
-changes its keys."""
+"""Exceptions of a socket that is not ready. When a TLS connection changes its keys, it may have to
+read before it can write, or the other way round."""
 LONGEST_S = 1.0
-"""Seconds to poll for an event at a time, or to sleep while another thread polls. Then a thread
-looks again, in case an exception has kept another from waking it."""
+"""Longest poll for an event, or sleep while another thread polls, in seconds. After that the thread
+looks again, in case an exception has kept another thread from waking it."""
 WAKER = -1
-"""Stands for our own pipe among the indexes of sockets."""
+"""Index of our own pipe, among the indexes of sockets."""
 
 
 class Poll:
-    """Some sockets, each watched by an index."""
+    """Sockets that are polled, each under an index."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -57,7 +58,7 @@ class Poll:
         return self._index_of.get(fd) == index
 
     def copy(self) -> Poll:
-        """Return another of the same: one that is being waited for cannot be waited for again."""
+        """Return a copy, because a poll object that is in use cannot be polled a second time."""
         other = Poll()
         for fd, index in list(self._index_of.items()):
             if index != WAKER:
@@ -73,12 +74,14 @@ class Poll:
 class SharedPoll:
     """Sockets that all threads of a process wait for, while one of them polls for all.
 
-    A lone thread goes straight from poll to read, with no other thread to wake. The other threads
-    sleep until the polling one has read what they wait for. When that leaves, another one polls.
+    A lone thread goes straight from poll to read, with no other thread to wake. Other threads sleep
+    until the polling thread has read the data that they wait for. When the polling thread leaves,
+    another one polls.
 
     Args:
-        lock: Held whenever a socket is read, and by whoever changes what is waited for.
-        read: Reads from the sockets with these indexes; from none if the poll has timed out.
+        lock: A lock that is held during each read, and during each change of a thread's condition.
+        read: Function that reads from the sockets with these indexes; the list is empty if the poll
+            has timed out.
     """
 
     def __init__(
@@ -98,7 +101,7 @@ class SharedPoll:
         self._rouse()
 
     def forget(self, index: int) -> None:
-        """Poll a socket no more. Call it with the lock held."""
+        """Stop polling a socket. Call it with the lock held."""
         self._poll.forget(index)
 
     def turn(self, done: Callable[[], bool], timeout: float) -> bool:
@@ -115,7 +118,7 @@ class SharedPoll:
                 if self.poller is None:
                     mine, self._done, self.poller = True, done, me
                 elif self.poller == me:
-                    poll = poll.copy()  # we have interrupted ourselves: nobody polls for us
+                    poll = poll.copy()  # a handler has interrupted the poll of its own thread
                 else:
                     sleeper = self.sleeper(done)
             if sleeper is not None:
@@ -143,17 +146,17 @@ class SharedPoll:
             raise
 
     def is_over(self) -> bool:
-        """Return True if the thread that reads just now has what it waits for."""
+        """Return True if the condition of the thread that is just reading is met."""
         return self._done()
 
     def leave(self) -> None:
-        """Have another thread poll, if any waits and none does."""
-        if self._sleeping:  # a thread that goes to sleep after this has seen another one poll
+        """Let another thread poll, if there are sleeping threads and none polls."""
+        if self._sleeping:  # a thread that falls asleep later has seen that another one polls
             with self._lock:
                 self._hand_over()
 
     def sleeper(self, done: Callable[[], bool]) -> SafeEvent:
-        """Return an event that is set once `done()`, or when its thread is to poll."""
+        """Return an event that is set once `done()` is true, or its thread must poll."""
         event = SafeEvent()
         self._sleeping[event] = done
         return event
@@ -171,7 +174,7 @@ class SharedPoll:
         """Do nothing: a thread that waits for an event reads at least every `LONGEST_S`."""
 
     def event(self) -> PolledEvent:
-        """Return an event whose waiter polls."""
+        """Return an event; a thread that waits for it polls meanwhile."""
         with self._lock:
             if self._waker is None and not self._closed:
                 waker = self._waker = _Waker()
@@ -179,7 +182,7 @@ class SharedPoll:
         return PolledEvent(self)
 
     def close(self) -> None:
-        """Close what is our own; call it with the lock held, once all events are set."""
+        """Close our own pipe. Call it with the lock held, once all events are set."""
         self._closed = True
         self._poll.forget(WAKER)
         waker, self._waker = self._waker, None
@@ -198,13 +201,13 @@ class SharedPoll:
             event.set()
 
     def _rouse(self) -> None:
-        """Have the thread that polls look again."""
+        """Make the polling thread return from its poll."""
         if self.poller is not None and self._waker is not None:
             self._waker.wake()
 
 
 class PolledEvent:
-    """A flag that one thread waits for, which polls meanwhile; others set it. A wait clears it."""
+    """A flag that others set while one thread waits for it and polls. A wait clears it."""
 
     def __init__(self, poll: SharedPoll) -> None:
         self._poll = poll
@@ -224,7 +227,7 @@ class PolledEvent:
         self._set = False
 
     def wait(self, timeout: float) -> bool:
-        """Wait until it is set, for `timeout` seconds at most; return whether it was."""
+        """Wait until it is set, for at most `timeout` seconds; return True if it was."""
         until = monotonic() + timeout
         try:
             while (left := until - monotonic()) > 0:
