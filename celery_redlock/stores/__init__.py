@@ -1,1 +1,1 @@
-"""What a lease is kept in: a package a kind of server."""
+"""The stores that keep leases: one package for each kind of server."""

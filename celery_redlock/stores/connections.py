@@ -1,7 +1,7 @@
-"""The connections of one process to the nodes: made in the background, one thread for each attempt.
+"""The connections of one process to the nodes, made in the background by a thread for each attempt.
 
-They share one lock. Whatever touches a socket or a queue happens with it held, and nobody else's
-code runs then: what is to be logged, or told to listeners, is kept until it is given up.
+They share one lock, which is held whenever a socket or a queue is used. No foreign code runs under
+that lock: log lines and calls of listeners are kept until it is released.
 """
 
 from __future__ import annotations
@@ -28,27 +28,29 @@ __all__ = ["Connections"]
 logger = logging.getLogger("celery_redlock.node")
 
 FIRST_CONNECT_S = 1.5
-"""How long the first operation waits for a quorum of connections. No later one waits for any."""
+"""Longest wait of the first operation for a quorum of connections, in seconds. No later operation
+waits for connections."""
 REST_S = 0.02
-"""How much of that it waits for the other nodes once it has a quorum."""
+"""Part of that wait which is spent on the other nodes once a quorum is connected; seconds."""
 FAR_FACTOR = 10
-"""How many times as long as for the first connection it waits for the others at least: they may be
-further away."""
+"""Minimum wait for the other connections, as a multiple of the time that the first one took: the
+other nodes may be further away."""
 BACKOFF_S, BACKOFF_MAX_S = 0.05, 1.0
-"""Between attempts to connect to a node that cannot be reached: full jitter up to these."""
+"""First and longest pause between attempts to connect to an unreachable node, in seconds; with full
+jitter."""
 JITTER = random.SystemRandom()
-"""Not the module's own generator: that one is the application's, which may have seeded it."""
+"""Source of random delays. Not `random` itself: the application may have seeded that."""
 
 
 class Connections:
-    """The nodes as this process reaches them. Not to be used after a fork.
+    """The nodes and the connections of this process to them. Do not use it after a fork.
 
     Args:
-        addresses: Where they are.
-        prefix: What keys begin with.
-        guard: Knows which of them may vote; None for all.
-        strict: Refuse to begin where too few nodes are usable; else these are silent. May be
-            changed.
+        addresses: The addresses of the nodes.
+        prefix: The prefix of keys.
+        guard: The rule that decides which nodes may vote; None if all may.
+        strict: True to raise at the start if too few nodes are usable; otherwise unusable nodes are
+            silent. May be changed later.
         node_timeout: How long the first operation waits for nodes that hang; seconds.
     """
 
@@ -72,8 +74,8 @@ class Connections:
             make_node(n, address, prefix, guard, nonces, clock=monotonic, later=later)
             for n, address in enumerate(addresses)
         ]
-        # `with` on a lock written in C cannot be interrupted between taking it and owing to give it
-        # back; on a Condition it can: a time limit there would leave it taken for good.
+        # A `with` cannot be interrupted right after it has taken a lock written in C. On a
+        # Condition it can: a time limit there would leave it taken for ever.
         self._lock = threading.RLock()
         self._poll = self._shared_poll()
         self._clogged: list[Node] = []
@@ -84,19 +86,19 @@ class Connections:
     def connect(
         self, timeout: float = FIRST_CONNECT_S, rest: float = REST_S, hung: float | None = None
     ) -> None:
-        """Connect to all nodes, in parallel; return when a quorum is up or hope is gone.
+        """Connect to all nodes, in parallel; return when a quorum is up or none can be expected.
 
         Args:
-            timeout: Seconds to wait at most; 0 only starts connecting.
-            rest: Seconds of these to wait for the other nodes once a quorum is up.
-            hung: Seconds, once one is up, after which the others are taken to hang; None for no
-                less than `timeout`. More, if the first is far away: see `FAR_FACTOR`.
+            timeout: The longest wait in seconds; 0 only starts connecting.
+            rest: The part of it that is spent on the other nodes once a quorum is up; seconds.
+            hung: Seconds from the start after which, once one node is up, the others are assumed to
+                hang; None for `timeout`. More if the first is far away: see `FAR_FACTOR`.
 
         Raises:
-            ConfigurationError: So many cannot be nodes that there is no quorum; of two that say
-                that they are one server, neither counts. Not raised again once all went well. A
-                minority that cannot be nodes is silent: so neither a failover, which makes a
-                replica of one, nor a node that lies stops anybody.
+            ConfigurationError: So many servers are unusable as nodes that there is no quorum. If
+                two report that they are the same server, neither counts. Not raised again after a
+                success. An unusable minority is silent: so neither a failover, which turns a node
+                into a replica, nor a node that lies stops the others.
         """
         with self._lock:
             if not self._started:
@@ -113,12 +115,12 @@ class Connections:
             if up and hung is not None:
                 timeout = min(timeout, max(hung, FAR_FACTOR * (monotonic() - start)))
                 hung = None
-            # With a quorum there is no need to wait for the rest, but it is good to have.
+            # With a quorum it is not necessary to wait for the other nodes, but useful.
             patience = min(timeout, rest) if up >= quorum else timeout
             if not news.wait(start + patience - monotonic()):
                 break
         if hurried and up < quorum:
-            with self._lock:  # or the first round would wait for them once more
+            with self._lock:  # otherwise the first round would wait for them once more
                 for node in pending:
                     if not (node.channel.up or node.channel.down):
                         node.channel.unreachable("no connection yet")
@@ -133,7 +135,7 @@ class Connections:
         self._settle()
 
     def close(self, wait: float = 0.0) -> None:
-        """Close all connections; what is not released is left to its ttl.
+        """Close all connections; leases that are not released expire by their ttl.
 
         Args:
             wait: Seconds to wait for the end of each thread that is just connecting.
@@ -157,11 +159,11 @@ class Connections:
     # -- Around the lock
 
     def _reentered(self) -> bool:
-        """Whether this very thread has the lock: a handler has interrupted it while it asks."""
+        """Return True if this thread has the lock: a handler has interrupted it in here."""
         return self._lock._is_owned()  # type: ignore[attr-defined, no-any-return]
 
     def _settle(self) -> None:
-        """Do what had to wait until the lock is given up."""
+        """Make the calls that had to wait until the lock is released."""
         while self._later and not self._reentered():
             try:
                 call = self._later.popleft()
@@ -170,12 +172,12 @@ class Connections:
             try:
                 call()
             except Exception:
-                # A log handler's, which raises where it should not: as `logging` itself does it.
+                # Most likely the error of a log handler; treat it as `logging` itself does.
                 if logging.raiseExceptions:
                     traceback.print_exc()
 
     def _shared_poll(self) -> SharedPoll:
-        """Return what polls the connections."""
+        """Return the object that polls the connections."""
         return SharedPoll(self._lock, self._read_nodes)
 
     def _read_nodes(self, ready: Sequence[int]) -> None:
@@ -191,17 +193,17 @@ class Connections:
     # -- In the background
 
     def _reconnect(self) -> None:
-        """Make new connections in the background where there are none, unless that is being done.
+        """Connect in the background to the nodes without a connection, once at a time for each.
 
         The loop is here and not in the callers: CPython 3.12 and 3.13 forget the `with` around an
-        `if` that ends a loop's body, and an exception there would keep the lock.
+        `if` that ends a loop's body, and an exception there would not release the lock.
         """
         for node in self.nodes:
             if node.connection is not None:
                 continue
             self._poll.forget(node.index)
             running = self._connecting.get(node.index)
-            # Alive: a time limit that came before its start left one that never will be.
+            # Check is_alive(): an interrupted start() leaves a thread that never runs.
             if self._closing.is_set() or (running is not None and running.is_alive()):
                 continue
             name = f"celery_redlock connect {node.name}"
@@ -218,9 +220,9 @@ class Connections:
                 self._settle()
 
     def _attempt(self, node: Node) -> bool:
-        """Try to connect, after a pause if that has failed before; return whether to stop."""
+        """Try to connect, after a pause if that has failed before; return True to stop trying."""
         if node.failures:
-            # Full jitter: a fleet of workers must not knock in step at a node that is back.
+            # Full jitter: many workers must not connect at the same moment to a node that is back.
             ceiling = min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** min(node.failures, 16))
             if self._closing.wait(JITTER.uniform(0, ceiling)):
                 return True
@@ -231,12 +233,12 @@ class Connections:
         except NodeError as error:
             with self._lock:
                 if self._closing.is_set():
-                    return True  # nobody is told any more: listeners are of the whole process
+                    return True  # without a report: listeners belong to the whole process
                 node.unreachable(str(error))
                 self._poll.wake()
             return False
         with self._lock:
-            # Two threads connect to one node if a time limit came while one was started.
+            # Two threads connect to one node if a time limit struck while one of them was started.
             late = node.connection is not None
             if late or self._closing.is_set():
                 connection.disconnect()
@@ -255,10 +257,10 @@ class Connections:
             return connected
 
     def _twin(self, node: Node, facts: NodeInfo) -> int | None:
-        """Find another node that has a vote and says that it is this same server.
+        """Return the index of another voting node that reports to be this same server, or None.
 
-        Which of the two lies cannot be told. The first keeps its vote, so that a liar silences no
-        more than one other, and none that has been met before it.
+        It is impossible to find out which of the two lies. The first keeps its vote, so that a node
+        that lies can silence only one other, and none that was connected before it.
         """
         voting = [None if other.misfit else other.facts for other in self.nodes]
         voting[node.index] = facts

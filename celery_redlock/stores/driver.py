@@ -1,17 +1,18 @@
-"""Carries rounds to the nodes: one connection per node, one poll loop, any number of threads.
+"""Carry rounds to the nodes: one connection per node, one poll loop, any number of threads.
 
-All threads of a process share the connections. A thread that waits for a round and finds nobody
-polling polls for all, and hands every answer to its round; the others sleep until that wakes them
-or they must poll themselves. A lone thread thus goes straight from write to poll to read, with no
-other thread to wake, and a thread stuck waiting for a slow quorum holds up nobody.
+All threads of a process share the connections. If a thread waits for a round and no other thread is
+polling, it polls for all, and hands every answer to its round. The other threads sleep until it
+wakes them or they must poll themselves. A lone thread thus goes straight from write to poll to
+read, with no other thread to wake, and a thread that waits for a slow quorum blocks no other.
 
 The driver owns the clock. Everything that touches a socket or a queue happens with its lock held;
 only the poll itself happens without.
 
-A signal handler, or a finalizer, that uses a lock may interrupt its own thread in here. Where that
-thread holds the driver's lock, queue and wire may differ just then, and nothing can be asked: an
-attempt is refused, a release is made as soon as the driver's lock is given up. Anywhere else all is
-in order, and it works; but if its thread is the one that polls, it must poll by itself.
+A signal handler or a finalizer that uses a lock may interrupt its own thread in here. If that
+thread holds the driver's lock at this moment, the queues and the sockets may be out of step, so
+that no request is possible: an attempt is refused, and a release is made as soon as the driver's
+lock is released. At any other moment the handler's request works; but if its thread is the one that
+polls, the handler must poll by itself.
 """
 
 from __future__ import annotations
@@ -34,19 +35,19 @@ __all__ = ["BATCH", "UNWATCHED_POLL_S", "Driver", "decided"]
 T = TypeVar("T")
 
 BATCH = 200
-"""Leases in one request: keeps a node's other clients from waiting a whole tick."""
+"""Maximum leases in one request, so that a node's other clients do not wait for long."""
 POLL_S = 0.01
-"""Seconds to poll at a time: a handler that interrupts the poll may read the answer that it waits
-for."""
+"""Longest single poll, in seconds: a handler that interrupts the poll may read the answer that the
+poll waits for."""
 UNWATCHED_POLL_S = 0.002
-"""The same where the poll does not tell of what is waited for: that a connection is made, or that a
-socket's buffer has room."""
+"""The same while the thread waits for something that does not end a poll: for a connection that is
+being made, or for room in a socket's buffer."""
 CALL_S = 0.25
-"""Seconds that it may take us to call a waiter, where the node does not do it by itself."""
+"""Seconds that we may need to notify a waiter, if the node does not do it by itself."""
 
 
 class Driver(Connections):
-    """Carries rounds to the nodes; for its arguments see `Connections`."""
+    """The carrier of rounds to the nodes; for its arguments see `Connections`."""
 
     _unread: tuple[_Unread, ...] = ()
 
@@ -55,8 +56,10 @@ class Driver(Connections):
     ) -> T:
         """Run one operation to its end.
 
-        Given the time, `operation` makes its steps, and `ahead` a round that is written along with
-        the first, and ahead of it.
+        Args:
+            operation: Called with the time; returns the steps of the operation.
+            ahead: Called with the time; returns a round that is written right before the first
+                step, in the same request.
 
         Raises:
             RedlockError: This thread has been interrupted in the middle of a request to the nodes.
@@ -83,7 +86,7 @@ class Driver(Connections):
     def start(self, operation: Callable[[float], Steps[T]], done: Callable[[T], object]) -> None:
         """Write the only round of an operation; call `done` with its result when it is known.
 
-        Its answers are read along with those of the next rounds, or by `read`.
+        Its answers are read together with those of the next rounds, or by `read`.
         """
         if self._reentered() or not self.nodes[0].calls_itself:
             done(self.run(operation))
@@ -96,14 +99,15 @@ class Driver(Connections):
         self._settle()
 
     def read(self, wait: float = 0.0) -> bool:
-        """Read answers of what was started, for `wait` seconds; return whether that was all."""
+        """Read answers of started operations, for `wait` seconds; return True if all are there."""
         self._listen([unread.round for unread in self._unread], monotonic() + wait)
         return self.chase() and not self._unread
 
     def chase(self) -> bool:
-        """Go on with releases that too few nodes have confirmed; return whether there are none.
+        """Repeat releases that too few nodes have confirmed; return True if there are none.
 
-        Nobody may ask these nodes for anything else, and so learn that one has hung up on us.
+        If no other request is made, nothing else would notice that a node has closed its
+        connection.
         """
         with self._lock:
             owing = [node for node in self.nodes if node.channel.unfreed(monotonic())]
@@ -115,7 +119,7 @@ class Driver(Connections):
         return not owing
 
     def unfreed(self) -> list[Claim]:
-        """Return what was released and so few nodes have confirmed that others find it taken."""
+        """Return released claims that so few nodes have confirmed that others find them taken."""
         with self._lock:
             owed = [claim for node in self.nodes for claim in node.channel.unfreed(monotonic())]
         claims = {claim.token: claim for claim in owed}
@@ -124,7 +128,7 @@ class Driver(Connections):
         return [claim for token, claim in claims.items() if nodes[token] > enough]
 
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
-        """Run single-round operations side by side: one write per node each, one wait for all."""
+        """Run single-round operations together: a write to each node for each, one wait for all."""
         if self._reentered():
             raise _refusal()
         if not self._ready:
@@ -144,14 +148,14 @@ class Driver(Connections):
     def extend(
         self, claims: Sequence[Claim], patience: float, verb: Verb = Verb.EXTEND
     ) -> list[Round]:
-        """Extend many, in requests that no node minds, and wait `patience` seconds; the rounds."""
+        """Extend claims, `BATCH` in a request, and wait `patience` seconds; return the rounds."""
         batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
         return self.run_all(
             [partial(extend, batch, patience=patience, verb=verb) for batch in batches]
         )
 
     def _put_off(self, round_: Round) -> None:
-        """Have a round written when the lock is given up, if nobody needs to know its answers."""
+        """Write a round later, when the lock is released, if nobody needs its answers."""
         if not round_.verb.can_wait:
             raise _refusal()
         round_.until = round_.sent
@@ -161,11 +165,11 @@ class Driver(Connections):
         try:
             self._carry((round_,))
         except BaseException:
-            self._later.append(partial(self._make_up_for, round_))  # interrupted; happens once
+            self._later.append(partial(self._make_up_for, round_))  # a time limit strikes once
             raise
 
     def _carry(self, rounds: Sequence[Round]) -> None:
-        """Write rounds to their nodes and hand in answers until each is decided or overdue."""
+        """Write rounds to their nodes, and hand them answers until each is decided or overdue."""
         if not self.nodes[0].calls_itself:
             for round_ in rounds:
                 if round_.verb.calls:
@@ -188,12 +192,12 @@ class Driver(Connections):
         self._reconnect()
 
     def _listen(self, rounds: Sequence[Round], until: float) -> None:
-        """Hand in answers until each of these rounds is decided, or it is too late."""
+        """Hand answers to rounds until each of these is decided, or the time is over."""
         done = partial(decided, rounds)
         try:
             while True:
                 left = until - monotonic()
-                # An unread answer is no silence: read once more, however late it is.
+                # A node with an unread answer is not silent: read once more, however late it is.
                 if not self._poll.turn(done, self._timeout(max(0.0, left))) or left <= 0:
                     break
         finally:
@@ -203,14 +207,14 @@ class Driver(Connections):
                 self._conclude()
 
     def _timeout(self, most: float) -> float:
-        """Return for how long to poll at a time."""
+        """Return the longest single poll, in seconds."""
         self._clogged = clogged = [node for node in self.nodes if node.unsent]
         if clogged or (self._connecting and any([node.channel.waiting for node in self.nodes])):
             return min(most, UNWATCHED_POLL_S)
         return min(most, POLL_S)
 
     def _conclude(self) -> None:
-        """Have `done` called of what was started and is decided, or overdue."""
+        """Call `done` for started operations that are decided or overdue, once the lock is free."""
         for unread in self._unread:
             if unread.round.decided or monotonic() >= unread.round.until:
                 self._close(unread.round)
@@ -223,7 +227,7 @@ class Driver(Connections):
 
 
 class _Unread(NamedTuple):
-    """What was started, and for whose answers nobody waits."""
+    """A started operation whose answers nobody waits for."""
 
     round: Round
     steps: Steps[Any]

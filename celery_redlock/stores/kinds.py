@@ -1,6 +1,6 @@
-"""The kinds of store that a lock can be kept in: told apart by what a user calls their nodes.
+"""The kinds of store that a lock can be kept in, distinguished by the URLs of their nodes.
 
-A kind's client library is imported once a node of that kind is named, and not before.
+The client library of a kind is imported only when a node of that kind is named.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ KINDS = {
     ("postgresql://", "postgres://"): "PostgreSQL",
     ("etcd://", "etcds://"): "etcd",
 }
-"""What the URLs of one kind begin with, where that is not Redis."""
+"""Kinds other than Redis, by the beginnings of their URLs."""
 SCHEMES = r"(?i:rediss?|redis\+socket|unix|sentinel|postgres(?:ql)?|etcds?|https?|amqps?)://"
-"""How a URL begins in a list of several; not any word, which may be of a password."""
+"""Pattern of the beginning of a URL in a list; not any word, because a password may contain it."""
 
 MANY = {
     "PostgreSQL": (
@@ -58,11 +58,11 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
     Args:
         specs: URLs, clients or mappings of connection arguments; one or more. URLs may also be
             given as one string, see `listed`.
-        setting: What to call `specs` in an error.
+        setting: The name of `specs` in an error.
 
     Raises:
-        ConfigurationError: None is given, some cannot be understood (the text names each of them),
-            two are the same server, or they are of different kinds.
+        ConfigurationError: No node is given, some cannot be understood (the text names each of
+            them), two are the same server, or they are of different kinds.
     """
     specs = listed(specs)
     kinds = [kind_of(spec) for spec in specs] if isinstance(specs, list) else []
@@ -97,13 +97,15 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
 
 
 def listed(specs: Any) -> Any:
-    """Return nodes as a list, without blanks around their URLs; anything but a sequence as it is.
+    """Return nodes as a list, without blanks around their URLs; return other types unchanged.
 
-    One string, as from an environment variable, names several nodes with commas between them. Only
-    a comma before a scheme begins a new node: the hosts of one URL and passwords have commas, too.
+    One string, as from an environment variable, can name several nodes with commas between them.
+    Only a comma before a scheme begins a new node, because a list of hosts in one URL, or a
+    password, may contain commas, too.
     """
     if isinstance(specs, str):
-        # Without any scheme all is wrong, and each part is named in the error; but for a password.
+        # Without any scheme every part is wrong, and the error names each; not if there may be a
+        # password in them.
         comma = rf",(?=\s*(?:{SCHEMES}|$))" if "://" in specs or "@" in specs else ","
         return [url.strip() for url in re.split(comma, specs) if url.strip()]
     if isinstance(specs, (bytes, Mapping)) or not isinstance(specs, Sequence):
@@ -112,10 +114,10 @@ def listed(specs: Any) -> Any:
 
 
 def refuse_readers(kind: str) -> None:
-    """Refuse shared locks where a kind of store cannot keep them.
+    """Refuse shared locks if a kind of store does not support them.
 
     Raises:
-        ConfigurationError: It is not Redis.
+        ConfigurationError: The kind is not Redis.
     """
     if kind != "Redis":
         raise ConfigurationError(
@@ -156,7 +158,7 @@ def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:
 
 
 def subscribe(address: Address, channel: bytes) -> Subscription:
-    """Return what hears the calls of a node on a channel; not connected yet."""
+    """Return a subscription to a node's notifications on a channel; not connected yet."""
     if address.store == "Redis":
         from .redis.subscription import RedisSubscription
 
@@ -171,7 +173,7 @@ def subscribe(address: Address, channel: bytes) -> Subscription:
 
 
 def open_reader(address: Address, prefix: str, timeout: float) -> Reader:
-    """Return what reads a node's keys; not connected yet. `timeout`: seconds for each answer."""
+    """Return a reader of a node's keys; not connected yet. `timeout`: seconds for each answer."""
     if address.store == "Redis":
         from .redis.reader import RedisReader
 
@@ -186,7 +188,7 @@ def open_reader(address: Address, prefix: str, timeout: float) -> Reader:
 
 
 def kind_of(spec: object) -> str:
-    """Return the kind of store that a node is of."""
+    """Return the kind of store of a node."""
     if isinstance(spec, str):
         for starts, kind in KINDS.items():
             if spec.lower().startswith(starts):

@@ -1,9 +1,9 @@
-"""Carries rounds to the nodes from an event loop: the same connections, polled by the loop.
+"""Carry rounds to the nodes from an event loop, which polls the same connections.
 
 A coroutine writes its round at once, as a thread does, and is suspended only to wait for answers.
-So a coroutine that is cancelled has written all that it was about to write or nothing of it, and
-what undoes it is written behind it before anything else runs. Only its loop's thread touches this
-driver, and the threads that make connections.
+So a cancelled coroutine has written its whole round or nothing of it, and the request that undoes
+the round is written behind it before anything else runs. Only the loop's thread, and the threads
+that make connections, use this driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class _Asked(NamedTuple):
-    """Rounds that a coroutine waits for, and what wakes it."""
+    """Rounds that a coroutine waits for, and the future that wakes it."""
 
     rounds: Sequence[Round]
     news: asyncio.Future[None]
@@ -37,7 +37,7 @@ class _Asked(NamedTuple):
 
 
 class LoopDriver(Driver):
-    """Carries rounds to the nodes; for its other arguments see `Connections`."""
+    """The carrier of rounds for one event loop; for its other arguments see `Connections`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, *args: Any, **options: Any) -> None:
         self._loop = loop
@@ -77,16 +77,16 @@ class LoopDriver(Driver):
         self._look()
 
     def close(self, wait: float = 0.0) -> None:
-        """Close all connections; what is not released is left to its ttl."""
+        """Close all connections; leases that are not released expire by their ttl."""
         super().close(wait)
         self._look()
 
     async def _connected(self) -> None:
-        """Wait until the first operation may go on; a thread waits for the connections."""
+        """Wait until the first operation may begin; a thread waits for the connections."""
         if self._first is None or self._first.done():
             connect = partial(self.connect, hung=self._node_timeout)
             self._first = self._loop.run_in_executor(None, connect)
-            # Retrieved, though all who wait for it may be cancelled.
+            # Retrieve the exception even if all waiting coroutines were cancelled.
             self._first.add_done_callback(lambda first: first.cancelled() or first.exception())
         await asyncio.shield(self._first)
 
@@ -108,12 +108,12 @@ class LoopDriver(Driver):
                 for timer in timers:
                     timer.cancel()
                 self._asked.remove(asked)
-        with self._lock:  # not of who was cancelled: no node is late
+        with self._lock:  # skipped if the coroutine was cancelled, because no node was late then
             for round_ in rounds:
                 self._close(round_)
 
     def _overdue(self, asked: _Asked) -> None:
-        self._read_all()  # an unread answer is no silence, however late it is
+        self._read_all()  # a node whose answer has arrived unread is not silent
         asked.look(overdue=True)
 
     # -- What the loop calls
@@ -126,7 +126,7 @@ class LoopDriver(Driver):
         self._look()
 
     def _look(self) -> None:
-        """Do what follows from what was read, or from a connection that was made."""
+        """Continue operations after a read, or after a new connection."""
         self._flush_soon()
         if self._unread:
             with self._lock:
@@ -136,7 +136,7 @@ class LoopDriver(Driver):
         self._settle()
 
     def _flush_soon(self) -> None:
-        """Write the rest of a request that a socket did not take as a whole."""
+        """Write, before long, the rest of requests that did not fit into a socket's buffer."""
         self._clogged = [node for node in self.nodes if node.unsent]
         if self._clogged and (self._flush is None or self._flush.when() <= self._loop.time()):
             self._flush = self._loop.call_later(UNWATCHED_POLL_S, self._read_all)

@@ -1,7 +1,7 @@
-"""One node of a lock: what it was asked, whom its answers belong to, what it is believed to be.
+"""One node of a lock: its connection, the requests it has not answered, and its identity.
 
-What is the same for every kind of store stands here. How a request is written to a node, and how
-its answers are read, stands with the kind: `redis/node.py`, `postgresql/node.py`.
+This module has the code that all kinds of store share. The code that writes requests and reads
+answers is with each kind: `redis/node.py`, `postgresql/node.py`, `etcd/node.py`.
 """
 
 from __future__ import annotations
@@ -28,37 +28,38 @@ from .reports import Reports
 __all__ = ["SETTLED_S", "Node", "StreamNode"]
 
 MAX_UNSENT_BYTES = 8 * 2**20
-"""What a node may leave unread before it is asked nothing new, though it goes on reading: as much
-as 30 000 extensions."""
+"""Maximum bytes that a node leaves unread before it gets no new requests, even if it goes on
+reading slowly: about 30 000 extensions."""
 LEAVE_S = 0.7
-"""After how long without a word one that is asked is left for another, where there is one."""
+"""Seconds of silence after which an asked member is left for another, if the node has several."""
 SETTLED_S = 1.0
-"""How long a connection must live, if nothing was answered on it, to have been a good one."""
+"""Minimum lifetime in seconds of a connection without an answer that does not count as a
+failure."""
 
 
 class Node(ABC):
     """One node of a lock; all calls but `connect` are made with the driver's lock held.
 
     Attributes:
-        channel: What it has been asked and has not answered.
+        channel: The requests that it has not answered.
         connection: The connection to it, or None.
         failures: Attempts to connect since it last proved to work; sets the backoff.
-        facts: What it last said of itself, or None before it has.
-        unsent: What is yet to be written to the connection.
-        misfit: Why it cannot be a node, as it was last seen; empty if it can.
-        twin: The index of the node that it is as well, where that is why; else None.
+        facts: The last information about its server, or None before the first.
+        unsent: Bytes that must still be written to the connection.
+        misfit: The reason why its server is not usable as a node; empty if it is.
+        twin: The index of another node with the same server, if that is the reason; or None.
     """
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
-    """What a connection raises when it is of no use any more."""
+    """Exceptions of a connection that is of no use any more."""
     forgets: ClassVar[str] = "was it restarted or flushed, does it evict keys"
-    """What may have happened to one that has forgotten locks."""
+    """Possible reasons, for the log, why it has forgotten locks."""
     calls_itself: ClassVar[bool] = True
-    """Whether it calls waiters by itself; else we do, once we have read the answer to a release."""
+    """True if it notifies waiters itself; otherwise we do, after the answer to a release."""
     lapses: ClassVar[bool] = True
-    """Whether a key is over there after its ttl, however long the node was down."""
+    """True if its keys expire after their ttl even while the node is down."""
     leaves = False
-    """Whether it is to be tended while it is waited for: it may find another server to ask."""
+    """True if `tend` must be called during a wait, because it may switch to another server."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class Node(ABC):
 
     @abstractmethod
     def connect(self) -> tuple[Any, NodeInfo]:
-        """Return a new connection and what is at its end.
+        """Return a new connection and the facts about its server.
 
         It blocks: call it without the driver's lock.
 
@@ -107,15 +108,15 @@ class Node(ABC):
 
     @abstractmethod
     def encode(self, round_: Round) -> Any:
-        """Return a round's request in the words of this kind of node; any of its kind takes it."""
+        """Return a round's request in the protocol of this kind of node; all nodes can share it."""
 
     @abstractmethod
     def flush(self) -> None:
-        """Write what the connection takes of what was put."""
+        """Write as much of the pending requests as the connection takes."""
 
     @abstractmethod
     def _put(self, round_: Round, payload: Any) -> None:
-        """Take up a round's request, to be written by the next `flush`."""
+        """Add a round's request to those that the next `flush` writes."""
 
     @abstractmethod
     def _read(self) -> None:
@@ -123,20 +124,20 @@ class Node(ABC):
 
     @abstractmethod
     def _begin(self) -> None:
-        """Begin on a new connection."""
+        """Prepare for a new connection."""
 
     def _look_again(self, now: float) -> None:
-        """Ask it what it is, ahead of a request, where it may have changed while connected."""
-        return None  # most cannot
+        """Ask the server again for its facts, before a request, if they can change meanwhile."""
+        return None  # for most kinds they cannot change during a connection
 
     def _reason(self, error: Exception) -> str:
-        """Say what went wrong, in one line without a secret."""
+        """Describe an error in one line without a secret."""
         return str(error)
 
     # -- Connections
 
     def refuse(self, connection: Any, why: str, twin: int | None) -> None:
-        """Keep it silent because it is no node, or the `twin` of another, until it is one."""
+        """Keep the node silent until its server is usable; `twin` has the same server, if any."""
         connection.disconnect()
         if why != self.misfit:
             self.reports.log(
@@ -147,9 +148,9 @@ class Node(ABC):
         self.reports.failed("unsuitable")
 
     def opened(self, connection: Any, facts: NodeInfo, now: float, asked: float) -> None:
-        """Take a connection into use; what is owed and what waits is written to it first.
+        """Take a connection into use; write owed releases and waiting rounds to it first.
 
-        `asked` is a time before `facts` were asked for.
+        `asked` is a time before the request for `facts`.
         """
         self._finish_drop()
         self._trust.connected(facts, asked, now)
@@ -166,7 +167,7 @@ class Node(ABC):
             self.write(round_)
 
     def unreachable(self, reason: str) -> None:
-        """Connecting failed; the node is silent until it succeeds."""
+        """Note that connecting has failed; the node is silent until it succeeds."""
         self.channel.unreachable(reason)
         self.reports.complain(None, reason)
         self.reports.failed("refused" if refuses(reason) else "unreachable")
@@ -179,16 +180,16 @@ class Node(ABC):
             connection.disconnect()
 
     def _broke(self, error: Exception) -> None:
-        """A read or a write failed: the node's fault, or a time limit's that interrupted it."""
+        """Drop the connection after a failed read or write; a time limit may have caused it."""
         if isinstance(error, OSError) and error.errno is None:
-            # No system call raises without a number; a handler's `raise TimeoutError` does.
+            # System calls raise with an errno; a handler's `raise TimeoutError` has none.
             self._drop("interrupted", blame=False)
             raise error
         self._drop(self._reason(error))
         self.reports.failed("disconnected")
 
     def _drop(self, reason: str, *, blame: bool = True) -> None:
-        """Give up a connection that is of no use any more; `blame` the node, or ourselves."""
+        """Close a connection that is of no use any more; `blame` is False if we caused that."""
         if self.connection is None:
             return
         self.close()
@@ -196,26 +197,27 @@ class Node(ABC):
         if not blame or self._proven or self._clock() - self._opened > SETTLED_S:
             self.failures = 0
         else:
-            # It connects and breaks, over and over: as good as unreachable, until it has answered.
+            # It connects and breaks again and again: treat it as unreachable until it has answered.
             self._flaps = True
             self.channel.unreachable(reason)
             self.reports.complain(None, reason)
 
     def _finish_drop(self) -> None:
-        # Apart: an exception may come between closing the connection and knowing that it is down.
+        # A step of its own, and repeated: an exception may strike after the connection was closed
+        # and before the channel is marked as down.
         if self.channel.up:
             self.channel.dropped()
 
     # -- Requests
 
     def ask(self, round_: Round, payload: Any, now: float, more: bool = False) -> None:
-        """Write a round's request, or vote SILENT for it; `more`: along with the next one's."""
+        """Write a round's request, or vote SILENT for it; `more`: together with the next one."""
         channel, verb = self.channel, round_.verb
         try:
             if self.connection is None:
                 self._finish_drop()
             if channel.unanswered and (verb.extends or channel.stalled(now)):
-                self.receive()  # unread answers are no silence, and count before newer ones
+                self.receive()  # a node with unread answers is not silent, and older ones go first
             if verb.needs_memory and self._trust.to_ask_again(now):
                 self._look_again(now)
             if channel.ask(round_, now):
@@ -225,17 +227,17 @@ class Node(ABC):
             elif channel.up:
                 self.reports.late(verb, str(round_.details[self.index]))
         except BaseException:
-            # Interrupted between the queue and the socket (a time limit, a KeyboardInterrupt): the
-            # next answer might be taken for another round's.
+            # A time limit or a KeyboardInterrupt has struck between the queue and the socket: the
+            # next answer might be taken for that of another round.
             self._drop("interrupted", blame=False)
             raise
 
     def tend(self, now: float) -> None:
-        """Read what has arrived of an answer that matters, or notice that none will."""
+        """Read an answer that matters, or notice that the connection is broken."""
         self.receive()
 
     def write(self, round_: Round) -> None:
-        """Write a round's request that the channel has taken up."""
+        """Write the request of a round that the channel has accepted."""
         self._put(round_, self.encode(round_))
         self.flush()
 
@@ -292,15 +294,15 @@ class Node(ABC):
         )
 
     def _failed(self, round_: Round, why: str) -> None:
-        """It has answered with an error: it is silent, and what it must still free is owed."""
+        """Count an error as SILENT, and owe the node the release of keys that it may have set."""
         round_.silence(self.index, why)
         self.channel.owe(round_)
         self.reports.complain(round_.verb, why)
         self.reports.failed("refused")
 
     def _tell(self, round_: Round, now: float) -> None:
-        # Once nobody waits for a round its answers are read whenever somebody reads: when they came
-        # is not known. Nor is how long a node took that first had to be connected to.
+        # Not of a round that nobody waits for: its answers are read whenever something is read, so
+        # the time of their arrival is unknown. Nor of a round that waited for a connection.
         if heard_nodes() and not round_.closed and round_.waits and round_.sent >= self._opened:
             self.reports.answered(now - round_.sent)
 
@@ -316,9 +318,9 @@ class StreamNode(Node):
         return self.connection._sock.fileno()  # type: ignore[no-any-return]
 
     def flush(self) -> None:
-        """Write what the socket takes: on a real network less than many extensions have.
+        """Write as much as the socket takes, which may be less than the size of many extensions.
 
-        How much can wait is bounded by the channel, which asks no stalled node.
+        The rest is bounded, because the channel accepts no new request for a stalled node.
         """
         if self.connection is None:
             return
@@ -329,7 +331,7 @@ class StreamNode(Node):
                 self.unsent, self.channel.clogged = b"", None
                 return
             if isinstance(self.unsent, bytes):
-                self.unsent = bytearray(self.unsent)  # to which much may be added
+                self.unsent = bytearray(self.unsent)  # cheap to extend
             del self.unsent[:sent]
         except WAITS:
             pass

@@ -1,4 +1,4 @@
-"""How one node does: for the log and for listeners, when the driver's lock is given up."""
+"""Report the state of one node to the log and to listeners, after the driver's lock is released."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ logger = logging.getLogger("celery_redlock.node")
 
 
 class Reports(Complaints):
-    """Makes its calls through `later`.
+    """The reports about one node, all made through `later`.
 
-    A slow log handler would keep all threads waiting, and one that uses a lock would find the
-    driver in the middle of a request.
+    With the driver's lock held, a slow log handler would block all threads, and a handler that uses
+    a lock would interrupt the driver in the middle of a request.
     """
 
     def __init__(
@@ -38,25 +38,25 @@ class Reports(Complaints):
         self._later(partial(logger.log, level, "%s", line, extra=event(name)))
 
     def failed(self, kind: str) -> None:
-        """Tell listeners that it has failed in a way of `events.NODE_FAILURES`."""
+        """Report a failure to listeners; `kind` is one of `events.NODE_FAILURES`."""
         if heard_nodes():
             self._later(partial(emit_node, "node_failed", self._name, kind))
 
     def late(self, verb: Verb, reason: str) -> None:
-        """Note that it has not answered in time."""
+        """Note that the node has not answered in time."""
         self.fails(verb, reason, self._clock(), late=True)
         self.failed("timeout")
 
     def complain(self, verb: Verb | None, reason: str) -> None:
-        """Log that it fails, once until it works again or fails in another way."""
+        """Log that the node fails, once until it works again or fails in another way."""
         self.fails(verb, reason, self._clock())
 
     def answered(self, seconds: float) -> None:
-        """Tell listeners how long it took to answer."""
+        """Report to listeners how long the node took to answer."""
         self._later(partial(emit_node, "node_answered", self._name, seconds))
 
     def did(self, verb: Verb, wrote: bool, now: float) -> None:
-        """Note that it has done what it was asked for, after a failure or at a page's end."""
+        """Note a successful answer, after a failure or at the end of a page."""
         if self.failing:
             if wrote or verb is Verb.PEEK:
                 self.works(verb, now)

@@ -1,4 +1,4 @@
-"""Keeps a node's password secret: out of what is shown, and on its way to the node."""
+"""Keep a node's password secret, in all output and on its way to the node."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 __all__ = ["PLAIN", "Exposed", "is_among", "is_clear", "is_here", "parted"]
 
 Exposed: TypeAlias = "tuple[str, str] | None"
-"""How others can learn the password that is sent to a node, and what to do about it."""
+"""The way in which others can learn a node's password, and the remedy; None if there is no way."""
 PLAIN = "its password goes over the network as plain text"
 
 _URL = r"[\w+]+://(?:[^/?#]*@)?([^@?#]*)(\?[^@#]*)?"
-"""A URL whose host and database cannot be a part of an unquoted password: no @ follows them."""
+"""Pattern of a URL whose host and database cannot belong to an unquoted password: no @ follows."""
 _URL_OF_LIBPQ = r"\w+://(?:[^/@]*@)?([^@?#]*)(\?[^@]*)?"
 """The same as libpq reads it: its user and password end at the first @, and may hold ? and #."""
 
@@ -32,8 +32,8 @@ def parted(url: str) -> SplitResult:
     """Return the parts of a URL, as its parsers see them.
 
     Raises:
-        ValueError: It is not clear where its user and password end. Nothing of it is in the error,
-            nor in another that led to it.
+        ValueError: It is not clear where its user and password end. Neither the error nor its
+            context contains any part of the URL.
     """
     parts = None
     with contextlib.suppress(ValueError):
@@ -48,7 +48,7 @@ def parted(url: str) -> SplitResult:
 
 
 def is_here(host: str) -> bool:
-    """Return True if a host is this one, so that nothing sent to it is on a network.
+    """Return True if a host is this machine, so that nothing sent to it is on a network.
 
     host: A name, an address, a network of addresses or the path of a socket.
     """
@@ -59,9 +59,9 @@ def is_here(host: str) -> bool:
 
 
 def is_among(host: str, named: Sequence[str]) -> bool:
-    """Return True if a host is one of some: names, `*.domain`, addresses and networks of these.
+    """Return True if a host matches `named`: names, `*.domain`, addresses and networks.
 
-    If none is named, every host is.
+    If none is named, every host matches.
 
     Raises:
         ValueError: One of `named` cannot be understood.

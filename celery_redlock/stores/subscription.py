@@ -14,25 +14,26 @@ from ..protocol.errors import NodeError
 __all__ = ["RECONNECT_S", "Subscription"]
 
 RECONNECT_S = 1.0
-"""Seconds, at most and at random, between attempts to connect; polling bridges the gap."""
+"""Longest pause between attempts to connect, in seconds, with full jitter; waiters poll
+meanwhile."""
 
 
 class Subscription(ABC):
     """A subscription to the channel of this process, over a connection of its own.
 
     Attributes:
-        retry: The least and the most seconds until the next attempt if this one fails.
+        retry: Minimum and maximum seconds until the next attempt if this one fails.
     """
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
     """The exceptions of `read` and `tend` after which another connection is needed."""
     every = math.inf
-    """Seconds between two calls of `tend`, which keep it alive."""
+    """Seconds between two calls of `tend`, which keeps the subscription alive."""
     retry = 0.0, RECONNECT_S
 
     @abstractmethod
     def connect(self) -> None:
-        """Connect and subscribe; return once the node has confirmed it. It blocks.
+        """Connect and subscribe; block until the node has confirmed it.
 
         Raises:
             Exception: The node cannot be reached, or it refuses us.
@@ -50,7 +51,7 @@ class Subscription(ABC):
         """
 
     def tend(self) -> None:
-        """Tell the node that this process still listens, if it is time to."""
+        """Confirm to the node that this process still listens, if it is time to."""
         return None
 
     @abstractmethod
@@ -59,4 +60,4 @@ class Subscription(ABC):
 
     @abstractmethod
     def reason(self, error: Exception) -> str:
-        """Say what went wrong, in one line without a secret."""
+        """Describe an error in one line without a secret."""

@@ -17,14 +17,15 @@ from .wire import MALFORMED, Replies, Request, answer, number, request, text, va
 __all__ = ["EtcdSubscription"]
 
 LISTENS_S = 3
-"""For how long a process counts as listening that does not say so; whole seconds. Who waits beside
-one that has died meanwhile tries by itself."""
+"""Seconds for which a process counts as listening without a renewal; a whole number. If a process
+dies in this time, other waiters try by themselves."""
 
 
 class EtcdSubscription(Subscription):
-    """One watch, over a connection of its own, of a key that lives as long as it is kept alive.
+    """One watch, over its own connection, of a key that exists as long as this process renews it.
 
-    A release writes into that key who is called; where it is missing nobody listens.
+    A release writes the name of the notified waiter into that key. If the key is missing, nobody
+    listens.
     """
 
     def __init__(self, address: EtcdAddress, channel: bytes) -> None:
@@ -93,13 +94,13 @@ class EtcdSubscription(Subscription):
             yield value_of(event["kv"].get("value", ""))
 
     def tend(self) -> None:
-        """Keep alive the key that says that this process listens."""
+        """Renew the key that shows that this process listens."""
         now = monotonic()
         if now < self._due or self._keeper is None:
             return
         self._due = now + self.every
         sock = self._keeper._sock
-        if self._asked:  # as long ago as this is called
+        if self._asked:  # at the previous call, so the answer must have arrived
             self._check(sock.recv(SIZE), now)
         kept = Request("lease/keepalive", {"ID": self._lease})
         sock.send(request(kept, self._keeper.head))
@@ -120,7 +121,7 @@ class EtcdSubscription(Subscription):
             raise NodeError("it sends half an answer")
 
     def close(self) -> None:
-        """Close the connections, and let the node know that this process does not listen."""
+        """Close the connections, and delete the key that shows that this process listens."""
         keeper, self._keeper = self._keeper, None
         if keeper is not None:
             revoke = Request("lease/revoke", {"ID": self._lease})
@@ -132,5 +133,5 @@ class EtcdSubscription(Subscription):
                 connection.disconnect()
 
     def reason(self, error: Exception) -> str:
-        """Say what went wrong, in one line without a secret."""
+        """Describe an error in one line without a secret."""
         return reason(error)

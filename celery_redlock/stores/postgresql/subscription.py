@@ -20,30 +20,30 @@ logger = logging.getLogger("celery_redlock.wakeup")
 
 PRESENT = "SELECT pg_catalog.pg_advisory_lock(pg_catalog.hashtextextended(%s, 0))"
 POOLED_RETRY_S = 60.0
-"""Before it is looked again whether a pooler is still in front of the server."""
+"""Seconds until the next attempt if a pooler is in front of the server."""
 
 
 class PostgresSubscription(Subscription):
-    """One LISTEN, over a connection of its own."""
+    """One LISTEN, over its own connection."""
 
     broken: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError, NodeError)
     _said = False
 
     def __init__(self, address: PostgresAddress, channel: bytes) -> None:
         self._address = address
-        # An identifier has no more than 63 bytes. `redlock_call` makes the same of it.
+        # An identifier has at most 63 bytes. `redlock_call` computes the same name.
         self._channel = f"redlock_{hashlib.md5(channel, usedforsecurity=False).hexdigest()}"
         self._connection: BareConnection | None = None
 
     def connect(self) -> None:
-        """Connect and listen; see `Subscription.connect`. Fails where there is a pooler."""
+        """Connect and listen; see `Subscription.connect`. Fails if a pooler is in between."""
         connection = self._address.connect()
         try:
             with answering(connection):
                 if pooled(connection):
                     self._refuse_pooler()
                 connection.execute(f"LISTEN {self._channel}")
-                # Held as long as this connection lives: it tells a release that this process
+                # Held as long as this connection lives, so that a release can see that this process
                 # listens.
                 connection.execute(PRESENT, [self._channel])
             self._connection = BareConnection(connection)
@@ -84,5 +84,5 @@ class PostgresSubscription(Subscription):
             connection.disconnect()
 
     def reason(self, error: Exception) -> str:
-        """Say what went wrong, in one line without a secret."""
+        """Describe an error in one line without a secret."""
         return reason(error)

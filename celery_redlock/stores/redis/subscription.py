@@ -17,7 +17,7 @@ __all__ = ["RedisSubscription"]
 
 
 class RedisSubscription(Subscription):
-    """One subscription, over a connection of its own."""
+    """One subscription, over its own connection."""
 
     broken: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, OSError, NodeError)
 
@@ -36,7 +36,7 @@ class RedisSubscription(Subscription):
         connection.connect()
         if connection.can_read():
             raise NodeError("it sent what nobody asked for")
-        # Kept here: redis-py forgets its socket as soon as a read fails.
+        # Keep a reference: redis-py drops the socket on a failed read.
         self._socket = stream = connection._sock
         until = monotonic() + connection.socket_timeout
         connection.send_command(b"SUBSCRIBE", self._channel, check_health=False)
@@ -54,7 +54,7 @@ class RedisSubscription(Subscription):
         """Return the names of the waiters that were notified since the last read."""
         data = self._socket.recv(SIZE)
         if data.startswith(self._head) and data.count(b"\r\n") == 7 and not self._replies.partial:
-            return [data.split(b"\r\n")[6]]  # a shortcut, on the way of each hand-over
+            return [data.split(b"\r\n")[6]]  # a shortcut, because each hand-over takes this path
         return self._take(data)
 
     def _take(self, data: bytes) -> list[bytes]:
@@ -71,7 +71,7 @@ class RedisSubscription(Subscription):
             elif reply[0] == b"subscribe" and not self._confirmed:
                 self._confirmed = True
             else:
-                # Believed, each of these would make all waiters try.
+                # If accepted, each of these would make all waiters try.
                 raise NodeError("it confirms what nobody asked for")
         return names
 
@@ -82,5 +82,5 @@ class RedisSubscription(Subscription):
             self._connection.disconnect()
 
     def reason(self, error: Exception) -> str:
-        """Say what went wrong, in one line without a secret."""
+        """Describe an error in one line without a secret."""
         return reason(error)
