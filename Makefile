@@ -21,7 +21,7 @@ help:
 	@echo "make test     the tests, in five minutes; PYTEST_ARGS='-k name' to choose"
 	@echo "make test-more  what they leave out: second stores and brokers, the commands, examples, pages"
 	@echo "make test-all both, on every pool of Celery, and what takes long"
-	@echo "make lint     ruff, check and format; counts sentences that read badly"
+	@echo "make lint     ruff, check and format; names and sentences that read badly"
 	@echo "make types    mypy, strict"
 	@echo "make docs     the site of docs/, in out/docs; a warning or a link to nowhere is an error"
 	@echo "make sim      the simulator, WORLDS=$(WORLDS) seeded worlds"
@@ -57,7 +57,7 @@ lint:
 	@$(PYTHON) .ci/bootstrap.py lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(BIN)/python docs/list_suspects.py
+	@$(BIN)/python docs/list_suspects.py --strict
 
 types:
 	@$(PYTHON) .ci/bootstrap.py lint

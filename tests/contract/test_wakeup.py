@@ -21,7 +21,7 @@ from tests.support.wait import wait_until
 
 
 class Struck(Exception):
-    """What a soft time limit raises, to the code that it interrupts."""
+    """The exception of a soft time limit, as the interrupted code sees it."""
 
 
 @pytest.fixture

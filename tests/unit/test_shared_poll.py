@@ -160,7 +160,7 @@ def test_handler_that_waits_inside_a_wait_reads_the_event_of_both(
 
 
 class Struck(BaseException):
-    """What a time limit raises, to the code that it interrupts."""
+    """The exception of a time limit, as the interrupted code sees it."""
 
 
 def test_exception_in_the_polling_thread_hands_the_poll_to_another(
