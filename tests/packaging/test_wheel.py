@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
 import sys
@@ -53,7 +54,6 @@ def test_wheel_metadata_names_versions_requirements_and_licence(
     assert about["Name"] == "celery-redlock"
     assert about["Requires-Python"] == ">=3.10"
     assert about["Description-Content-Type"] == "text/markdown"
-    assert about.get_payload() == README
     classifiers = about.get_all("Classifier", [])
     rows = (ROOT / "tox.ini").read_text("utf-8")
     for minor in range(10, 15):
@@ -62,6 +62,34 @@ def test_wheel_metadata_names_versions_requirements_and_licence(
     needed = [line for line in about.get_all("Requires-Dist", []) if "extra ==" not in line]
     words = {line.split("<")[0].split(">")[0] for line in needed}
     assert words == {"celery", "kombu", "packaging", "redis", "tenacity"}
+
+
+def test_description_is_the_readme_without_links_to_files(about: Message) -> None:
+    text = str(about.get_payload())
+    blocks = re.findall(r"^```.*?^```$", README, re.M | re.S)
+    assert blocks and re.findall(r"^```.*?^```$", text, re.M | re.S) == blocks
+    rest = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    assert re.findall(r"^#+ .+$", rest, re.M) == re.findall(
+        r"^#+ .+$", re.sub(r"^```.*?^```$", "", README, flags=re.M | re.S), re.M
+    )
+    targets = re.findall(r"\]\(([^)]+)\)", rest) + re.findall(r"(?:href|src)=\"([^\"]+)", rest)
+    assert [target for target in targets if not target.startswith("https://")] == []
+
+
+def test_dependency_groups_are_known_to_the_set_up_and_unknown_to_users(about: Message) -> None:
+    toml = pytest.importorskip("tomllib")
+    declared = toml.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / ".ci" / "bootstrap.py")
+    assert spec and spec.loader
+    bootstrap = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(bootstrap)
+    groups = set(declared["dependency-groups"])
+    assert bootstrap.groups() == groups >= {"test", "docs", "lint"}
+    extras = set(about.get_all("Provides-Extra", []))
+    assert extras == set(declared["project"]["optional-dependencies"]) and not extras & groups
+    named = re.findall(r"(?:\$\(SETUP\)|FOR_\w+ :=)(.*)", (ROOT / "Makefile").read_text("utf-8"))
+    words = {word for line in named for word in re.sub(r"\$\(.*?\)+", "", line).split()}
+    assert words <= extras | groups
 
 
 def test_each_entry_point_names_an_existing_object(wheel: Path) -> None:
@@ -98,7 +126,7 @@ def test_wheel_is_complete_and_imports_without_a_warning(base: Path, tmp_path: P
     )
 
 
-DEVELOPERS = {"bench", "demo", "docs", "lint", "matrix", "test", "testing"}
+BESIDE_SITES = {"demo", "testing"}
 
 
 def test_extra_all_has_every_extra_of_a_running_site(about: Message) -> None:
@@ -107,7 +135,7 @@ def test_extra_all_has_every_extra_of_a_running_site(about: Message) -> None:
         what, _, marker = line.partition(";")
         if found := re.search(r"extra == '(\w+)'", marker):
             wanted.setdefault(found[1], set()).add(what)
-    sites = [wanted[extra] for extra in wanted.keys() - DEVELOPERS - {"all"}]
+    sites = [wanted[extra] for extra in wanted.keys() - BESIDE_SITES - {"all"}]
     assert len(sites) >= 5
     assert wanted["all"] == set.union(*sites)
 

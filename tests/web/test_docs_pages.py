@@ -18,7 +18,7 @@ NEEDED = ("sphinx", "furo", "myst_parser", "sphinx_click", "sphinx_copybutton")
 WANTING = [name for name in NEEDED if importlib.util.find_spec(name) is None]
 
 if WANTING:
-    why = f"the extra docs is not installed, as no {', '.join(WANTING)}: run make docs"
+    why = f"the group docs is not installed, as no {', '.join(WANTING)}: run make docs"
     pytest.skip(why, allow_module_level=True)
 
 PAGES = (
