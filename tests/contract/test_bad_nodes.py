@@ -77,30 +77,6 @@ def out_of_memory(stack: ExitStack) -> str:
     return stack.enter_context(LocalServer(config=["--maxmemory", "1"])).url
 
 
-def busy(stack: ExitStack) -> str:
-    server = stack.enter_context(LocalServer(config=["--lua-time-limit", "1"]))
-
-    def loop() -> None:
-        with contextlib.suppress(redis.RedisError), admin(server) as client:
-            client.eval("while true do end", 0)
-
-    thread = threading.Thread(target=loop, daemon=True)
-    thread.start()
-
-    def is_busy() -> bool:
-        with admin(server) as client:
-            try:
-                client.get("x")
-            except redis.ResponseError as error:
-                return str(error).startswith("BUSY")
-        return False
-
-    wait_until(is_busy, 10, "it is busy")
-    stack.callback(thread.join, 10)
-    stack.callback(server.kill)
-    return server.url
-
-
 def not_permitted(stack: ExitStack) -> str:
     server = stack.enter_context(LocalServer())
     with admin(server) as client:
@@ -153,7 +129,6 @@ AILMENTS: dict[str, tuple[Ailing, str]] = {
     "no password": (no_password, "NOAUTH|AUTH"),
     "loading": (loading, "LOADING"),
     "out of memory": (out_of_memory, "OOM"),
-    "busy": (busy, "BUSY"),
     "not permitted": (not_permitted, "NOPERM"),
     "cut in mid-reply": (proxied("cut"), "onnection"),
     "answers nothing": (proxied("mute"), "no answer"),
@@ -263,36 +238,10 @@ def test_threads_of_ours_do_not_touch_the_random_state_of_the_application(
         assert random.getstate() == state
 
 
-@pytest.mark.parametrize("killed", [1, 3])
-def test_killed_clients_are_back_with_the_next_request(
-    servers: list[LocalServer], admins: list[redis.Redis], killed: int
-) -> None:
-    with redlock_over(servers[:3]) as redlock:
-        lease = redlock.acquire("r")
-        for client in admins[:killed]:
-            client.client_kill_filter(_type="normal", skipme=True)
-        lease = redlock.extend(lease)
-        assert redlock.release(lease) is True
-        wait_until(lambda: not any(client.keys("redlock:*") for client in admins), 5, "it is freed")
-
-
 @pytest.fixture
 def proxies(servers: list[LocalServer]) -> Iterator[list[Proxy]]:
     with ExitStack() as stack:
         yield [stack.enter_context(Proxy(server.port)) for server in servers[:3]]
-
-
-def test_late_request_is_undone_behind_itself(
-    proxies: list[Proxy], admins: list[redis.Redis]
-) -> None:
-    with redlock_over(proxies) as redlock:
-        redlock.connect()
-        for proxy in proxies:
-            proxy.mode = "mute"
-        with pytest.raises(QuorumUnavailable):
-            redlock.acquire("r")
-        assert [proxy.connections for proxy in proxies] == [1, 1, 1]  # none was closed for it
-        wait_until(lambda: not any(client.keys("redlock:*") for client in admins), 1, "undone")
 
 
 def test_ttl_shorter_than_the_round_trip_is_unavailable_and_leaves_nothing(
@@ -305,16 +254,6 @@ def test_ttl_shorter_than_the_round_trip_is_unavailable_and_leaves_nothing(
         with pytest.raises(QuorumUnavailable, match=r"no answer within 0\.005 s"):
             redlock.acquire("r")
         wait_until(lambda: not any(client.keys("redlock:*") for client in admins), 1, "it is gone")
-
-
-def test_first_lock_waits_for_slow_connections_before_it_counts_its_patience(
-    proxies: list[Proxy],
-) -> None:
-    """Connecting may take longer than a node may take to answer."""
-    for proxy in proxies:
-        proxy.mode, proxy.delay = "slow to connect", 0.3
-    with redlock_over(proxies, ttl=2.0) as redlock:
-        assert redlock.release(redlock.acquire("r")) is True
 
 
 def test_node_that_comes_back_is_logged(
@@ -354,24 +293,3 @@ def test_release_frees_a_late_node_that_does_not_know_the_script_yet(
         assert redlock.release(lease)
         servers[4].resume()
         wait_until(lambda: not admins[4].exists("redlock:r"), 2.0, "the late node has freed it")
-
-
-def test_request_larger_than_a_socket_buffer_is_written_in_time(
-    servers: list[LocalServer], lock_over: Callable[..., Redlock]
-) -> None:
-    """Thousands of leases are extended at once; a socket's buffer begins with 16 KiB."""
-    redlock = lock_over(servers, ttl=60.0, node_timeout=5.0)  # on a busy machine, too
-    names = [f"{number}:" + "n" * 500 for number in range(1000)]
-    claims = [redlock.client.claims[redlock.acquire(name).token] for name in names]
-    connections = [node.connection for node in redlock.client.driver.nodes]
-    for connection in connections:
-        connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-    deadlines = [claim.deadline for claim in claims]
-    redlock.client._extend(claims)
-
-    def extended() -> bool:
-        redlock.release(redlock.acquire("behind them all"))
-        return all(claim.deadline > old for claim, old in zip(claims, deadlines, strict=True))
-
-    wait_until(extended, 15.0, "all are extended")
-    assert [node.connection for node in redlock.client.driver.nodes] == connections

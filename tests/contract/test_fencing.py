@@ -5,26 +5,22 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
-from typing import Any
+from contextlib import ExitStack
 
 import celery
 import pytest
 import redis
 
 from celery_redlock import (
-    QuorumUnavailable,
     Redlock,
-    ResourceHeld,
     SingletonTask,
     current_lease,
     locked,
 )
 from celery_redlock.protocol import quorum
-from celery_redlock.protocol.round import Round, Verb
+from celery_redlock.protocol.round import Round
 from tests.support.fences import HOUR, Skewed, fences, skewed, take
 from tests.support.names import Patch, Servers
-from tests.support.nodes import all_connected, told_all
 from tests.support.wait import wait_until
 
 
@@ -55,26 +51,6 @@ def test_granted_fencing_token_is_known_to_a_quorum(
         assert clients[number % 2].release(lease)
 
 
-def test_fencing_costs_one_round_trip_when_the_nodes_agree(
-    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
-) -> None:
-    rounds = []
-    make = Round
-
-    def counted(*arguments: Any) -> Round:
-        rounds.append(arguments[0])
-        return make(*arguments)
-
-    monkeypatch.setattr(quorum, "Round", counted)
-    take(clients[1])
-    assert rounds == [Verb.ACQUIRE, Verb.RELEASE]
-    rounds.clear()
-    for node, admin in enumerate(admins):
-        admin.set("redlock:r#fence", time.time_ns() // 1000 + HOUR + node)
-    take(clients[1])
-    assert rounds == [Verb.ACQUIRE, Verb.FENCE, Verb.RELEASE]
-
-
 def test_fencing_tokens_grow_though_one_node_after_the_other_forgets(
     clients: list[Skewed], admins: list[redis.Redis]
 ) -> None:
@@ -95,26 +71,6 @@ def test_fencing_tokens_grow_without_a_minority_of_nodes(
         server.kill()
     tokens += [take(clients[0]), take(clients[1])]
     assert tokens == sorted(set(tokens))
-
-
-def test_fencing_token_that_no_quorum_can_confirm_is_not_granted(
-    clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
-) -> None:
-    """Between the two rounds another program deletes our key on three of five nodes."""
-    fence = quorum._fence
-
-    def meanwhile(ballot: Round) -> bool:
-        fence(ballot)
-        for admin in admins[:3]:
-            admin.delete("redlock:r")
-        return False
-
-    monkeypatch.setattr(quorum, "_fence", meanwhile)
-    with pytest.raises(QuorumUnavailable, match="confirmed its fencing token in time"):
-        clients[1].acquire("r", fencing=True)
-    monkeypatch.undo()
-    wait_until(lambda: clients[1].holder("r") is None, 2, "it is undone everywhere")
-    assert take(clients[1]) > 0
 
 
 def test_fenced_attempt_interrupted_between_its_rounds_is_undone(
@@ -145,32 +101,6 @@ def test_fencing_token_stays_through_extensions_and_in_nested_blocks(clients: li
         end = outer.lease.deadline
         wait_until(lambda: outer.lease.deadline > end + 0.3, 5, "it has been extended")
         assert outer.fencing_token == first and not outer.lost
-
-
-def test_refused_fenced_attempt_raises_no_number_on_the_nodes(
-    clients: list[Skewed], admins: list[redis.Redis]
-) -> None:
-    for client in (clients[0], clients[2]):
-        all_connected(client)  # a node that comes later does not know it
-    lease = clients[0].acquire("r", fencing=True)
-    told_all(clients[0])
-    known = fences(admins)
-    for _ in range(5):
-        with suppress(ResourceHeld):
-            clients[2].acquire("r", fencing=True)
-    assert fences(admins) == known
-    assert clients[0].release(lease)
-
-
-def test_locks_with_and_without_fencing_exclude_each_other(clients: list[Skewed]) -> None:
-    lease = clients[0].acquire("r", fencing=True)
-    assert clients[1].try_acquire("r") is None
-    clients[0].release(lease)
-    plain = clients[1].acquire("r")
-    assert plain.fencing_token is None
-    assert clients[0].try_acquire("r", fencing=True) is None
-    clients[1].release(plain)
-    assert take(clients[0]) > (lease.fencing_token or 0)
 
 
 def test_waiter_gets_a_fencing_token(clients: list[Skewed]) -> None:

@@ -92,17 +92,6 @@ def test_foreign_key_with_a_ttl_holds_and_is_then_free(
     assert redlock.release(redlock.acquire("r", wait=5.0)) is True
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_foreign_key_on_a_minority_costs_nothing_and_is_not_touched(
-    kind: str, clients: list[redis.Redis], redlock: Redlock
-) -> None:
-    now = foreign(clients[:1], kind)
-    before = now()
-    lease = redlock.extend(redlock.acquire("r"))
-    assert redlock.release(lease) is True
-    assert now() == before
-
-
 def test_foreign_value_of_any_size_is_not_fetched(
     clients: list[redis.Redis], redlock: Redlock
 ) -> None:
@@ -116,22 +105,6 @@ def test_foreign_value_of_any_size_is_not_fetched(
 
 
 # -- Names
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["a\0b", "\n\r\t", "\u202eabc", "\ud800", "\U0001f512", " ", "x" * MAX_NAME_CHARS],
-    ids=ascii,
-)
-def test_any_resource_name_can_be_locked_and_is_printable_in_an_error(
-    name: str, redlock: Redlock
-) -> None:
-    lease = redlock.acquire(name)
-    with pytest.raises(ResourceHeld) as raised:
-        redlock.acquire(name)
-    assert str(raised.value).isprintable()
-    assert raised.value.resource == name
-    assert redlock.release(redlock.extend(lease)) is True
 
 
 def test_resource_name_too_long_for_a_key_is_refused_with_advice(redlock: Redlock) -> None:

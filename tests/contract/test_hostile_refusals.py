@@ -235,17 +235,6 @@ def test_refusing_majority_is_unavailable_and_a_held_lock_lives_to_its_deadline(
     assert redlock.release(wait_until(extended, 5, "they are well")) is True
 
 
-def test_full_node_keeps_held_locks(binary: str | None, lock_over: Locks) -> None:
-    with LocalServer(binary=binary) as full, admin(full) as client:
-        redlock = lock_over([full], ttl=TTL)
-        lease = redlock.acquire("held")
-        client.config_set("maxmemory", 1)
-        with pytest.raises(QuorumUnavailable, match="OOM"):
-            redlock.acquire("r")
-        assert redlock.release(redlock.extend(lease)) is True
-        assert client.keys("redlock:*") == []
-
-
 def test_replica_that_answers_0_does_not_confirm_a_release(
     servers: Servers, lock_over: Locks
 ) -> None:

@@ -47,6 +47,11 @@ REPLIES: dict[str, bytes] = {
     "an array that is too long": b"*1000000000\r\n" + b":1\r\n" * 500_000,
     "a line that never ends": b"$" + LONG,
     "an error that never ends": b"-" + LONG,
+    "no integer": b":abc\r\n",
+    "no length": b"$abc\r\n",
+    "no count": b"*abc\r\n",
+    "arrays in arrays": b"*1\r\n" * 3000,
+    "a number of 5000 digits": b":" + b"9" * 5000 + b"\r\n",
     "the half of an answer, then the end": b"$50\r\nabc",
     "nothing, then the end": b"",
 }

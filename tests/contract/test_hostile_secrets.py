@@ -19,10 +19,9 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import LeaseLost, NotAcquired, Redlock, RedlockError, current_lease
+from celery_redlock import NotAcquired, Redlock, RedlockError, current_lease
 from celery_redlock.events import Listener, subscribe, unsubscribe
 from celery_redlock.server import LocalServer, start_servers
-from celery_redlock.stores.redis.address import parse_nodes
 from tests.support.impostor import Impostor
 from tests.support.names import Locks, Log, Servers
 from tests.support.nodes import TOKEN
@@ -211,26 +210,16 @@ def test_password_and_token_are_not_shown_whatever_a_node_does(
             wait_until(lambda w=words: w in caplog.text, 5, "its listener has failed, too")
 
 
-MISTAKES = [
-    f"http://:{CANARY}@127.0.0.1:1/0",
-    f"redis://:{CANARY}@127.0.0.1:0/0",
-    f"redis://:{CANARY}@127.0.0.1:70000/0",
-    f"redis://:{CANARY}@127.0.0.1:port/0",
-    f"redis://:a/{CANARY}@127.0.0.1:1/0",
-    f"redis://:a@b@{CANARY}@127.0.0.1:1/x",
-    f"redis://:[{CANARY}@127.0.0.1:1/0",
+MISTAKES: list[Any] = [
     f"redis://:{CANARY}@127.0.0.1:1/0?socket_timeout=x",
     f"redis://:{CANARY}@127.0.0.1:1/0?health_check_interval={CANARY}",
-    f"lock:{CANARY}@localhost:7001",
-    f"localhost:7001?password={CANARY}",
     f"redis://127.0.0.1:1/0?password={CANARY}&nonsense=1",
-    f"redis://127.0.0.1:1/{CANARY}",
     f"rediss://:{CANARY}@h:1/0?ssl_cert_reqs=nonsense",
     {"host": "h", "password": CANARY, "pasword": CANARY},
     {"host": "h", "password": CANARY, "port": "x"},
     [CANARY],
-    5,
 ]
+"""In options of a URL, and outside of URLs; unit/test_secrets_in_urls.py has all other places."""
 
 
 @pytest.fixture
@@ -249,24 +238,6 @@ def test_password_is_not_shown_for_an_invalid_address(
         Redlock([f"redis://:{CANARY}@h:1/0", f"redis://:{CANARY}@h:1/1"])  # the same server
     assert catch.kinds <= {"ConfigurationError", "QuorumUnavailable"}
     shown += catch.seen
-
-
-def test_lease_in_a_pickled_error_has_no_token(redlock: Redlock) -> None:
-    """A task's error is stored where others read; its token would free the lock."""
-    lease = redlock.acquire("r")
-    error = LeaseLost("lost", resource="r", lease=lease, reason="expired")
-    travelled = pickle.loads(pickle.dumps(error))
-    assert lease.token.encode() not in pickle.dumps(error)
-    assert (travelled.lease.token, travelled.lease.resource) == ("", "r")
-    assert (travelled.reason, travelled.args, travelled.resource) == ("expired", ("lost",), "r")
-    assert error.lease is lease
-    assert pickle.loads(pickle.dumps(LeaseLost("lost"))).lease is None
-    assert redlock.release(lease) is True
-
-
-def test_repr_of_an_address_shows_no_password() -> None:
-    (address,) = parse_nodes([f"redis://user:{CANARY}@h:1/0"])
-    assert CANARY not in repr(address) and address.arguments["password"] == CANARY
 
 
 def test_token_is_shown_as_a_digest_only(redlock: Redlock) -> None:
