@@ -25,11 +25,9 @@ from celery_redlock import (
 )
 from celery_redlock.beat.claims import TickClaims
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.errors import NodeError
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores.etcd.address import parse
-from celery_redlock.stores.etcd.wire import Replies
 from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.testing.etcd import LocalEtcd, Member
 from tests.support.certificates import Authority
@@ -250,16 +248,6 @@ def fenced(token: str) -> Claim:
     return new
 
 
-def test_fenced_etcd_lock_has_a_growing_number(etcd: Etcd, lock_over: Locks) -> None:
-    etcd.flush()
-    redlock = lock_over([etcd.server.url], fencing=True)
-    numbers = []
-    for _ in range(3):
-        with redlock.lock("r") as lease:
-            numbers.append(lease.fencing_token)
-    assert numbers == sorted(set(numbers))
-
-
 @pytest.mark.parametrize(("ttl", "seconds"), [(0.3, 2), (2.5, 3), (7.0, 7), (30.0, 32)])
 def test_etcd_key_lives_as_long_as_its_holder_counts_and_little_longer(
     etcd: Etcd, ttl: float, seconds: int
@@ -341,13 +329,6 @@ def test_supervisor_renewal_does_not_shorten_a_longer_etcd_key(etcd: Etcd) -> No
     short.below = 5.0
     assert etcd.ask(Verb.RENEW, short) == "1"
     assert etcd.get("r")["lease"] == longer
-
-
-def test_two_claims_of_one_etcd_key_are_extended_in_one_request(etcd: Etcd) -> None:
-    etcd.flush()
-    etcd.ask(Verb.ACQUIRE, claim("mine", "r"))
-    lost, mine = claim("lost", ("r", "s")), claim("mine", "r")
-    assert etcd.ask(Verb.EXTEND, lost, mine, lost, mine) == "0101"
 
 
 def test_hundred_names_and_many_claims_fit_into_etcd_transactions(etcd: Etcd) -> None:
@@ -447,36 +428,6 @@ def test_untrusted_etcd_certificate_is_refused_over_tls(tmp_path: Path, lock_ove
                 lock_over([url]).acquire("r")
     finally:
         cluster.stop()
-
-
-def test_members_of_two_real_etcd_clusters_are_refused_as_one_node(
-    three: LocalEtcd, etcd: Etcd, lock_over: Locks
-) -> None:
-    url = f"{etcd.server.url},127.0.0.1:{three.port}"
-    for _ in range(4):  # whichever it asks first: another process may begin with another
-        with pytest.raises(ConfigurationError, match="its members are of several clusters"):
-            lock_over([url]).connect()
-
-
-@pytest.mark.parametrize("cut", range(1, 40, 3))
-def test_http_answers_of_etcd_are_the_same_however_they_are_cut(cut: int) -> None:
-    said = (
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
-        b"HTTP/1.1 404 Not Found\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b'3\r\n{"a\r\n4\r\n":1}\r\n0\r\nTrailer: x\r\n\r\n'
-    ) * 2
-    replies = Replies()
-    parts = [said[at : at + cut] for at in range(0, len(said), cut)]
-    found = [one for part in parts for one in replies.feed(part)]
-    assert found == [(200, b"{}"), (404, b'{"a":1}')] * 2
-
-
-@pytest.mark.parametrize(
-    "said", [b"+PONG\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 x\r\nContent-Length: 1\r\n\r\n"]
-)
-def test_malformed_http_answer_of_etcd_ends_the_connection(said: bytes) -> None:
-    with pytest.raises(NodeError):
-        list(Replies().feed(said))
 
 
 @pytest.fixture

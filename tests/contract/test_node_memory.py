@@ -161,32 +161,13 @@ def extended_everywhere(redlock: Redlock, lease: Any) -> bool:
     return holder is not None and holder.nodes == 3
 
 
-@pytest.mark.parametrize("longer", ["of the instance", "asked for", "named by a check"])
-def test_longest_ttl_in_use_decides_when_a_node_votes(lock: Locks, longer: str) -> None:
+def test_nodes_vote_by_the_longest_ttl_that_a_check_names(lock: Locks) -> None:
     with LocalServer() as server:
-        redlock = lock([server], ttl=100.0 if longer == "of the instance" else TTL)
-        if longer == "asked for":
-            with pytest.raises(QuorumUnavailable):
-                redlock.acquire("other", ttl=100.0)
-        elif longer == "named by a check":
-            (warning,) = redlock.check(ttl=100.0)
-            assert "the longest ttl in use is 100 s" in warning
+        redlock = lock([server], ttl=TTL)
+        (warning,) = redlock.check(ttl=100.0)
+        assert "the longest ttl in use is 100 s" in warning
         with pytest.raises(QuorumUnavailable, match=r"no vote for another (9\d|10\d)\.\d s"):
             redlock.acquire("r", ttl=TTL)
-
-
-def test_append_only_file_exempts_no_node_from_the_guard(lock: Locks) -> None:
-    """Not even a file that is written at each command; here it dates from before."""
-    with LocalServer(config=("--appendonly", "yes", "--appendfsync", "always")) as server:
-        make_known([server])
-        before, after = lock([server], restart_guard="off"), lock([server], ttl=30.0)
-        with admin(server, text=True) as client:
-            client.config_set("appendonly", "no")
-            held = before.acquire("r")
-            server.restart()
-            with pytest.raises(QuorumUnavailable, match="it may have forgotten locks"):
-                after.acquire("r")
-            assert not client.get("redlock:r") and not held.lost
 
 
 # -- Replicas
@@ -335,20 +316,6 @@ def test_nodes_that_are_away_are_no_error_of_the_check(known: Servers, lock: Loc
     assert redlock.check() == []
     redlock.release(redlock.acquire("r"))
     assert lock(["redis://127.0.0.1:1"]).check() == []
-
-
-def test_node_that_turns_unsuitable_after_its_check_is_silent(
-    known: Servers, lock: Locks, log: Log
-) -> None:
-    """A worker is checked at its start; later changes do not fail a task in its children."""
-    with LocalServer() as third:
-        make_known([third])
-        redlock = lock([known[0], known[1], third])
-        assert redlock.check() == []
-        follow(third, known[0])
-        redlock.release(redlock.acquire("r"))
-        wait_until(lambda: "is not usable: it is a replica" in log.text, 5, "it is said")
-        promote(third)
 
 
 def test_eviction_policy_of_a_node_is_logged_as_a_warning(lock: Locks, log: Log) -> None:

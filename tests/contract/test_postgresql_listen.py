@@ -66,21 +66,6 @@ def release(process: Beside) -> float:
     return since
 
 
-def test_waiting_processes_are_served_in_order_and_a_dead_one_is_skipped(
-    make: Callable[[], Redlock], waiter: Callable[[], Beside]
-) -> None:
-    holder = make()
-    lease = holder.acquire("r")
-    first, second, dead, third = [waiter() for _ in range(4)]
-    dead.kill()
-    dead.wait()
-    since = time.monotonic()
-    holder.release(lease)
-    for process in (first, second, third):
-        granted(process, since)
-        since = release(process)
-
-
 LISTENERS = """\
 SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid)
 WHERE l.locktype = 'advisory' AND l.granted"""

@@ -111,14 +111,6 @@ def test_unanswered_attempt_is_not_reported_as_lost_by_the_supervisor(
     assert caplog.records == []
 
 
-def test_unattended_lease_is_lost_without_a_supervisor(
-    held: Callable[..., HeldLease], servers: Servers
-) -> None:
-    lease = held("r", ttl=1.0)
-    wait_until(lambda: tokens(servers, "r") == 0, 2 * TTL, "the nodes have dropped it")
-    assert lease.lost
-
-
 def test_supervisor_goes_on_while_a_minority_is_stopped(
     keeper: LeaseSupervisor, held: Callable[..., HeldLease], servers: Servers
 ) -> None:

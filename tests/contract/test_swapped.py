@@ -302,20 +302,6 @@ def test_retry_after_is_the_time_until_there_is_a_quorum(lock: Locks) -> None:
     assert refusal.value.retry_after is None
 
 
-def test_slow_node_beside_a_young_one_sets_no_retry_after(old: Servers, lock: Locks) -> None:
-    """The young node's vote is worth a wait only if no quorum is possible without it."""
-    ttl = 2 * TTL
-    wait_until(lambda: min(map(uptime, old[:2])) > ttl + 1, 20, "they have votes for this ttl")
-    with start_servers(1) as (young,), proxies(old[:1]) as (slow,):
-        redlock = all_connected(lock([young, old[1], slow], ttl=ttl))
-        slow.mode = "mute"
-        with pytest.raises(QuorumUnavailable, match="it may have forgotten locks") as refusal:
-            redlock.acquire("slow")
-        assert refusal.value.retry_after is None
-        slow.mode = "pass"
-        redlock.release(redlock.acquire("slow", wait=1.0))
-
-
 def test_guard_auto_is_on_for_three_nodes_and_off_for_one(lock: Locks) -> None:
     with start_servers(3) as servers:
         alone = lock(servers[:1], ttl=30.0, restart_guard="auto")

@@ -526,6 +526,7 @@ def test_full_node_writes_neither_key_nor_fencing_number(valkey: Real, debian: R
 
 
 NAMES = ["a\0b", "\n\r\t", "\U0001f512", "\u202eabc", "\ud800", "\udcff", "é", " ", "a" * 5000]
+NAMES += ["'", '"', "''; --", "\\", "\\0041", "{}", "{a,b}", "NULL", "%s %(x)s $1", "a,b"]
 # A task id is foreign text, and a host's name may be no UTF-8.
 TOKENS = ["|host|1|t\ud800|0|task|0|n", "|h\udcff|1||0|task|0|n", "|é|1|\U0001f512|0|task|0|n"]
 FOREIGN_TEXT = [*(("mine", name) for name in NAMES), *((token, "r") for token in TOKENS)]
