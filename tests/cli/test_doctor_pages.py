@@ -8,10 +8,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from celery_redlock import ConfigurationError, Redlock
 from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command
 from celery_redlock.server import start_servers
 from tests.cli.clinic import shop
+from tests.support.nodes import admin
+from tests.support.wait import wait_until
 
 DOCS = Path(__file__).parents[2] / "docs"
 VARIES = r"(?:10\.0\.0\.\d:6379(?:, )?)+", r"\b\d+(?= s\b)"
@@ -59,6 +62,44 @@ def test_doctor_prints_the_lines_of_the_page_on_the_restart_guard(heading: str, 
         assert_shown(
             quoted("restart-guard.md", heading), printed([one.url for one in servers], "auto")
         )
+
+
+def test_doctor_prints_the_lines_of_the_page_about_a_member_of_a_cluster() -> None:
+    """Also a cluster of one shard, which has all slots."""
+    with start_servers(1, config=["--cluster-enabled", "yes"]) as (member,):
+        lines = quoted("managed-redis.md", "Cluster mode is refused")
+        assert_shown(lines, printed([member.url], "uptime"))
+        with admin(member) as client:
+            client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        assert_shown(lines, printed([member.url], "uptime"))
+
+
+def test_member_of_a_cluster_is_refused_with_the_error_of_the_page() -> None:
+    text = (DOCS / "managed-redis.md").read_text("utf-8")
+    (line,) = re.findall(r"^node .* is not usable: .*$", text, re.M)
+    with start_servers(1, config=["--cluster-enabled", "yes"]) as (member,):
+        redlock = Redlock([member.url])
+        try:
+            with pytest.raises(ConfigurationError) as refusal:
+                redlock.acquire("order:7")
+        finally:
+            redlock.close()
+    assert pattern_of(line).fullmatch(str(refusal.value))
+
+
+def test_doctor_prints_the_line_of_the_page_about_a_promoted_replica() -> None:
+    with start_servers(2) as (primary, replica):
+        with admin(replica) as client:
+            client.replicaof("127.0.0.1", primary.port)
+            wait_until(
+                lambda: client.info("replication")["master_link_status"] == "up",
+                30.0,
+                "it replicates",
+            )
+            client.replicaof("NO", "ONE")
+        assert_shown(quoted("managed-redis.md", "Which mode"), printed([replica.url], "uptime"))
+        # The default does not see that an address has a failover.
+        assert not any("was a replica once" in line for line in printed([replica.url], "auto"))
 
 
 def test_append_only_file_ends_the_warning_about_a_single_redis() -> None:
