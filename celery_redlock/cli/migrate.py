@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import click
 
 from ..protocol.errors import NodeError
@@ -33,7 +35,7 @@ def command(site: Site) -> int:
     from ..stores.postgresql.address import reason
 
     try:
-        there = migrate(address)
+        there = migrate(cast(Any, address))
     except NodeError as error:
         return site.fail(f"{address.name}: {error}", NO_QUORUM)
     except Exception as error:

@@ -61,6 +61,7 @@ class TaskLock:
         self.names: set[str] = set()
         self._keys: dict[tuple[str, bool, bool, Callable[..., Any]], Keys] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
+        self._nodes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
     def check(self, name: str, function: Callable[..., Any], *, bound: bool = False) -> None:
         """Check the key against a signature, and the options against each other.
@@ -238,14 +239,34 @@ class TaskLock:
         if options is None:
             settings = settings or read_settings(app)
             options = resolve(self.own, settings)
-            if options.shared:
-                # Imported here, because most programs have no shared locks.
-                from ..stores.kinds import kind_of, refuse_readers
-
-                refuse_readers(kind_of(settings.nodes[0]))
+            if settings.nodes:
+                self._check_store(options, settings.nodes[0])
+                self._nodes[app] = settings.nodes[0]
             check_together(vars(options), self._explicit, self._prefix, several=self._several)
             self._options[app] = options
         return options
+
+    def _check_store(self, options: TaskOptions, node: Any) -> None:
+        """Refuse options that the kind of store of a node cannot keep.
+
+        Raises:
+            ConfigurationError: It lacks a capability that one of them needs.
+        """
+        # Imported here, because a program that only declares tasks need not know any store.
+        from ..stores.kinds import kind_of, refuse
+
+        kind, p = kind_of(node), self._prefix
+        for feature, needs, used in (
+            ("shared=True", "shared", options.shared),
+            (f"{p}fencing", "fencing", options.fencing),
+            (f"{p}limit", "limits", options.limit != 1),
+            ("a lock of several keys", "several", self._several),
+            (f"{p}hold_for", "ttl_per_key", options.hold_for),
+            (f"{p}rate", "ttl_per_key", options.rate),
+            (f"{p}scope={options.scope!r}", "ttl_per_key", options.scope != "while_executing"),
+        ):
+            if used:
+                refuse(kind, feature, needs)
 
     def options_of_call(self, app: Any, given: Any) -> TaskOptions:
         """Return the options of one call with `lock={...}`.
@@ -272,7 +293,10 @@ class TaskLock:
         checked = check_given(given, TASK, "")
         check_together({**self.own, **checked}, checked, "")
         # The app's settings are not read again: that takes longer than to publish the task.
-        return self.options(app).replace(**checked)
+        options = self.options(app).replace(**checked)
+        if "scope" in checked and app in self._nodes:
+            self._check_store(options, self._nodes[app])
+        return options
 
 
 def _call_limit(

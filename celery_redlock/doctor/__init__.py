@@ -14,13 +14,11 @@ from ..protocol.errors import ConfigurationError
 from ..survey.waiting import at_once
 from .keys import examine_keys
 from .nodes import examine_nodes
-from .probe import probe
+from .probe import checks_of, probe
 from .report import (
     APP_CHECKS,
     CHECKS,
-    ETCD_CHECKS,
     NEED_APP,
-    POSTGRESQL_CHECKS,
     Finding,
     Report,
     broken,
@@ -71,8 +69,8 @@ def examine(
         skipped = (*of_nodes, *(() if app is not None else APP_CHECKS))
     else:
         lock = redlock
-        store = lock.client.addresses[0].store
-        checks = {"PostgreSQL": POSTGRESQL_CHECKS, "etcd": ETCD_CHECKS}.get(store, CHECKS)
+        kind = lock.client.kind
+        checks = CHECKS if kind.can.quorum else checks_of(kind).CHECKS
         jobs += [lambda: list(nodes(lock)), lambda: list(examine_keys(lock, timeout))]
         if app is not None:
             jobs.append(lambda: list(examine_reservations(lock, app, timeout)))

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.errors import NodeError
 from ..protocol.node_info import NodeInfo
+from .report import ETCD_CHECKS as CHECKS
 from .report import Finding, warning, wrong
 from .tls import secrecy
 
 if TYPE_CHECKING:
     from ..stores.etcd.reader import EtcdReader
 
-__all__ = ["NODE_CHECKS", "SILENT_CHECKS", "Details", "visit"]
+__all__ = ["CHECKS", "COMMON", "NODE_CHECKS", "SILENT_CHECKS", "Details", "visit"]
 
 TRY_S = 5
 """Ttl of the key of the trial, in whole seconds."""
@@ -82,7 +83,7 @@ def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
         fix = "write etcds://"
     elif len(probe.address.members) > 1:
         fix += "; more than half of the members must run"
-    yield wrong(what, fix, hides=(*NODE_CHECKS, "restart", "ttl", "leaks", "prefix"))
+    yield wrong(what, fix, hides=(*NODE_CHECKS, *COMMON, "leaks", "prefix"))
 
 
 def _members(probe: Any, *_: Any) -> Iterator[Finding]:
@@ -128,6 +129,7 @@ def _writes(probe: Any, *_: Any) -> Iterator[Finding]:
 
 
 SILENT_CHECKS = {"reachable": _reachable}
+COMMON = ("restart", "ttl")
 NODE_CHECKS = {
     "version": _version,
     "rights": _rights,

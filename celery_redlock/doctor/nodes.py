@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations
 from typing import NamedTuple
 
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
-from . import etcd, postgresql
-from .probe import Answers, Probe, refused_by
-from .report import Check, Finding, run, unchecked, warning, wrong
+from .probe import Answers, Probe, checks_of, refused_by
+from .report import Finding, run, unchecked, warning, wrong
 from .tls import certificate_trouble, secrecy
 from .votes import quorum_in, voteless, votes_left
 
@@ -48,9 +47,11 @@ def examine_nodes(
     site = _Site(probes, prefix, ttls, guard)
     yield from run(SITE_CHECKS, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
     for probe in probes:
-        if not probe.is_redis:
-            of_one, of_silent = CHECKS_BY_STORE[probe.address.store]
-            yield from run(of_one if probe.look.reachable else of_silent, probe.name, probe, site)
+        if not probe.kind.can.quorum:
+            of_kind = checks_of(probe.kind)
+            of_one = {**of_kind.NODE_CHECKS, **{name: NODE_CHECKS[name] for name in of_kind.COMMON}}
+            silent = of_kind.SILENT_CHECKS
+            yield from run(of_one if probe.look.reachable else silent, probe.name, probe, site)
             continue
         checks = NODE_CHECKS if probe.look.reachable else SILENT_CHECKS
         if probe.answers.denied:
@@ -78,7 +79,7 @@ def _quorum(site: _Site) -> Iterator[Finding]:
             " nothing can be locked",
             f"{ANY_QUORUM if count > 1 else 'bring it back'}; tasks then go on by themselves",
         )
-    elif len(fit) < needed and not site.probes[0].is_redis:
+    elif len(fit) < needed and not site.probes[0].kind.can.quorum:
         return  # the one node has a finding of its own that explains it
     elif len(fit) < needed:
         yield wrong(
@@ -271,7 +272,8 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
 
 def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
     facts = probe.answers.facts
-    keeps = facts.appends or not probe.is_redis  # another check covers what a database may lose
+    # Another check covers what a database may lose.
+    keeps = facts.appends or not probe.kind.can.quorum
     if site.guard is None or not site.ttls or (site.guard == "off" and keeps):
         return
     if site.guard == "off":
@@ -284,7 +286,7 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         yield unchecked("its INFO does not tell when it was started", "look at its configuration")
     elif left := voteless(facts, probe.address, site.ttls, site.guard):
         since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
-        if not probe.is_redis:
+        if not probe.kind.can.quorum:
             since = f"was promoted, set back or started anew {facts.uptime:.0f} s ago at most"
         mark = ": a worker that knows it for so long leaves a mark there for all others"
         yield warning(
@@ -329,13 +331,6 @@ NODE_CHECKS = {
     "clock": _clock,
     "ttl": _ttl,
 }
-DATABASE_CHECKS = {**postgresql.NODE_CHECKS, "restart": _restart, "clock": _clock, "ttl": _ttl}
-"""Checks of a PostgreSQL database that answers."""
-CHECKS_BY_STORE: Mapping[str, tuple[Mapping[str, Check], Mapping[str, Check]]] = {
-    "PostgreSQL": (DATABASE_CHECKS, postgresql.SILENT_CHECKS),
-    "etcd": ({**etcd.NODE_CHECKS, "restart": _restart, "ttl": _ttl}, etcd.SILENT_CHECKS),
-}
-"""Checks by kind of store, besides Redis: of a node that answers, and of one that does not."""
 KEY_CHECKS = ("leaks", "prefix")
 """Checks of the keys on a node, in `keys.py`."""
 INFO_CHECKS = ("version", "eviction", "restart")

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.node_info import NodeInfo
 from ..stores.postgresql.schema import VERSION
+from .report import POSTGRESQL_CHECKS as CHECKS
 from .report import Finding, warning, wrong
 from .tls import secrecy
 
 if TYPE_CHECKING:
     from ..stores.postgresql.reader import PostgresReader
 
-__all__ = ["NODE_CHECKS", "SILENT_CHECKS", "Details", "visit"]
+__all__ = ["CHECKS", "COMMON", "NODE_CHECKS", "SILENT_CHECKS", "Details", "visit"]
 
 OLDEST = 120_000
 """The oldest supported server, in its own numbering."""
@@ -321,6 +322,7 @@ def _connections(probe: Any, _site: Any) -> Iterator[Finding]:
         )
 
 
+COMMON = ("restart", "clock", "ttl")
 NODE_CHECKS = {
     "tables": _tables,
     "rights": _rights,
@@ -373,5 +375,5 @@ def _unreachable(probe: Any, _site: Any) -> Iterator[Finding]:
     yield wrong(f"{what}: {why}", f"{fix}; until then nothing can be locked", hides=HIDDEN_CHECKS)
 
 
-HIDDEN_CHECKS = (*NODE_CHECKS, "restart", "clock", "ttl", "leaks", "prefix")
+HIDDEN_CHECKS = (*NODE_CHECKS, *COMMON, "leaks", "prefix")
 SILENT_CHECKS = {"reachable": _unreachable}

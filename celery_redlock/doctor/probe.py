@@ -9,27 +9,27 @@ from __future__ import annotations
 import re
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeGuard
+from importlib import import_module
+from typing import Any, cast
 
 from redis.exceptions import NoPermissionError, ReadOnlyError, ResponseError
 
 from ..protocol.node_info import NodeInfo
 from ..stores.kinds import Address as AnyAddress
-from ..stores.kinds import Reader
+from ..stores.kinds import Kind, Reader, named
 from ..stores.redis.address import Address
 from ..stores.redis.handshake import INFO, marked, read_info
 from ..stores.redis.reader import RedisReader
 from ..stores.redis.resp import reason
 from ..survey.models import NodeLook
 from ..survey.reader import read_nodes
-from . import etcd, postgresql
 from .tls import other_protocol
 
-__all__ = ["Answers", "Probe", "introduce", "observe", "probe", "refused_by"]
+__all__ = ["Answers", "Probe", "checks_of", "introduce", "observe", "probe", "refused_by"]
 
 KEY_TTL_MS = 10_000
 """Ttl of the trial keys on a node, milliseconds."""
@@ -40,7 +40,6 @@ NAMING = "client|setname"
 KEY_COMMANDS = ("set", "get", "pexpire", "pttl", "zadd", "zrem", "zpopmin", "del")
 """Commands that are tried on a key."""
 NOTHING = NodeInfo()
-VISITS: Mapping[str, Callable[..., Any]] = {"PostgreSQL": postgresql.visit, "etcd": etcd.visit}
 
 
 @dataclass(frozen=True)
@@ -81,9 +80,9 @@ class Probe:
         return self.look.name
 
     @property
-    def is_redis(self) -> bool:
-        """True if it is a Redis node; other kinds of store are the one authority of their lock."""
-        return isinstance(self.address, Address)
+    def kind(self) -> Kind:
+        """The kind of store."""
+        return named(self.address.store)
 
     @property
     def user(self) -> str:
@@ -93,13 +92,14 @@ class Probe:
 
 def probe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
     """Query all nodes at once, and give up on a node that is silent for `timeout` seconds."""
-    if not _are_redis(addresses):
+    if not named(addresses[0].store).can.quorum:  # all are of one kind
         return _of_other(addresses, prefix, timeout, tries=True)
-    return _of_redis(addresses, prefix, timeout)
+    return _of_redis(cast(Sequence[Address], addresses), prefix, timeout)
 
 
-def _are_redis(addresses: Sequence[AnyAddress]) -> TypeGuard[Sequence[Address]]:
-    return isinstance(addresses[0], Address)  # all are of one kind
+def checks_of(kind: Kind) -> Any:
+    """Return the module with the checks of a kind of store that is the one authority of a lock."""
+    return import_module(kind.doctor or f"{__package__}.plain")
 
 
 def _of_other(addresses: Sequence[Any], prefix: str, timeout: float, *, tries: bool) -> list[Probe]:
@@ -147,14 +147,14 @@ def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list
 
 def introduce(reader: Reader) -> NodeInfo:
     """Return the facts of a node that count for the restart guard. It only reads."""
-    if isinstance(reader, RedisReader):
-        return _introduce(reader)[1]
+    if named(reader.store).can.quorum:
+        return _introduce(cast(RedisReader, reader))[1]
     facts: NodeInfo = _visit(reader, tries=False).facts
     return facts
 
 
 def _visit(reader: Any, *, tries: bool) -> Any:
-    return VISITS[reader.store](reader, tries=tries)
+    return checks_of(named(reader.store)).visit(reader, tries=tries)
 
 
 def _introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
@@ -166,7 +166,7 @@ def _introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
 
 def observe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
     """Query all nodes with INFO and nothing else: the user's rights are not tried."""
-    if not _are_redis(addresses):
+    if not named(addresses[0].store).can.quorum:
         return _of_other(addresses, prefix, timeout, tries=False)
     looks, found = read_nodes(addresses, prefix, _read, timeout)
     whole = zip(addresses, looks, [one or Answers() for one in found], strict=True)

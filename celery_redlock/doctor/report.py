@@ -11,7 +11,16 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
-__all__ = ["CHECKS", "ETCD_CHECKS", "POSTGRESQL_CHECKS", "Check", "Finding", "Report", "broken"]
+__all__ = [
+    "CHECKS",
+    "ETCD_CHECKS",
+    "PLAIN_CHECKS",
+    "POSTGRESQL_CHECKS",
+    "Check",
+    "Finding",
+    "Report",
+    "broken",
+]
 __all__ += ["merged", "run", "some", "unchecked", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
@@ -48,6 +57,11 @@ ETCD_CHECKS = (
     *("restart", "ttl", "leaks", "prefix", *APP_CHECKS),
 )
 """All checks for locks in etcd."""
+PLAIN_CHECKS = (
+    *("configuration", "quorum", "reachable", "writes", "tls", "restart", "ttl", "leaks", "prefix"),
+    *APP_CHECKS,
+)
+"""All checks for locks in a kind of store that has none of its own."""
 RANKED = tuple(dict.fromkeys((*POSTGRESQL_CHECKS, *ETCD_CHECKS, *CHECKS)))
 MAX_NAMED = 5
 """Places to name one by one in a finding."""
@@ -93,7 +107,8 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
         # First a login that was refused: waiting does not help, whatever a missing quorum says.
         # Then a missing quorum: it stops everything.
         refused = one.what.startswith(("it refuses us", "it asks who we are"))
-        return not refused, one.check != "quorum", LEVELS.index(one.level), RANKED.index(one.check)
+        place = (*RANKED, one.check).index(one.check)  # another package's checks come last
+        return not refused, one.check != "quorum", LEVELS.index(one.level), place
 
     found = (replace(finding, where=some(list(named))) for finding, named in places.items())
     return tuple(sorted(found, key=rank))

@@ -12,17 +12,12 @@ from typing import Any
 from redis import RedisError
 from redis.connection import UnixDomainSocketConnection
 
+from ..stores.kinds import named
 from ..stores.redis.address import Address
 from .report import Finding, warning
 
 __all__ = ["certificate_trouble", "other_protocol", "secrecy"]
 
-CHECKED = {
-    "Redis": "take ssl_cert_reqs and ssl_check_hostname out of its URL, and add ssl_ca_certs=PATH",
-    "PostgreSQL": "add ?sslmode=verify-full&sslrootcert=PATH to its URL",
-    "etcd": "write ca=PATH in its URL, and not verify=no",
-}
-"""The remedy if a certificate or its name is not checked, by kind of store."""
 PLAIN_ANSWERS = (b"+", b"-")
 """First bytes of a Redis server's answer to PING."""
 
@@ -89,7 +84,7 @@ def secrecy(probe: Any, _site: Any) -> Iterator[Finding]:
         yield warning(
             f"its certificate, or its name, is not checked ({address.unverified}): whoever answers"
             " in its place learns the password, and grants locks",
-            CHECKED[address.store],
+            named(address.store).verify,
         )
     if address.exposed:
         yield warning(*address.exposed)

@@ -188,7 +188,7 @@ class LeaseSupervisor:
         self._silent = {name: known for name, known in self._silent.items() if name in seen}
         self._over = {name: since for name, since in self._over.items() if name in seen}
         self._pause = min(max(shortest * LOOK_EVERY, MIN_PAUSE_S), MAX_PAUSE_S)
-        if late:
+        if late and self._driver.nodes[0].kind.can.ttl_per_key:  # else only its holder can
             self._extend(late, now)
 
     def _is_deaf(self, record: LeaseRecord, here: float, before: float) -> bool:

@@ -25,6 +25,7 @@ from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, NotAcquired, ResourceHeld
+from ..protocol.lease import FENCE_LIMIT
 from ..protocol.names import Limit, Resources, base_of, checked_names, paired, slots_of
 from ..protocol.quorum import Released
 from ..protocol.restart_guard import RestartGuard
@@ -34,7 +35,7 @@ from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
 from ..stores.driver import Driver
-from ..stores.kinds import Address, refuse_readers
+from ..stores.kinds import Address, named, refuse
 from .acquisition import Acquisition
 from .prolonging import Prolonging
 from .pubsub import ReleaseSubscriber
@@ -75,6 +76,7 @@ class LockClient:
     ) -> None:
         refuse_eventlet()
         self.addresses = addresses
+        self.kind = named(addresses[0].store)
         self.ttl = ttl
         self.prefix = prefix
         self.node_timeout = max(node_timeout, addresses[0].least_timeout)
@@ -156,13 +158,19 @@ class LockClient:
         names = checked_names(resource, fencing=fencing)
         if isinstance(checked, tuple):
             names, checked = paired([resource] if isinstance(resource, str) else resource, checked)
+        if fencing:
+            refuse(self.kind, "a fencing token", "fencing")
+        if checked != 1:
+            refuse(self.kind, "a limit", "limits")
+        if len(names) > 1:
+            refuse(self.kind, "a lock of several keys", "several")
         if fencing and checked != 1:
             raise ConfigurationError(
                 f"{shown(names)}: with a limit there are several holders at a time, and a fencing"
                 " token would refuse the writes of all but the last; give fencing=False"
             )
         if check_option("shared", shared):
-            refuse_readers(self.addresses[0].store)
+            refuse(self.kind, "shared=True", "shared")
             if fencing or checked != 1 or len(names) > 1:
                 raise ConfigurationError(
                     f"{shown(names)}: a shared lock is of one resource, without a limit and without"
@@ -194,10 +202,14 @@ class LockClient:
 
     def proposal(self) -> int:
         """Return the least value of the next fencing token: the time, or our last token plus 1."""
+        if self.kind.can.fencing == "counted":
+            return 0
         return max(self._last_fence + 1, self.wall())
 
     def wall(self) -> int:
-        """Return the time of the wall clock, in microseconds since 1970."""
+        """Return the wall clock, in microseconds since 1970; no limit if the store counts."""
+        if self.kind.can.fencing == "counted":
+            return FENCE_LIMIT
         return time.time_ns() // 1000
 
     def has_called(self, name: str, within: float) -> bool:
@@ -260,8 +272,13 @@ class LockClient:
                 self._called.clear()
             self._called[base_of(claim.resource)] = monotonic()
 
+    def require(self, feature: str, needs: str) -> None:
+        """Refuse a feature if the store lacks a capability that it needs; see `contract.refuse`."""
+        refuse(self.kind, feature, needs)
+
     async def hold_for(self, claim: Claim, seconds: float, patience: float | None) -> bool:
         """Renew a claim a last time, for `seconds`; return True if a quorum confirmed it."""
+        self.require("a lock that is kept after its work", "ttl_per_key")
         self.watchdog.drop(claim)
         if not claim.held(monotonic()):
             await self.release(claim)  # a renewal would set it again, and keep the next holder out

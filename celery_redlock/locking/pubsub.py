@@ -19,7 +19,7 @@ from typing import Any
 from ..protocol.names import LINE_SUFFIX
 from ..protocol.values import SHARED, quorum_of
 from ..runtime.polling import WAITS, SharedPoll
-from ..stores.kinds import Address, subscribe
+from ..stores.kinds import Address, named, subscribe
 from ..stores.subscription import RECONNECT_S, Subscription
 from .wait_queue import JITTER, Waiter
 
@@ -60,6 +60,7 @@ class ReleaseSubscriber:
         self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
         self._tends = False
+        self._notifies = named(addresses[0].store).can.queues
 
     def event(self) -> Any:
         """Return an event; a thread that waits for it reads the notifications meanwhile."""
@@ -122,13 +123,10 @@ class ReleaseSubscriber:
     # -- The connections
 
     def _read(self, ready: Sequence[int]) -> None:
-        for node in ready:
+        for node in list(self._subscriptions) if self._tends else ready:
             self._receive(node)
             if self._poll.is_over():
                 break  # the waiter that was notified tries first, and the rest is read later
-        if self._tends:
-            for node, subscription in list(self._subscriptions.items()):
-                self._tend(node, subscription)
 
     def _receive(self, node: int) -> None:
         """Read the notifications that have arrived from a node."""
@@ -147,15 +145,6 @@ class ReleaseSubscriber:
             self._drop(node, "interrupted")  # a notification may be lost: all waiters look again
             raise
 
-    def _tend(self, node: int, subscription: Subscription) -> None:
-        try:
-            subscription.tend()
-        except subscription.broken as error:
-            self._broke(node, subscription, error)
-        except BaseException:
-            self._drop(node, "interrupted")
-            raise
-
     def _broke(self, node: int, subscription: Subscription, error: Exception) -> None:
         self._drop(node, subscription.reason(error))
         if isinstance(error, OSError) and error.errno is None and not isinstance(error, WAITS):
@@ -172,7 +161,7 @@ class ReleaseSubscriber:
 
     def _connect_missing(self, why: str = "") -> None:
         """Subscribe in the background to the nodes without a subscription."""
-        for node in range(len(self._addresses)):
+        for node in range(len(self._addresses)) if self._notifies else ():
             running = self._connecting.get(node)
             # Check is_alive(): an interrupted start() leaves a thread that never runs.
             alive = running is not None and running.is_alive()

@@ -46,7 +46,7 @@ class Pipeline:
 
     Args:
         node: The node's index.
-        lapses: True if a key is gone after its ttl, however long the node was down.
+        ends_on_time: True if a key is gone after its ttl, however long the node was down.
 
     Attributes:
         node: The node's index.
@@ -60,8 +60,8 @@ class Pipeline:
             be asked.
     """
 
-    def __init__(self, node: int, *, lapses: bool = True) -> None:
-        self.node, self._lapses = node, lapses
+    def __init__(self, node: int, *, ends_on_time: bool = True) -> None:
+        self.node, self._ends_on_time = node, ends_on_time
         self.up = False
         self.down: str | None = None
         self.unanswered: deque[Round] = deque()
@@ -174,7 +174,7 @@ class Pipeline:
 
     def _matters(self, round_: Round, now: float) -> bool:
         """Return True if the key that a release deletes may still be there."""
-        return not self._lapses or now < round_.sent + round_.claims[0].ttl
+        return not self._ends_on_time or now < round_.sent + round_.claims[0].ttl
 
     def _pending_release(self, round_: Round) -> bool:
         """Return True if this round releases a token that an earlier request may have set here."""

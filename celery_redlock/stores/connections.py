@@ -21,7 +21,7 @@ from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
 from ..runtime.polling import SharedPoll
 from .kinds import Address, make_node
-from .node import Node
+from .node import LEAVE_S, Node
 
 __all__ = ["Connections"]
 
@@ -184,8 +184,9 @@ class Connections:
         """Read from these nodes; `ready` is empty if the poll has timed out."""
         for index in ready:
             self.nodes[index].receive()
-        if self.nodes[0].leaves and not ready:
-            self.nodes[0].tend(monotonic())
+        for node in () if ready else self.nodes:
+            if node.channel.stalled(monotonic(), LEAVE_S):
+                node.receive()  # it may find another server to ask
         for node in self._clogged:
             node.flush()
         self._reconnect()

@@ -88,7 +88,7 @@ class Driver(Connections):
 
         Its answers are read together with those of the next rounds, or by `read`.
         """
-        if self._reentered() or not self.nodes[0].calls_itself:
+        if self._reentered() or not self.nodes[0].kind.can.wakes_waiters:
             done(self.run(operation))
             return
         steps = operation(monotonic())
@@ -112,7 +112,7 @@ class Driver(Connections):
         with self._lock:
             owing = [node for node in self.nodes if node.channel.unfreed(monotonic())]
             for node in owing:
-                node.tend(monotonic())
+                node.receive()
             if owing:
                 self._reconnect()
         self._settle()
@@ -170,7 +170,7 @@ class Driver(Connections):
 
     def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes, and hand them answers until each is decided or overdue."""
-        if not self.nodes[0].calls_itself:
+        if not self.nodes[0].kind.can.wakes_waiters:
             for round_ in rounds:
                 if round_.verb.calls:
                     round_.until = max(round_.until, round_.sent + CALL_S)

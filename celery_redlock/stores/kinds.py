@@ -1,6 +1,7 @@
-"""The kinds of store that a lock can be kept in, distinguished by the URLs of their nodes.
+"""The kinds of store that a lock can be kept in: found by the scheme of a node's URL.
 
-The client library of a kind is imported only when a node of that kind is named.
+Other packages add kinds by entry points of the group `celery_redlock.stores`: the name is a scheme,
+the value a `Kind` (`contract.py`). A kind is imported when a node of it is named, and not before.
 """
 
 from __future__ import annotations
@@ -8,48 +9,43 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..protocol.errors import ConfigurationError
+from .contract import Address, Kind, Reader, refuse
 
 if TYPE_CHECKING:
     import redis
 
-    from .etcd.address import EtcdAddress
-    from .etcd.reader import EtcdReader
     from .node import Node
-    from .postgresql.address import PostgresAddress
-    from .postgresql.reader import PostgresReader
-    from .redis.address import Address as RedisAddress
-    from .redis.reader import RedisReader
     from .subscription import Subscription
 
-__all__ = ["Address", "NodeSpec", "Reader"]
-__all__ += ["lock_key", "make_node", "open_reader", "parse_nodes", "subscribe", "whole_name"]
-__all__ += ["kind_of", "listed", "refuse_readers"]
+__all__ = ["Address", "Kind", "NodeSpec", "Reader"]
+__all__ += ["kind_of", "listed", "lock_key", "make_node", "named", "open_reader", "parse_nodes"]
+__all__ += ["refuse", "subscribe"]
 
-KINDS = {
-    ("postgresql://", "postgres://"): "PostgreSQL",
-    ("etcd://", "etcds://"): "etcd",
+GROUP = "celery_redlock.stores"
+"""The group of the entry points."""
+OWN = {
+    "redis": "redis",
+    "rediss": "redis",
+    "redis+socket": "redis",
+    "unix": "redis",
+    "sentinel": "redis",
+    "postgresql": "postgresql",
+    "postgres": "postgresql",
+    "etcd": "etcd",
+    "etcds": "etcd",
 }
-"""Kinds other than Redis, by the beginnings of their URLs."""
-SCHEMES = r"(?i:rediss?|redis\+socket|unix|sentinel|postgres(?:ql)?|etcds?|https?|amqps?)://"
-"""Pattern of the beginning of a URL in a list; not any word, because a password may contain it."""
+"""The package in here of each scheme. Their entry points are the same; without a look at the
+metadata of all installed packages this is faster, and works where there is none."""
+OTHERS = r"https?|amqps?"
+"""More schemes that begin a URL in a list of several; not any word, which may be of a password."""
 
-MANY = {
-    "PostgreSQL": (
-        "PostgreSQL databases",
-        "The hosts of one cluster stand in it together: postgresql://one,two/db",
-    ),
-    "etcd": (
-        "etcd clusters",
-        "The members of one cluster stand in it together: etcd://one:2379,two:2379",
-    ),
-}
+_kinds: dict[str, Kind] = {}
+_published: dict[str, Kind | None] = {}
 
 NodeSpec: TypeAlias = "str | redis.Redis | Mapping[str, Any]"
-Address: TypeAlias = "RedisAddress | PostgresAddress | EtcdAddress"
-Reader: TypeAlias = "RedisReader | PostgresReader | EtcdReader"
 
 
 def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Address, ...]:
@@ -66,34 +62,26 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
     """
     specs = listed(specs)
     kinds = [kind_of(spec) for spec in specs] if isinstance(specs, list) else []
-    if set(kinds) <= {"Redis"}:
-        from .redis.address import parse_nodes as parse_redis
-
-        return parse_redis(specs, setting)
-    if len(set(kinds)) > 1:
-        one, other = sorted(set(kinds))[:2]
+    if all(kind.can.quorum for kind in kinds):
+        found: tuple[Address, ...] = _kinds_own("redis").part("parse")(specs, setting)
+        return found
+    if len(names := sorted({kind.name for kind in kinds})) > 1:
         raise ConfigurationError(
-            f"{setting} mixes {one} with {other}: one lock is kept in one kind of store"
+            f"{setting} mixes {names[0]} with {names[1]}: one lock is kept in one kind of store"
         )
+    kind, where = kinds[0], f"{setting}[0]"
     if len(specs) > 1:
-        what, like = MANY[kinds[0]]
         raise ConfigurationError(
-            f"{setting} names {len(specs)} {what}: one is the authority for its"
-            f" locks, and needs no quorum; give one URL. {like}"
+            f"{setting} names {len(specs)} {kind.name} {kind.many}: one is the authority for its"
+            f" locks, and needs no quorum; give one URL. {kind.together}".rstrip()
         )
-    where = f"{setting}[0]"
-    if kinds == ["etcd"]:
-        from .etcd.address import parse as parse_etcd
-
-        return (parse_etcd(str(specs[0]), where),)
     try:
-        from .postgresql.address import parse
+        return (kind.part("parse")(str(specs[0]), where),)
     except ImportError as error:
+        extra = f": pip install 'celery-redlock[{kind.extra}]'" if kind.extra else ""
         raise ConfigurationError(
-            f"{where} names PostgreSQL, and its client is missing ({error}):"
-            " pip install 'celery-redlock[postgresql]'"
+            f"{where} names {kind.name}, and its client is missing ({error}){extra}"
         ) from None
-    return (parse(str(specs[0]), where),)
 
 
 def listed(specs: Any) -> Any:
@@ -106,91 +94,92 @@ def listed(specs: Any) -> Any:
     if isinstance(specs, str):
         # Without any scheme every part is wrong, and the error names each; not if there may be a
         # password in them.
-        comma = rf",(?=\s*(?:{SCHEMES}|$))" if "://" in specs or "@" in specs else ","
+        comma = rf",(?=\s*(?:{_schemes(specs)}|$))" if "://" in specs or "@" in specs else ","
         return [url.strip() for url in re.split(comma, specs) if url.strip()]
     if isinstance(specs, (bytes, Mapping)) or not isinstance(specs, Sequence):
         return specs
     return [spec.strip() if isinstance(spec, str) else spec for spec in specs]
 
 
-def refuse_readers(kind: str) -> None:
-    """Refuse shared locks if a kind of store does not support them.
-
-    Raises:
-        ConfigurationError: The kind is not Redis.
-    """
-    if kind != "Redis":
-        raise ConfigurationError(
-            f"shared=True needs Redis nodes: a lock in {kind} has one holder here. Leave it out, or"
-            f" use limit= where {kind} stays; or the locks of {kind} itself"
-        )
+def _schemes(text: str) -> str:
+    """Return a pattern of the beginnings of URLs; also of another package's, if the text is one."""
+    known = "|".join(map(re.escape, OWN))
+    first = _scheme(text)
+    if first not in OWN and _kind(first) is not None:
+        known += f"|{re.escape(first)}"
+    return f"(?i:{known}|{OTHERS})://"
 
 
-def whole_name(address: Address) -> str:
-    """Return an address with its database, without credentials: no two databases have the same."""
-    if address.store == "Redis":
-        return f"{address.name}/{address.arguments.get('db') or 0}"
-    if address.store == "etcd":
-        return ",".join(sorted(address.name.split(",")))  # in whichever order they are named
-    return address.name
+def kind_of(spec: object) -> Kind:
+    """Return the kind of store of a node: Redis if nothing else is known."""
+    return (_kind(_scheme(spec)) if isinstance(spec, str) else None) or _kinds_own("redis")
+
+
+def named(store: str) -> Kind:
+    """Return the kind of an address, by its `store`."""
+    return _kinds.get(store) or _kinds_own(store.lower())
+
+
+def _scheme(url: str) -> str:
+    return url.strip().partition("://")[0].lower() if "://" in url else ""
+
+
+def _kind(scheme: str) -> Kind | None:
+    """Return the kind of a scheme, if there is one."""
+    if scheme in OWN:
+        return _kinds_own(OWN[scheme])
+    if scheme not in _published:
+        _published[scheme] = None
+        if re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+            from importlib.metadata import entry_points  # imported here: it is seldom needed
+
+            for found in entry_points(group=GROUP, name=scheme):
+                kind = found.load()
+                if not isinstance(kind, Kind):
+                    raise ConfigurationError(
+                        f"the entry point {found.value} for {scheme}:// is no celery_redlock Kind"
+                    )
+                _published[scheme] = _kinds[kind.name] = kind
+    return _published[scheme]
+
+
+def _kinds_own(package: str) -> Kind:
+    kind = cast(Kind, import_module(f".{package}.kind", __package__).KIND)
+    return _kinds.setdefault(kind.name, kind)
 
 
 def lock_key(address: Address, prefix: str, name: str) -> str:
     """Return the whole key of a lock, as the store's own tools name it."""
-    return f"{prefix}{'lock/' if address.store == 'etcd' else ''}{name}"
+    return f"{prefix}{named(address.store).directory}{name}"
 
 
-def make_node(index: int, address: Address, *rest: Any, **more: Any) -> Node:
-    """Return the node at an address; for the arguments see `RedisNode`."""
+def make_node(index: int, address: Address, *args: Any, **options: Any) -> Node:
+    """Return the node at an address; for the arguments see `Node`."""
+    kind = named(address.store)
     # Nothing may be left to import while a lock is held, when a time limit could strike.
-    import_module(f".{address.store.lower()}.subscription", __package__)
-    if address.store == "Redis":
-        from .redis.node import RedisNode
-
-        return RedisNode(index, address, *rest, **more)
-    if address.store == "etcd":
-        from .etcd.node import EtcdNode
-
-        return EtcdNode(index, address, *rest, **more)
-    from .postgresql.node import PostgresNode
-
-    return PostgresNode(index, address, *rest, **more)
+    if kind.subscription:
+        kind.part("subscription")
+    node: Node
+    if kind.node:
+        node = kind.part("node")(index, address, *args, **options)
+    else:
+        plain = import_module(".plain", __package__)
+        node = plain.PlainNode(kind, index, address, *args, **options)
+    return node
 
 
 def subscribe(address: Address, channel: bytes) -> Subscription:
-    """Return a subscription to a node's notifications on a channel; not connected yet."""
-    if address.store == "Redis":
-        from .redis.subscription import RedisSubscription
-
-        return RedisSubscription(address, channel)
-    if address.store == "etcd":
-        from .etcd.subscription import EtcdSubscription
-
-        return EtcdSubscription(address, channel)
-    from .postgresql.subscription import PostgresSubscription
-
-    return PostgresSubscription(address, channel)
+    """Return the subscription to a channel of a node that notifies waiters; not connected yet."""
+    made: Subscription = named(address.store).part("subscription")(address, channel)
+    return made
 
 
 def open_reader(address: Address, prefix: str, timeout: float) -> Reader:
     """Return a reader of a node's keys; not connected yet. `timeout`: seconds for each answer."""
-    if address.store == "Redis":
-        from .redis.reader import RedisReader
-
-        return RedisReader(address, prefix, timeout)
-    if address.store == "etcd":
-        from .etcd.reader import EtcdReader
-
-        return EtcdReader(address, prefix, timeout)
-    from .postgresql.reader import PostgresReader
-
-    return PostgresReader(address, prefix, timeout)
-
-
-def kind_of(spec: object) -> str:
-    """Return the kind of store of a node."""
-    if isinstance(spec, str):
-        for starts, kind in KINDS.items():
-            if spec.lower().startswith(starts):
-                return kind
-    return "Redis"
+    kind = named(address.store)
+    reader: Reader
+    if kind.reader:
+        reader = kind.part("reader")(address, prefix, timeout)
+    else:
+        reader = import_module(".plain", __package__).PlainReader(kind, address, prefix, timeout)
+    return reader

@@ -100,7 +100,7 @@ class LoopDriver(Driver):
             asked = _Asked(rounds, self._loop.create_future())
             self._asked.append(asked)
             timers = [self._loop.call_later(left, self._overdue, asked)]
-            if self.nodes[0].leaves:
+            if left > LEAVE_S:
                 timers.append(self._loop.call_later(LEAVE_S + UNWATCHED_POLL_S, self._read_all))
             try:
                 await asked.news
@@ -121,7 +121,7 @@ class LoopDriver(Driver):
     def _read_all(self) -> None:
         with self._lock:
             for node in self.nodes:
-                node.tend(monotonic())
+                node.receive()
             self._read_nodes(())
         self._look()
 

@@ -23,6 +23,7 @@ from ..protocol.texts import printable
 from ..protocol.values import Owner
 from ..runtime.complaints import refuses
 from ..runtime.polling import WAITS
+from .contract import Kind
 from .reports import Reports
 
 __all__ = ["SETTLED_S", "Node", "StreamNode"]
@@ -52,14 +53,8 @@ class Node(ABC):
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
     """Exceptions of a connection that is of no use any more."""
-    forgets: ClassVar[str] = "was it restarted or flushed, does it evict keys"
-    """Possible reasons, for the log, why it has forgotten locks."""
-    calls_itself: ClassVar[bool] = True
-    """True if it notifies waiters itself; otherwise we do, after the answer to a release."""
-    lapses: ClassVar[bool] = True
-    """True if its keys expire after their ttl even while the node is down."""
-    leaves = False
-    """True if `tend` must be called during a wait, because it may switch to another server."""
+    kind: Kind
+    """The kind of store; a node of a kind of its own class has it there."""
 
     def __init__(
         self,
@@ -75,7 +70,7 @@ class Node(ABC):
         self.index = index
         self.name = name = address.name
         self._address, self._prefix, self._nonces = address, prefix, nonces
-        self.channel = Pipeline(index, lapses=self.lapses)
+        self.channel = Pipeline(index, ends_on_time=self.kind.can.ends_on_time)
         self.connection: Any = None
         self.unsent: bytes | bytearray = b""
         self.facts: NodeInfo | None = None
@@ -232,10 +227,6 @@ class Node(ABC):
             self._drop("interrupted", blame=False)
             raise
 
-    def tend(self, now: float) -> None:
-        """Read an answer that matters, or notice that the connection is broken."""
-        self.receive()
-
     def write(self, round_: Round) -> None:
         """Write the request of a round that the channel has accepted."""
         self._put(round_, self.encode(round_))
@@ -290,7 +281,7 @@ class Node(ABC):
             logging.WARNING,
             "node_forgot_lock",
             f"node {self.name} has forgotten {what}{f', and {more} more' if more else ''}, before"
-            f" the time: {self.forgets}, or was it released by hand (celery redlock release)?",
+            f" the time: {self.kind.forgets}, or was it released by hand (celery redlock release)?",
         )
 
     def _failed(self, round_: Round, why: str) -> None:

@@ -26,9 +26,9 @@ class Subscription(ABC):
     """
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
-    """The exceptions of `read` and `tend` after which another connection is needed."""
+    """The exceptions of `read` after which another connection is needed."""
     every = math.inf
-    """Seconds between two calls of `tend`, which keeps the subscription alive."""
+    """Seconds after which `read` is called although nothing has arrived, to keep it alive."""
     retry = 0.0, RECONNECT_S
 
     @abstractmethod
@@ -49,10 +49,6 @@ class Subscription(ABC):
 
         Never waits: raises one of `WAITS` if nothing has arrived.
         """
-
-    def tend(self) -> None:
-        """Confirm to the node that this process still listens, if it is time to."""
-        return None
 
     @abstractmethod
     def close(self) -> None:

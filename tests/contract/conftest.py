@@ -11,7 +11,19 @@ import pytest
 
 from celery_redlock import Redlock
 from tests.support.nodes import GUARDED_TTL
-from tests.support.subjects import Etcd, Fake, Postgres, Real, Subject, _etcd, _postgres, _real
+from tests.support.published import published
+from tests.support.subjects import (
+    Etcd,
+    Fake,
+    Plain,
+    Postgres,
+    Real,
+    Subject,
+    _etcd,
+    _plain,
+    _postgres,
+    _real,
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,10 +49,17 @@ def etcd() -> Iterator[Etcd]:
     yield from _etcd()
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plain]:
+    directory = tmp_path_factory.mktemp("own_store")
+    with published("sqlite", "tests.support.sqlite_store:KIND", directory):
+        yield from _plain(directory)
+
+
 REDIS = ["fake", "valkey", "debian"]
 
 
-@pytest.fixture(params=[*REDIS, "postgresql", "etcd"])
+@pytest.fixture(params=[*REDIS, "postgresql", "etcd", "plain"])
 def node(request: pytest.FixtureRequest) -> Subject:
     """A node that is empty."""
     return _empty(request)
@@ -61,7 +80,7 @@ def proposing(request: pytest.FixtureRequest) -> Subject:
 def _empty(request: pytest.FixtureRequest) -> Subject:
     if request.param == "fake":
         return Fake()
-    subject: Real | Postgres | Etcd = request.getfixturevalue(request.param)
+    subject: Real | Postgres | Etcd | Plain = request.getfixturevalue(request.param)
     subject.flush()
     return subject
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 from collections.abc import Iterator
 
@@ -17,5 +18,5 @@ def calls(subscription: Subscription) -> Iterator[bytes]:
     while True:
         ready = select.select([subscription.fileno()], [], [], min(1.0, subscription.every))[0]
         with contextlib.suppress(WAITS):
-            yield from subscription.read() if ready else ()
-        subscription.tend()
+            if ready or subscription.every < math.inf:
+                yield from subscription.read()

@@ -1,12 +1,14 @@
-"""One contract for nodes: the shipped fake, Valkey, Redis, PostgreSQL and etcd."""
+"""One contract for nodes: the fake, Valkey, Redis, PostgreSQL, etcd, and another's store."""
 
 from __future__ import annotations
 
 import contextlib
 import select
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import pytest
 import redis
 
 from celery_redlock.protocol.claim import Claim
@@ -15,6 +17,7 @@ from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.runtime.clock import monotonic
 from celery_redlock.server import LocalServer
+from celery_redlock.stores.contract import Wanted
 from celery_redlock.stores.etcd.wire import Keys, text
 from celery_redlock.stores.kinds import make_node, parse_nodes, subscribe
 from celery_redlock.stores.node import Node
@@ -25,6 +28,7 @@ from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import etcd, postgres
 from tests.support.calls import calls as names_of_calls
 from tests.support.clock import FakeClock
+from tests.support.sqlite_store import SqliteStore
 from tests.support.wait import wait_until
 
 PREFIX = "redlock:"
@@ -288,7 +292,40 @@ class Etcd(Subscribed):
         wait_until(lambda: self.get(resource) is None, ttl + 10.0, "it has expired")
 
 
-Subject = Fake | Real | Postgres | Etcd
+class Plain(Server):
+    """A store that another package might publish, under test. It keeps no wait queues."""
+
+    sets_again = False
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.admin = SqliteStore(parse_nodes([url])[0])
+        self.admin.connect()
+
+    def occupy(self, resource: str) -> None:
+        self.drop(resource)
+        self.admin.acquire(Wanted((PREFIX + resource,), FOREIGN, 86_400.0))
+
+    def drop(self, resource: str) -> None:
+        for held in self.admin.peek([PREFIX + resource]):
+            self.admin.release(Wanted((PREFIX + resource,), held[0] if held else "", 0.0))
+
+    def flush(self) -> None:
+        for name in list(self.admin.scan("")):
+            self.drop(name.removeprefix(PREFIX))
+
+    def listen(self, process: str) -> None:
+        pytest.skip("this store keeps no wait queues")
+
+    def wait_for_expiry(self, resource: str, ttl: float) -> None:
+        wait_until(lambda: self.admin.peek([PREFIX + resource]) == [None], ttl + 5.0, "expired")
+
+    def close(self) -> None:
+        self.node.close()
+        self.admin.close()
+
+
+Subject = Fake | Real | Postgres | Etcd | Plain
 
 
 def _real(binary: str | None) -> Iterator[Real]:
@@ -313,6 +350,12 @@ def _etcd() -> Iterator[Etcd]:
 
 
 Resource = str | tuple[str, ...]
+
+
+def _plain(directory: Path) -> Iterator[Plain]:
+    subject = Plain(f"sqlite://{directory}/locks.db")
+    yield subject
+    subject.close()
 
 
 def claim(token: str = "mine", resource: Resource = "r", ttl: float = LONG) -> Claim:

@@ -28,6 +28,8 @@ from celery_redlock.events import Listener
 from celery_redlock.keepalive import watchdog
 from celery_redlock.messages import policy, signals
 from celery_redlock.protocol import lease, pipeline, values
+from celery_redlock.stores import contract
+from celery_redlock.stores import node as a_node
 from celery_redlock.testing import pytest_plugin
 from celery_redlock.worker.parking import dispatcher, memory, prefetch
 
@@ -269,7 +271,7 @@ OTHERS = re.findall(
 @pytest.mark.parametrize("page", PAGES)
 def test_classes_named_in_docs_exist(page: str) -> None:
     places: list[ModuleType] = [celery_redlock, lease, values, celery.exceptions, builtins]
-    places += [once, singleton]
+    places += [once, singleton, contract, a_node]
     for span in spans(page):
         name = re.fullmatch(r"([A-Z]\w+)(\(.*\))?", span)
         if name and name[1] not in OTHERS and not name[1].startswith("CELERY_REDLOCK_"):

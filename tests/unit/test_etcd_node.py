@@ -352,7 +352,8 @@ def test_etcd_member_whose_answer_drips_is_left_as_a_silent_one() -> None:
     for byte in b"HTTP":
         assert not wire.closed
         wire.peer.sendall(bytes([byte]))
-        node.tend(clock.advance(0.3 * LEAVE_S))
+        clock.advance(0.3 * LEAVE_S)
+        node.receive()
     assert wire.closed
 
 
@@ -361,9 +362,11 @@ def test_etcd_member_that_makes_progress_is_not_left() -> None:
     node, wire, clock, undone = asking(3)
     for _ in undone[1:]:
         wire.peer.sendall(http({"responses": [{"response_txn": {}}]}))
-        node.tend(clock.advance(LEAVE_S - 0.1))
+        clock.advance(LEAVE_S - 0.1)
+        node.receive()
         assert not wire.closed
-    node.tend(clock.advance(LEAVE_S + 0.1))
+    clock.advance(LEAVE_S + 0.1)
+    node.receive()
     assert wire.closed
     assert [votes(round_) for round_ in undone] == [["no"], ["no"], ["silent"]]
 

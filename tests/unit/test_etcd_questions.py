@@ -138,7 +138,7 @@ def test_etcd_fencing_tokens_grow_with_each_grant_and_stay_for_a_repeated_attemp
     memory: Cluster,
 ) -> None:
     mine, other = claim(), claim("other")
-    mine.proposal = other.proposal = 5
+    mine.proposal = other.proposal = 0
     first = memory.run(Verb.ACQUIRE, mine)
     assert memory.run(Verb.ACQUIRE, mine) == first
     memory.run(Verb.RELEASE, claim())

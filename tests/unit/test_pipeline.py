@@ -140,14 +140,14 @@ def test_unacknowledged_release_is_owed(channel: Pipeline) -> None:
 
 
 @pytest.mark.parametrize(
-    ("later", "lapses", "owed"),
+    ("later", "ends_on_time", "owed"),
     [(2.0, True, True), (1.0 + TTL, True, False), (100.0 * TTL, False, True)],
 )
 def test_release_without_a_connection_is_owed_until_the_ttl_is_over(
-    later: float, lapses: bool, owed: bool
+    later: float, ends_on_time: bool, owed: bool
 ) -> None:
     """Where ttls start over when the node is back, it is owed for good."""
-    channel = Pipeline(0, lapses=lapses)
+    channel = Pipeline(0, ends_on_time=ends_on_time)
     channel.connected(NOW)
     mine = set_here(channel, claim())
     channel.dropped()

@@ -13,7 +13,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ...protocol.errors import ConfigurationError, NodeError
@@ -54,7 +54,7 @@ class EtcdAddress:
     members: tuple[tuple[str, int], ...]
     user: tuple[str, str] | None = field(repr=False)
     tls: Mapping[str, str] | None = field(repr=False)
-    store: ClassVar[Literal["etcd"]] = "etcd"
+    store: ClassVar[str] = "etcd"
     moves: ClassVar[bool] = False
     """A member that takes the place of another has forgotten nothing: a majority answers."""
 
@@ -62,6 +62,10 @@ class EtcdAddress:
     def least_timeout(self) -> float:
         """Minimum seconds to wait for an answer."""
         return MIN_TIMEOUT_S if len(self.members) > 1 else 0.0
+
+    @property
+    def identity(self) -> str:
+        return ",".join(sorted(self.name.split(",")))  # in whichever order they are named
 
     @property
     def unverified(self) -> str:

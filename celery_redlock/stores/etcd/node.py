@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from ...protocol.errors import NodeError
 from ...protocol.node_info import NodeInfo
@@ -20,6 +20,7 @@ from ...runtime.polling import SIZE
 from ..node import LEAVE_S, StreamNode
 from .address import NO_ANSWER, TIMEOUT_S, EtcdAddress, reason
 from .handshake import cluster_of, introduce
+from .kind import KIND
 from .questions import TTL_SHIFT, Conversation, conversation, granted_for, lease_id, shared_for
 from .wire import MALFORMED, Keys, Replies, Request, answer, refusal, request
 
@@ -42,10 +43,7 @@ class _Exchange(NamedTuple):
 class EtcdNode(StreamNode):
     """The one node of a lock that is kept in etcd."""
 
-    forgets: ClassVar[str] = "was its data lost or a backup restored, was a lease of it revoked"
-    calls_itself: ClassVar[bool] = False
-    lapses: ClassVar[bool] = False
-    """False: when a new leader is elected, all leases start anew."""
+    kind = KIND
 
     _address: EtcdAddress
 
@@ -53,7 +51,6 @@ class EtcdNode(StreamNode):
         super().__init__(*args, **options)
         self._keys = Keys(self._prefix)
         self._first = secrets.randbelow(len(self._address.members))
-        self.leaves = len(self._address.members) > 1
         self._cluster = ""
         self._replies = Replies()
         self._exchanges: deque[_Exchange] = deque()
@@ -101,19 +98,20 @@ class EtcdNode(StreamNode):
 
     def ask(self, round_: Round, payload: Any, now: float, more: bool = False) -> None:
         """Write a round's request, to another member if this one has not answered for too long."""
-        if self.leaves and self.channel.stalled(now, LEAVE_S):
-            self.tend(now)
+        if self.channel.stalled(now, LEAVE_S):
+            self.receive()
         super().ask(round_, payload, now, more)
 
-    def tend(self, now: float) -> None:
+    def receive(self) -> None:
         """Read what has arrived, and leave a member that has not answered for too long.
 
         Its unanswered requests go to the next member, as long as a caller waits for them.
         """
-        super().tend(now)
+        super().receive()
+        now = self._clock()
         # Do not leave a member that is making progress: the next one would start from scratch.
         silent = self.channel.stalled(now, LEAVE_S) and now > self._heard + LEAVE_S
-        if self.leaves and silent and self.connection is not None:
+        if silent and self.connection is not None and len(self._address.members) > 1:
             self._drop("it does not answer", blame=False)
 
     def _put(self, round_: Round, payload: Any) -> None:

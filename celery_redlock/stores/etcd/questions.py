@@ -15,7 +15,6 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from ...protocol.lease import FENCE_LIMIT
 from ...protocol.names import MAX_DEAF, QUEUE_LIFE_S, SLOT_SUFFIX, base_of
 from ...protocol.replies import DONE, MAX_TTL_S
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
@@ -142,10 +141,6 @@ def _deleted(part: Any) -> bool:
 def _acquire(round_: Round, keys: Keys, lease: Lease) -> Conversation:
     (claim,) = round_.claims
     fenced = claim.proposal is not None
-    if fenced:
-        # The fencing token is the revision at which the key was made: it grows with every change in
-        # the cluster, whatever the holder proposes.
-        claim.proposal, claim.ceiling = 0, FENCE_LIMIT
     names, token = [keys.lock(name) for name in claim.resources], _token(claim)
     compare = [_there(name, "EQUAL") for name in names]
     while True:
@@ -153,6 +148,7 @@ def _acquire(round_: Round, keys: Keys, lease: Lease) -> Conversation:
         (said,) = yield [_txn([*puts, _get(names[0])], [_get(name) for name in names], compare)]
         found = [_found(part) for part in _parts(said)]
         if said.get("succeeded"):
+            # It grows with every change in the cluster, whatever the holder proposes.
             return number(found[-1]["create_revision"]) if fenced else None
         ours = [kv and kv.get("value") == token for kv in found]
         for place, kv in enumerate(found):

@@ -67,6 +67,7 @@ class EtcdSubscription(Subscription):
     def read(self) -> list[bytes]:
         """Return the names of the waiters that were notified since the last read."""
         assert self._watcher is not None
+        self._keep()
         return self._take(self._watcher._sock.recv(SIZE))
 
     def _take(self, data: bytes) -> list[bytes]:
@@ -93,7 +94,7 @@ class EtcdSubscription(Subscription):
                 raise NodeError("it was not heard of for too long")
             yield value_of(event["kv"].get("value", ""))
 
-    def tend(self) -> None:
+    def _keep(self) -> None:
         """Renew the key that shows that this process listens."""
         now = monotonic()
         if now < self._due or self._keeper is None:

@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import psycopg
 from psycopg import conninfo
@@ -44,10 +44,14 @@ class PostgresAddress:
 
     name: str
     arguments: Mapping[str, Any] = field(repr=False)
-    store: ClassVar[Literal["PostgreSQL"]] = "PostgreSQL"
+    store: ClassVar[str] = "PostgreSQL"
     least_timeout: ClassVar[float] = 0.0
     """Minimum seconds to wait for an answer."""
     moves: ClassVar[bool] = True
+
+    @property
+    def identity(self) -> str:
+        return self.name
 
     @property
     def unverified(self) -> str:

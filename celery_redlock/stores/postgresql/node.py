@@ -22,6 +22,7 @@ from ...protocol.texts import printable
 from ..node import Node
 from .address import PostgresAddress, reason
 from .handshake import BareConnection, introduce
+from .kind import KIND
 from .statements import SWEEP, Values, encode, reply_to
 
 __all__ = ["PostgresNode"]
@@ -37,7 +38,7 @@ class PostgresNode(Node):
     """The one node of a lock that is kept in PostgreSQL."""
 
     broken: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError, NodeError)
-    forgets: ClassVar[str] = "was a standby promoted or a backup restored, were rows deleted"
+    kind = KIND
 
     _address: PostgresAddress
 

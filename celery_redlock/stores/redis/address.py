@@ -14,7 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import redis
 from redis.backoff import NoBackoff
@@ -71,11 +71,13 @@ class Address:
     connection_class: type[AbstractConnection]
     arguments: Mapping[str, Any] = field(repr=False)
     unverified: str = ""
-    store: ClassVar[Literal["Redis"]] = "Redis"
+    store: ClassVar[str] = "Redis"
     least_timeout: ClassVar[float] = 0.0
-    """Minimum seconds to wait for an answer."""
     moves: ClassVar[bool] = False
-    """True if another server, which may have forgotten locks, can take its place by itself."""
+
+    @property
+    def identity(self) -> str:
+        return f"{self.name}/{self.arguments.get('db') or 0}"
 
     @property
     def exposed(self) -> Exposed:

@@ -24,6 +24,7 @@ from ...runtime.polling import SIZE
 from ..node import StreamNode
 from .address import Address, SentinelAddress
 from .handshake import introduce
+from .kind import KIND
 from .master_watch import MasterWatch
 from .requests import encode
 from .resp import Replies, reason
@@ -35,6 +36,7 @@ class RedisNode(StreamNode):
     """One Redis master of a lock."""
 
     broken: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, OSError, NodeError)
+    kind = KIND
 
     _address: Address
 
