@@ -113,3 +113,11 @@ def test_single_redis_that_is_guarded_has_no_vote_after_its_start() -> None:
     with start_servers(1) as (server,):
         output = printed([server.url], "uptime")
     assert any("0 of 1 node have a vote" in line for line in output)
+
+
+def test_checks_named_on_the_checklist_are_on_the_page_of_the_doctor() -> None:
+    text = (DOCS / "before-production.md").read_text("utf-8")
+    named = re.findall(r"redlock doctor`: ((?:`\w+`(?:, )?)+)", text)
+    checks = {name for names in named for name in re.findall(r"\w+", names)}
+    known = set(re.findall(r"^\| `(\w+)` \|", (DOCS / "doctor.md").read_text("utf-8"), re.M))
+    assert len(checks) >= 10 and checks <= known
