@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -279,21 +281,24 @@ def test_isolation_other_than_read_committed_is_refused(
         postgres.sql(server, change % "RESET")
 
 
-GRANTS = {
-    "redlock_lease": ["SELECT", "INSERT", "UPDATE", "DELETE"],
-    "redlock_waiter": ["SELECT", "INSERT", "UPDATE", "DELETE"],
-    "redlock_memory": ["SELECT", "INSERT", "UPDATE"],
-}
-"""Rights that the user of the locks needs, besides the right to connect: no more, and no less."""
+PAGE = (Path(__file__).parents[2] / "docs" / "postgresql.md").read_text("utf-8")
+(BLOCK,) = re.findall(r"^```sql\n(CREATE ROLE .*?)^```$", PAGE, re.M | re.S)
+RIGHTS = [
+    f"{right} ON {place}"
+    for rights, places in re.findall(r"^GRANT (.*?) ON (.*?) TO shop_worker;$", BLOCK, re.M)
+    for place in places.split(", ")
+    for right in rights.split(", ")
+]
+assert len(RIGHTS) == 1 + 8 + 3
 
 
 @pytest.fixture
 def poor(server: LocalPostgres) -> Iterator[str]:
-    postgres.sql(server, "CREATE ROLE poor LOGIN")
-    for table, rights in GRANTS.items():
-        postgres.sql(server, f"GRANT {', '.join(rights)} ON {table} TO poor")
-    yield url_of(server, "poor")
-    postgres.sql(server, "DROP OWNED BY poor; DROP ROLE poor")
+    """The URL of the page's user, where others have no rights in the schema."""
+    postgres.sql(server, f"REVOKE ALL ON SCHEMA public FROM PUBLIC; {BLOCK}")
+    yield url_of(server, "shop_worker")
+    postgres.sql(server, "DROP OWNED BY shop_worker; DROP ROLE shop_worker")
+    postgres.sql(server, "GRANT USAGE ON SCHEMA public TO PUBLIC")
 
 
 def test_user_with_exactly_the_documented_rights_can_do_all(
@@ -314,14 +319,14 @@ def test_user_with_exactly_the_documented_rights_can_do_all(
         connection.execute("SELECT redlock_sweep()")
 
 
-@pytest.mark.parametrize(
-    ("table", "right"), [(table, right) for table, rights in GRANTS.items() for right in rights]
-)
+@pytest.mark.parametrize("right", RIGHTS)
 def test_missing_right_is_reported_before_the_first_lock(
-    poor: str, server: LocalPostgres, make: Callable[..., Redlock], table: str, right: str
+    poor: str, server: LocalPostgres, make: Callable[..., Redlock], right: str
 ) -> None:
-    postgres.sql(server, f"REVOKE {right} ON {table} FROM poor")
-    with pytest.raises(ConfigurationError, match=f"permission denied for table {table}"):
+    postgres.sql(server, f"REVOKE {right} FROM shop_worker")
+    table = right.partition(" ON redlock_")[2]
+    words = f"permission denied for table redlock_{table}" if table else "tables are missing"
+    with pytest.raises(ConfigurationError, match=words):
         make(poor).acquire("r")
 
 

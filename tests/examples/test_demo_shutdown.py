@@ -50,7 +50,3 @@ def test_second_signal_does_not_disturb_the_removal(came: list[int], tmp_path: P
             signal.raise_signal(signal.SIGTERM)
             removed.append("everything")
     assert removed and exit_.value.code == 128 + signal.SIGINT
-
-
-def test_wait_of_the_demo_without_a_signal_ends_in_time(came: list[int], tmp_path: Path) -> None:
-    stage(tmp_path, came).elapse(0.0)

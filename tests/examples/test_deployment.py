@@ -32,15 +32,6 @@ EXAMPLES = ROOT / "examples"
 DEFAULT_TTL = float(GLOBAL["ttl"].default)
 LONGEST_TASK = 300.0
 
-VERSIONS = {
-    "Deployment": "apps/v1",
-    "NetworkPolicy": "networking.k8s.io/v1",
-    "PodDisruptionBudget": "policy/v1",
-    "Secret": "v1",
-    "Service": "v1",
-    "StatefulSet": "apps/v1",
-}
-
 
 def read(name: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text("utf-8")))
@@ -68,18 +59,6 @@ def labels(name: str) -> set[tuple[str, str]]:
 def container(name: str) -> dict[str, Any]:
     (found,) = PODS[name]["template"]["spec"]["containers"]
     return dict(found)
-
-
-def test_manifests_are_five_files_of_kinds_that_kubernetes_has() -> None:
-    assert FILES == [
-        "disruption.yaml",
-        "exporter.yaml",
-        "network.yaml",
-        "nodes.yaml",
-        "worker.yaml",
-    ]
-    assert all(manifest["apiVersion"] == VERSIONS[manifest["kind"]] for manifest in ALL)
-    assert set(PODS) == {"redlock", "redlock-exporter", "worker"}
 
 
 @pytest.mark.parametrize("name", sorted(PODS))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sqlite3
 from pathlib import Path
 
@@ -152,19 +151,6 @@ def test_example_django_charges_an_order_once_however_often_it_is_clicked(
     database.close()
 
 
-@pytest.mark.slow
-def test_example_django_without_its_lock_charges_twice(
-    shop: dict[str, str], tmp_path: Path
-) -> None:
-    bare = tmp_path / "bare"
-    shutil.copytree(SHOP, bare)
-    with open(bare / "shop" / "settings.py", "a") as settings:
-        settings.write("CELERY_REDLOCK_ENABLED = False\n")
-    with worker("shop", shop, tmp_path / "log", bare):
-        assert "charged 1 x" not in "".join(manage("buy", shop, bare))
-    assert "No changes detected" in manage("makemigrations", shop, bare)
-
-
 def test_example_coroutines_loses_no_apple(environment: dict[str, str]) -> None:
     five, impatient, log, lost, held = run("coroutines", environment)
     assert five == "five took one apple each: 5 left"
@@ -184,37 +170,6 @@ def test_example_fastapi_sends_one_task_and_loses_no_apple(
         "SUCCESS: report 7",
         "four took an apple and four gave one: 10 left, {200}",
     ]
-
-
-@pytest.mark.slow
-def test_example_fastapi_answers_409_while_held_and_503_without_a_quorum(
-    environment: dict[str, str], servers: list[LocalServer], tmp_path: Path
-) -> None:
-    """Neither is an error of the program, and neither request waits for ever."""
-    with Redlock([node.url for node in servers], ttl=30).lock("stock:apples"):
-        assert asked(environment, tmp_path) == "409"
-    for node in servers[:3]:
-        node.kill()
-    assert asked(environment, tmp_path) == "503"
-
-
-ASK = """\
-import asyncio, httpx, os, sys
-sys.path.append(os.getcwd())
-import fastapi_app
-async def ask():
-    transport = httpx.ASGITransport(fastapi_app.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://shop") as client:
-        print((await client.post("/stock/apples/take")).status_code)
-asyncio.run(ask())
-"""
-
-
-def asked(environment: dict[str, str], directory: Path) -> str:
-    (directory / "ask.py").write_text(ASK)
-    code, said = forked.run(str(directory / "ask.py"), cwd=EXAMPLES, env=environment)
-    assert code == 0, said
-    return said.splitlines()[-1]  # what the client says of nodes comes before
 
 
 def test_example_fencing_refuses_the_late_write_of_a_stopped_holder(

@@ -83,12 +83,3 @@ def test_example_no_redis_keeps_broker_results_and_locks_in_one_database(
     program.write_text(source)
     orders = ("order blue: two charges", "order green: two charges")
     assert charged(program, database) == [f"{order}, one after the other" for order in orders]
-
-
-def test_example_no_redis_without_its_lock_overlaps(database: str, tmp_path: Path) -> None:
-    program = tmp_path / "no_redis.py"
-    source = (EXAMPLES / "no_redis.py").read_text()
-    limit = "app.conf.redlock_ttl = 10.0\n"
-    assert source.count(limit) == 1
-    program.write_text(source.replace(limit, f"{limit}app.conf.redlock_enabled = False\n"))
-    assert all(line.endswith(", together") for line in charged(program, database))

@@ -6,7 +6,6 @@ Times are shorter than on the pages where a test would have to wait for them.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import httpx
@@ -66,20 +65,6 @@ def test_recipe_one_queued_keeps_one_running_and_one_queued(server: LocalServer)
     assert len(work.begun) == 2
 
 
-@pytest.mark.parametrize(("scope", "tasks"), [("until_executed", 1), ("until_executing", 2)])
-def test_recipe_one_queued_with_another_scope_differs(
-    server: LocalServer, scope: str, tasks: int
-) -> None:
-    work = Work()
-    change = {"until_and_while_executing": scope}
-    with running("one-queued", server, change, build=work) as shop:
-        first = shop.reindex.delay(7)
-        work.at((7,))
-        ids = {first.id, shop.reindex.delay(7).id}
-        assert len(ids) == tasks
-        work.at(*[(7,)] * tasks)  # two: their bodies overlap
-
-
 SOON = {"countdown=10": "countdown=2"}
 """On a busy machine as well, there is less between two calls of a burst."""
 
@@ -95,17 +80,6 @@ def test_recipe_debounce_runs_the_last_call(server: LocalServer) -> None:
         assert (value(last), value(other), value(later)) == (None, None, None)
         wait_until(lambda: all(one.state == "REVOKED" for one in replaced), 10.0, "all revoked")
     assert mails.begun[-1] == (7, "e") and len(mails.begun) == 3
-
-
-def test_recipe_debounce_can_keep_the_first_call(server: LocalServer) -> None:
-    mails = Work(endless=False)
-    change = SOON | {'    lock_on_duplicate="replace",\n': ""}
-    with running("debounce", server, change, mail=mails) as shop:
-        begin = time.monotonic()
-        first, *others = [shop.changed(7, text) for text in "abc"]
-        assert {other.id for other in others} == {first.id}
-        assert value(first) is None and time.monotonic() - begin >= 2.0
-    assert mails.begun == [(7, "a")]
 
 
 def test_recipe_throttle_starts_at_most_so_many_in_a_period(server: LocalServer) -> None:
@@ -455,21 +429,6 @@ def test_recipe_errbacks_refunds_a_chord_once_when_all_members_have_ended(
         bought = shop.buy(8, 10)
         assert value(bought) is None
     assert len(refunds.begun) == 1
-
-
-def test_recipe_errbacks_waits_for_its_turn_if_another_has_the_key(server: LocalServer) -> None:
-    payments, refunds = Refused(), Work(endless=False)
-    with running("errbacks", server, pay=payments, pay_back=refunds) as shop:
-        redlock = Redlock.from_app(shop.app)
-        sent = shop.app.signature("shop.refund", args=(7,))
-        failed = shop.charge.apply_async((8, -1), link_error=sent)  # of another key
-        payments.at((8, -1))
-        with redlock.lock("order:7"):
-            payments.go()
-            assert isinstance(value(failed), ValueError)
-            assert not refunds.begun
-        wait_until(lambda: refunds.begun, 20.0, "it has had its turn")
-    assert refunds.begun == [(7, "ValueError('no such amount')")]
 
 
 def test_recipe_flask_answers_409_to_a_duplicate_and_503_without_a_quorum(

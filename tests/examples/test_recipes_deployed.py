@@ -19,12 +19,11 @@ from celery.exceptions import TaskRevokedError
 
 from celery_redlock import (
     LeaseLost,
-    QuorumUnavailable,
     Redlock,
     Skipped,
 )
 from celery_redlock.server import LocalServer
-from tests.support.nodes import admin, make_known
+from tests.support.nodes import admin
 from tests.support.recipes import ROOT, blocks, celery, code, queued, running, value
 from tests.support.wait import wait_until
 
@@ -235,20 +234,3 @@ def test_recipe_one_redis_with_a_disk_remembers_its_locks(remembers: bool) -> No
         redlock.close()
         other.close()
     assert bool(lost) != remembers
-
-
-def test_recipe_one_redis_just_started_has_no_vote_under_the_guard() -> None:
-    with LocalServer() as server, LocalServer() as known:
-        make_known([known])
-        for guard, one, grants in (
-            ("uptime", server, False),
-            ("uptime", known, True),
-            ("off", server, True),
-        ):
-            redlock = Redlock([one.url], restart_guard=guard)
-            if grants:
-                redlock.release(redlock.acquire("order:7"))
-            else:
-                with pytest.raises(QuorumUnavailable, match="it may have forgotten locks"):
-                    redlock.acquire("order:7")
-            redlock.close()

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import signal
-import textwrap
 from pathlib import Path
-from typing import Any
 
-import pytest
 from celery import Celery
 
-from celery_redlock import DuplicateTask
 from celery_redlock.server import LocalServer
 from tests.support.brokers import needs_quorum_queues
 from tests.support.recipes import POLLED, celery, code, value
@@ -68,49 +64,4 @@ def test_recipe_rabbitmq_loses_nothing_with_a_killed_worker(
             ["8", "10"],
         ]
         second.signal(signal.SIGTERM)
-    app.close()
-
-
-@needs_quorum_queues
-def test_recipe_one_queued_keeps_one_running_and_one_queued_on_rabbitmq(
-    server: LocalServer, rabbitmq: str, tmp_path: Path
-) -> None:
-    settings = 'broker="redis://localhost", backend="redis://localhost")\n'
-    conf = """app.conf.update(
-        redlock_nodes=["redis://localhost"],
-        task_default_queue="recipes-queued",
-        task_default_queue_type="quorum",
-        task_default_exchange_type="topic",
-        broker_native_delayed_delivery_queue_type="classic",
-    )
-    """
-    build = WORK.replace("pay(order_id, amount)", "build(shop_id)").replace(
-        "{order_id} {amount}", "{shop_id}"
-    )
-    there = f'broker={rabbitmq!r}, backend="redis://localhost")\n{textwrap.dedent(conf)}'
-    text = code("one-queued", server, {settings: there, "def build(shop_id): ...": build})
-    (tmp_path / "shop.py").write_text(text)
-    names: dict[str, Any] = {"__name__": "shop"}
-    exec(text, names)
-    app: Any = names["app"]
-    reindex = app.tasks["shop.reindex"]
-
-    def begun() -> int:
-        file = tmp_path / "begun"
-        return len(file.read_text().splitlines()) if file.exists() else 0
-
-    arguments = ("worker", "-c", "2", "-l", "INFO", "--without-gossip", "--without-mingle")
-    with celery(tmp_path, "worker", *arguments) as worker:
-        worker.said(" ready.", 60.0)
-        first = reindex.delay(7)
-        wait_until(lambda: begun() == 1, 20.0, "the first has begun")
-        others = {reindex.delay(7).id for _ in range(5)}
-        assert len(others) == 1 and first.id not in others
-        with pytest.raises(DuplicateTask):
-            reindex.apply_async((7,), lock={"on_duplicate": "raise"})
-        (tmp_path / "go").touch()
-        assert value(first, 60.0) is None, worker.text
-        assert value(reindex.AsyncResult(*others), 60.0) is None, worker.text
-        worker.signal(signal.SIGTERM)
-    assert begun() == 2
     app.close()
