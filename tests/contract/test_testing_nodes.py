@@ -124,30 +124,6 @@ def test_waiter_is_woken_by_the_release(
     thread.join(SOON)
 
 
-def test_limit_of_two_admits_two_holders(lock: Redlock, nodes: Nodes) -> None:
-    one, two = lock.acquire("report", limit=2), nodes.redlock.acquire("report", limit=2)
-    with pytest.raises(ResourceHeld):
-        lock.acquire("report", limit=2)
-    lock.release(one)
-    assert lock.try_acquire("report", limit=2) is not None
-    assert two.remaining() > 0
-
-
-def test_fencing_tokens_grow_from_lock_to_lock(lock: Redlock, nodes: Nodes) -> None:
-    tokens = []
-    for redlock in (lock, nodes.redlock, lock):
-        with redlock.lock("order:1", fencing=True) as held:
-            tokens.append(held.fencing_token)
-    assert tokens == sorted(set(tokens))
-
-
-def test_two_prefixes_are_two_locks(lock: Redlock, nodes: Nodes) -> None:
-    two = Redlock(nodes.urls, prefix="two:")
-    with lock.lock("order:1"), two.lock("order:1"):
-        assert two.holder("order:1") is not None
-    two.close()
-
-
 # -- Trouble
 
 

@@ -64,7 +64,7 @@ MORE = (
     "tests/canvas/",
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
     "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
-    "tests/contract/test_amnesia.py", "tests/contract/test_rolling_restart.py",
+    "tests/contract/test_rolling_restart.py",
     "tests/contract/test_grafana.py", "tests/contract/test_survey.py",
     "tests/contract/test_sentinel",
     "tests/contract/test_sidecar.py", "tests/worker/test_sidecar.py",

@@ -396,11 +396,6 @@ for _name, _given in _policies.items():
         _policy(_given, f"{_name}_{_how}", lock_wait=0.5, lock_on_deadline=_how)
 
 
-@app.task(base=SingletonTask, lock_key="k:{key}", lock_wait=0.05)
-def what_kind(key: str, given: Any) -> str:
-    return type(given).__name__
-
-
 unavailable_raise = _conflict("unavailable_raise", lock_on_unavailable="raise")
 unavailable_run = _conflict("unavailable_run", lock_on_unavailable="run")
 
@@ -607,12 +602,6 @@ def add(x: int, y: int = 0) -> int:
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", rate_limit="100/s")
 def limited(self: Task, key: str, seconds: float = 0.02) -> None:
     occupy(self, key, seconds)
-
-
-@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_wait=0.01)
-def headers(self: Task, key: str) -> dict[str, Any]:
-    request = self.request
-    return {"trace": request.get("trace"), "timelimit": request.timelimit, "args": request.args}
 
 
 class SlowAfterRetry(SingletonTask):

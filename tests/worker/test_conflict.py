@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from celery import chain, chord
 
-from celery_redlock import ResourceHeld, Skipped
+from celery_redlock import Skipped
 from tests.support.cluster import TASKS, Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
@@ -61,21 +60,6 @@ def test_crowd_takes_turns_by_every_way_to_declare_a_lock(
     cluster.free(key)
 
 
-def test_conflicting_task_gives_up_after_its_deadline(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    with cluster.redlock.lock(f"k:{key}"):
-        begin = time.monotonic()
-        sent = cluster.send("conflict_deadline", key)
-        assert cluster.state(sent) == "FAILURE"
-        assert 0.6 <= time.monotonic() - begin < 5.0
-        with pytest.raises(ResourceHeld, match=f"k:{key} is held by"):
-            cluster.result(sent)
-        worker.said(f"conflict_deadline[{sent.id}] gives up after")
-    assert cluster.runs(key) == []
-    cluster.settled()
-
-
 def test_conflicting_task_with_policy_skip_is_skipped(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
@@ -94,32 +78,6 @@ def test_conflicting_task_with_policy_skip_is_skipped(
     assert cluster.result(running) == {"retries": 0, "token": True}
     assert Skipped.of(cluster.result(cluster.send("conflict_skip", key))) is None
     assert len(cluster.runs(key)) == 2
-
-
-def test_conflicting_task_with_policy_raise_fails_in_one_log_line(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    """The line has level INFO and no traceback."""
-    with cluster.redlock.lock(f"k:{key}"):
-        sent = cluster.send("conflict_raise", key)
-        with pytest.raises(ResourceHeld, match=f"k:{key} is held by"):
-            cluster.result(sent)
-        worker.said(f"conflict_raise[{sent.id}] raised expected: ResourceHeld(")
-        lines = [line for line in worker.text.splitlines() if sent.id in line]
-        assert [line.split(": ", 1)[1].split("/")[0] for line in lines] == ["INFO", "INFO"]
-        assert "Traceback" not in worker.text.partition(sent.id)[2]
-
-
-def test_task_sent_again_keeps_headers_and_options_of_its_user(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    """A task that is sent again for its lock is the same message in all other respects."""
-    with cluster.redlock.lock(f"k:{key}"):
-        sent = cluster.send(
-            "headers", key, headers={"trace": "abc"}, time_limit=50, soft_time_limit=40, priority=3
-        )
-        worker.said(f"headers[{sent.id}] waits (held, attempt 1")
-    assert cluster.result(sent) == {"trace": "abc", "timelimit": [50, 40], "args": [key]}
 
 
 def test_error_callbacks_wait_for_their_turn(cluster: Cluster, worker: Worker, key: str) -> None:

@@ -43,25 +43,6 @@ def test_lock_of_another_child_survives_the_death_of_a_child(
     bystander.gets_it(since=lambda: cluster.runs(f"{key}-other", other)[0].end)
 
 
-def test_copy_of_a_running_task_does_not_run_beside_it(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    """The same id is delivered twice; the copy does not release the lock either."""
-    sent = cluster.send("until_told_retry", key)
-    cluster.entered(key)
-    cluster.send("until_told_retry", key, task_id=sent.id)
-    wait_until(
-        lambda: worker.text.count(f"[{sent.id}] received") > 1, 20.0, "the copy has been received"
-    )
-    # The task behind it in the queue has run, so it would have run, too.
-    assert cluster.result(cluster.send("work", f"{key}-behind"))["token"]
-    assert len(cluster.runs(key)) == 1
-    contender = cluster.contend(key)
-    cluster.tell(key)
-    contender.gets_it(since=lambda: cluster.runs(key)[0].end)
-    cluster.settled()
-
-
 def test_ending_child_reads_the_answers_to_its_last_release(cluster: Cluster, key: str) -> None:
     """No task waits for those answers; the process reads them before it ends."""
     with ExitStack() as stack:

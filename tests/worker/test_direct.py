@@ -11,17 +11,14 @@ import pytest
 from celery import Celery
 
 from celery_redlock import (
-    LeaseLost,
     QuorumUnavailable,
     Redlock,
     ResourceHeld,
-    SingletonTask,
     current_lease,
     locked,
 )
 from celery_redlock.server import LocalServer
 from tests.support.machine import in_time
-from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -97,33 +94,6 @@ def test_map_and_starmap_lock_each_call(app: Celery, charge: Any, other: Redlock
         charge.map([1, 2])()
     assert other.release(lease)
     assert other.release(other.acquire("order:1"))
-
-
-def test_lock_of_a_long_plain_call_is_extended(app: Celery, other: Redlock) -> None:
-    @app.task(base=SingletonTask, shared=False, lock_key="long", lock_ttl=2.0)
-    def long() -> float:
-        end = time.monotonic() + 4.5
-        while time.monotonic() < end:
-            assert other.try_acquire("long") is None
-            current_lease().ensure()
-            time.sleep(0.05)
-        return current_lease().remaining()
-
-    assert long() > 0.0
-    assert other.release(other.acquire("long"))
-
-
-def test_plain_call_is_interrupted_by_a_loss(app: Celery, servers: list[LocalServer]) -> None:
-    @app.task(base=SingletonTask, shared=False, lock_key="lost", lock_ttl=0.5)
-    def long() -> None:
-        for server in servers[:3]:
-            server.kill()
-        wait_until(lambda: False, 10.0, "the lease is lost")
-
-    begin = time.monotonic()
-    with pytest.raises(LeaseLost, match="lost: the lease is over"):
-        long()
-    in_time(begin, time.monotonic(), 3.0, "to be told")
 
 
 def test_an_eager_call_without_its_server_says_so_and_names_the_fixture() -> None:

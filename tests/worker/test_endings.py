@@ -29,23 +29,6 @@ def test_endings_free_the_lock_over_postgresql_and_etcd_too(store: str) -> None:
     assert None not in measure("prefork", played_on("prefork", own=False), store).values()
 
 
-@pytest.mark.parametrize("then", ["retry", "retry at once"])
-def test_task_that_retries_three_times_runs_four_times_and_succeeds(
-    cluster: Cluster, worker: Worker, key: str, then: str
-) -> None:
-    """Without a countdown the retry meets the lock of its own predecessor, and waits for it."""
-    with cluster.states() as states:
-        sent = cluster.send("work", key, 0.02, then)
-        assert cluster.result(sent) == {"retries": 3, "token": True}
-        wait_until(lambda: "SUCCESS" in states.get(sent.id, ()), 10.0, "SUCCESS was announced")
-    assert states[sent.id].count("RETRY") == 3
-    assert states[sent.id][-1] == "SUCCESS"
-    assert sent.state == "SUCCESS"
-    assert len(cluster.runs(key, sent)) == 4
-    cluster.settled()
-    cluster.free(key)
-
-
 def test_lock_is_free_for_others_between_two_tries(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:

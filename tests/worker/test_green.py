@@ -67,17 +67,6 @@ def test_greenlets_run_while_another_waits_for_a_quorum(
     runs_on(cluster, key, NODE_TIMEOUT / 2)
 
 
-def test_greenlets_of_two_workers_take_turns(cluster: Cluster, worker: Worker, key: str) -> None:
-    with cluster.worker("-c", "20", "-P", "gevent", queue=key) as other:  # else one might take all
-        sent = [cluster.send("work", key, 0.02, queue=q) for q in ("celery", key) * 8]
-        for one in sent:
-            cluster.result(one, timeout=30.0)
-        runs = cluster.runs(key)
-        assert len(runs) == 16
-        assert {run.pid for run in runs} == {worker.process.pid, other.process.pid}
-        cluster.settled()
-
-
 def test_greenlet_does_not_share_the_lease_of_another(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 import time
-import types
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -164,17 +163,6 @@ def test_argument_of_any_kind_has_a_short_printable_key(
     assert cluster.result(cluster.send("keyed", argument)) == resource
 
 
-def test_argument_without_a_stable_text_fails_its_task_unrun(
-    cluster: Cluster, worker: Worker
-) -> None:
-    """A `repr` that contains an address would never lock anything."""
-    sent = cluster.send("keyed", types.SimpleNamespace(a=1), serializer="pickle")
-    worker.said("holds a types.SimpleNamespace, which has no stable text")
-    assert f"ConfigurationError: argument 'args' of {TASKS}.keyed" in worker.text
-    assert f"keyed[{sent.id}] succeeded" not in worker.text
-    assert cluster.result(cluster.send("add", 1, 2)) == 3
-
-
 # -- Secrets
 
 CANARY = "s3cr3t-c4n4ry"
@@ -282,16 +270,6 @@ def test_refused_worker_does_not_log_the_password(cluster: Cluster, wrong: dict[
         search({"the log": [worker.text]})
     finally:
         worker.kill()
-
-
-def test_worker_does_not_start_on_a_node_without_scripts(cluster: Cluster) -> None:
-    with LocalServer(config=["--rename-command", "EVAL", ""]) as mute:
-        worker = Worker(cluster, ("-c", "1"), {"redlock_nodes": [mute.url]})
-        try:
-            assert worker.ended(READY) != 0
-            assert f"127.0.0.1:{mute.port} is not usable: it runs no scripts" in worker.text
-        finally:
-            worker.kill()
 
 
 def test_wrong_password_of_a_node_is_logged_when_a_worker_starts(cluster: Cluster) -> None:

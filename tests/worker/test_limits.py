@@ -46,18 +46,3 @@ def test_threads_that_wait_share_two_connections_to_a_node(cluster: Cluster, key
         assert worker.ended() == 0
     for node, old in zip(cluster.nodes, before, strict=True):
         wait_until(lambda n=node, o=old: connections(n, o) == [], 5, "all are closed")
-
-
-def test_prefork_children_and_their_parent_have_connections_of_their_own(
-    cluster: Cluster, key: str
-) -> None:
-    before = [known(node) for node in cluster.nodes]
-    with cluster.worker("-c", "3"):
-        sent = [cluster.send("patient", key, 0.2) for _ in range(6)]
-        cluster.entered(key)
-        for one in sent:
-            assert cluster.result(one, timeout=30.0) == "done"
-        for node, old in zip(cluster.nodes, before, strict=True):
-            found = connections(node, old)
-            # Three children and the keeper; a child that has waited has one more, to listen.
-            assert 3 <= len(found) <= 1 + 2 * 3

@@ -17,16 +17,14 @@ from click.testing import CliRunner
 from werkzeug.test import Client
 
 from celery_redlock import Redlock
-from celery_redlock.cli import main
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.server import start_servers
 from celery_redlock.testing.postgresql import LocalPostgres
 from celery_redlock.web import make_app
-from tests.support import postgres
 from tests.support.cluster import READY, Cluster
 from tests.support.nodes import TOKEN
-from tests.support.postgres_sites import execute, new_database
+from tests.support.postgres_sites import new_database
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 from tests.worker.reserving import declare
@@ -229,39 +227,3 @@ def test_lock_released_by_hand_goes_to_its_waiter(places: dict[str, Place]) -> N
     wait_until(lambda: "crowd:some" not in _waits(place), READY, "the third has its place")
     said = place.call("release", "k:reserved", "--reservation", "--force")
     assert "freed on 1 node" in said and "reservation" not in place.call("show", "k:reserved")
-
-
-@pytest.mark.parametrize(
-    ("tables", "words"),
-    [
-        ("", "is not usable: its tables are missing; run celery redlock migrate"),
-        (
-            f"{postgres.SCHEMA};CREATE OR REPLACE FUNCTION redlock_version() RETURNS int"
-            " LANGUAGE sql AS 'SELECT 0'",
-            "is not usable: its tables are of version 0, and this library wants 2; run celery"
-            " redlock migrate",
-        ),
-    ],
-)
-def test_worker_does_not_start_before_the_tables_are_there(
-    places: dict[str, Place], database_server: LocalPostgres, tables: str, words: str
-) -> None:
-    cluster = places["postgresql"].cluster
-    url = new_database(database_server, tables=False)
-    if tables:
-        execute(url, tables)
-    refused = Worker(cluster, ("-c", "1"), {"redlock_nodes": [url]})
-    try:
-        assert refused.ended(READY) != 0
-    finally:
-        refused.kill()
-    said = refused.text
-    assert re.search(f"celery_redlock: node .*{re.escape(words)}", said), said
-    assert "Traceback" not in said
-    done = CliRunner().invoke(main, ["--nodes", url, "migrate"])
-    assert done.exit_code == 0, done.output
-    with cluster.worker("-c", "1", queue="migrated", redlock_nodes=[url]) as worker:
-        sent = cluster.send("work", "migrated", queue="migrated")
-        assert cluster.result(sent)["token"]
-        assert "tasks are locked on 1 node (127.0.0.1" in worker.text
-        assert "on one Redis alone" not in worker.text

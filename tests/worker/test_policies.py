@@ -244,17 +244,3 @@ def test_policy_function_chooses_among_all_policies(
     assert cluster.state(old) == "REVOKED"
     assert len(cluster.runs(key)) == 3
     cluster.settled()
-
-
-# -- the deadline of who retries ------------------------------------------------------------------
-
-
-# -- what is sent again ---------------------------------------------------------------------------
-
-
-def test_pickled_message_is_sent_again_pickled(cluster: Cluster, worker: Worker, key: str) -> None:
-    """Its arguments may be such that no other serializer can write them."""
-    with cluster.redlock.lock(f"k:{key}"):
-        sent = cluster.send("what_kind", key, {1, 2}, serializer="pickle")
-        worker.said(f"what_kind[{sent.id}] waits (held, attempt 1")
-    assert cluster.result(sent) == "set"

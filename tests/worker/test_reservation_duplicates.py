@@ -42,20 +42,6 @@ def test_call_after_the_result_was_read_is_no_duplicate(
     reservations.freed(key)
 
 
-def test_on_duplicate_replace_takes_the_place_of_a_queued_call(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    task = reservations.until_executed
-    first = task.apply_async((key,), countdown=3.0)
-    second = task.apply_async((key,), countdown=1.0, lock={"on_duplicate": "replace"})
-    assert second.id != first.id
-    reservations.kept(key, second)
-    assert cluster.state(first) == "REVOKED"
-    cluster.result(second)
-    assert [run.task for run in cluster.runs(key)] == [second.id]
-    reservations.freed(key)
-
-
 def test_last_call_of_a_burst_runs_behind_those_that_it_replaced(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:

@@ -18,7 +18,6 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_redlock import Skipped
-from celery_redlock.config.checks import SCOPES
 from celery_redlock.protocol.values import Owner
 from tests.support.cluster import Cluster
 from tests.support.wait import died, wait_until
@@ -27,7 +26,6 @@ from tests.worker.reserving import Reservations
 
 SECONDS = 10.0
 """Ttl of a reservation whose message is not sent yet; seconds."""
-FREED = [scope for scope in SCOPES if scope not in ("while_executing", "until_expired")]
 POOLS = [
     pool("prefork"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("threads", "solo")),
@@ -49,19 +47,6 @@ def say(cluster: Cluster, sent: Any, state: str) -> None:
 
 
 # -- Revoked -------------------------------------------------------------------------------------
-
-
-def test_call_after_a_revoke_is_published_and_runs(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    """It is published at once; no worker needs to have received the revoke."""
-    task = reservations.until_executed
-    first = task.apply_async((key,), countdown=60)
-    first.revoke()
-    second = task.apply_async((key,))
-    assert second.id != first.id
-    assert Skipped.of(cluster.result(second)) is None
-    assert [run.task for run in cluster.runs(key)] == [second.id]
 
 
 def test_call_after_a_revoke_runs_though_no_worker_saw_the_revoke(

@@ -7,8 +7,6 @@ import random
 import signal
 import socket
 
-import pytest
-
 from tests.support.cluster import TASKS, Cluster
 from tests.support.machine import in_time
 from tests.support.wait import died, wait_until
@@ -67,12 +65,6 @@ def most_inside(cluster: Cluster, key: str) -> int:
     return most
 
 
-def test_limit_of_two_lets_two_tasks_in(cluster: Cluster, worker: Worker, key: str) -> None:
-    sent = [cluster.send("crowd", key) for _ in range(8)]
-    assert {cluster.result(result, 30.0) for result in sent} == {f"crowd:{key}"}
-    assert most_inside(cluster, key) == 2  # of three children
-
-
 def test_limits_of_each_tenant_and_of_all_tenants_hold_together(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
@@ -100,12 +92,3 @@ def test_killed_child_leaves_the_slots_of_all_its_keys_free(
     wait_until(lambda: len(cluster.lines("in", f"{key}-a")) == 2, 20.0, "the next has begun")
     in_time(since, cluster.lines("in", f"{key}-a")[-1].at, 1.0, "from its death to the next")
     assert cluster.state(waits) == "SUCCESS"
-
-
-def test_invalid_result_of_a_limit_function_fails_its_task_with_the_reason(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = cluster.send("tenants", key, "a", 0)
-    with pytest.raises(Exception, match=r"the limit of .*tenants, which .*lambda.* makes, must be"):
-        cluster.result(sent)
-    assert cluster.lines("in", f"{key}-a") == []

@@ -45,13 +45,6 @@ def test_worker_refuses_to_start_with_an_invalid_setting(
     assert "Traceback" not in said
 
 
-def test_worker_refuses_an_invalid_setting_in_a_namespace(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TEST_NAMESPACED", '{"CELERY_REDLOCK_TTL": "ten"}')
-    assert "redlock_ttl must be a number of seconds" in refusal(cluster)
-
-
 def test_worker_reads_its_nodes_in_a_namespace(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
@@ -168,14 +161,6 @@ def node_refusal(cluster: Cluster, nodes: list[str]) -> str:
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "celery_redlock: node " in line]
     return line
-
-
-def test_worker_refuses_one_server_under_two_names(cluster: Cluster, tmp_path: Path) -> None:
-    path = str(tmp_path / "node.sock")
-    with LocalServer(config=["--unixsocket", path]) as server:
-        line = node_refusal(cluster, [server.url, f"unix://{path}", cluster.nodes[0].url])
-        assert f"127.0.0.1:{server.port}" in line and path in line
-        assert "the same server" in line
 
 
 def test_worker_refuses_a_replica_and_a_member_of_a_cluster(cluster: Cluster) -> None:

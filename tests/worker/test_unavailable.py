@@ -45,14 +45,6 @@ def test_on_unavailable_run_takes_the_lock_where_a_quorum_answers(
     assert cluster.result(sent) == {"retries": 0, "id": sent.id}
 
 
-def test_dead_minority_of_nodes_costs_nothing(cluster: Cluster, worker: Worker, key: str) -> None:
-    for node in cluster.nodes[:2]:
-        node.kill()
-    sent = [cluster.send("work", f"{key}{i}") for i in range(10)]
-    assert [cluster.result(one)["retries"] for one in sent] == [0] * 10
-    revive(cluster)
-
-
 def test_tasks_wait_for_a_quorum_and_run_when_it_is_back(
     cluster: Cluster, worker: Worker, key: str, majority_dead: None
 ) -> None:
@@ -74,21 +66,6 @@ def test_tasks_wait_for_a_quorum_and_run_when_it_is_back(
         assert len(cluster.runs(f"{key}{i}", one)) == 1
     assert f"conflict_retry[{sent[0].id}] waits (unavailable, attempt 1" in worker.text
     cluster.settled()
-
-
-def test_running_body_loses_its_lease_with_the_quorum(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    """The body is interrupted, because another could get the lock if the nodes came back."""
-    sent = cluster.send("short_ttl", key, 20.0)
-    cluster.entered(key)
-    for node in cluster.nodes[:3]:
-        node.kill()
-    assert cluster.state(sent) == "FAILURE"
-    assert "LeaseLost" in repr(sent.result)
-    run = cluster.runs(key, sent)[0]
-    assert run.ended and run.end - run.begin < 3.0
-    revive(cluster)
 
 
 def test_on_unavailable_raise_and_run_act_without_a_quorum(
