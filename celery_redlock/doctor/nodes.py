@@ -90,8 +90,8 @@ def _quorum(site: _Site) -> Iterator[Finding]:
     elif wait := quorum_in(left):
         yield wrong(
             f"no quorum: {of_nodes(left.count(0.0), count)} have a vote, {are_needed(needed)}:"
-            " a process that starts now can lock nothing, because the others were started a short"
-            " time ago, or were replicas once, and may have forgotten locks",
+            " a process that starts now can lock nothing, because a node that was started a short"
+            " time ago, or was a replica once, may have forgotten locks",
             f"wait {math.ceil(wait)} s{'' if site.ttls else ', with the default ttl'};"
             " tasks then go on by themselves",
         )
