@@ -3,7 +3,8 @@
 One thread per process serves all leases, and one round extends all that are due: 10 000 leases cost
 one thread. A lease is extended every ttl/3, so that two rounds may fail before it is in danger, and
 every ttl/10 after a failure. The first lease starts the thread, which sleeps while nothing is due.
-A short task costs nothing: the thread is not even woken.
+A short task costs nothing: the thread is not even woken. In an event loop, a timer of the loop
+replaces the thread.
 
 Where gevent has patched Python the thread is a greenlet, and runs only while the others wait.
 """
@@ -15,10 +16,11 @@ import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ..protocol.claim import Claim
 from ..protocol.texts import event
-from ..runtime.event import SafeEvent
+from ..runtime.timer import Timer
 
 __all__ = ["Schedule", "Watchdog", "Watched"]
 
@@ -132,16 +134,19 @@ class Watchdog:
     """The extender of this process: extends leases until they are dropped, lost, or too old.
 
     Args:
-        extend: Function that extends claims, and returns the claims that a quorum confirmed.
+        extend: Function that extends claims, and calls another one, once, with the claims that a
+            quorum confirmed.
         clock: The clock of leases; seconds.
         read: Function that reads answers nobody waits for, and returns True if none is missing.
+        timer: The factory of the timer that calls the watchdog when something is due.
     """
 
     def __init__(
         self,
-        extend: Callable[[Sequence[Claim]], Sequence[Claim]],
+        extend: Callable[[Sequence[Claim], Callable[[Sequence[Claim]], None]], None],
         clock: Callable[[], float],
         read: Callable[[], bool] = lambda: True,
+        timer: Callable[[Callable[[], float | None]], Timer] = Timer,
     ) -> None:
         self._extend = extend
         self._clock = clock
@@ -150,11 +155,10 @@ class Watchdog:
         # Not a Condition: a `with` on that can be interrupted half-way. Reentrant: a handler that
         # interrupts the owner of the lock may take it again.
         self.lock = threading.RLock()
-        self._changed = SafeEvent()
         self.schedule = Schedule()
-        self._wakes = math.inf
-        self._thread: threading.Thread | None = None
+        self._wakes = math.inf  # the next turn; during one -inf: what falls due then is seen
         self._closed = False
+        self._timer = timer(self._turn)
 
     def watch(
         self,
@@ -166,7 +170,7 @@ class Watchdog:
 
         Args:
             claim: A held claim.
-            lost: Called in the watchdog's thread; `claim.lost` is the reason.
+            lost: Called in the watchdog's thread, or in its loop; `claim.lost` is the reason.
             max_lifetime: Seconds after the grant at which extension ends; None for never.
         """
         assert claim.granted_at is not None
@@ -174,7 +178,7 @@ class Watchdog:
         watched = Watched(claim, until, lost)
         with self.lock:
             self.schedule.add(watched, self._clock())
-            self._begin()
+            self._timer.begin()
         if watched.due < self._wakes:
             self.wake()
 
@@ -189,20 +193,6 @@ class Watchdog:
         if watched.due < self._wakes:
             self.wake()
 
-    def _begin(self) -> None:
-        # Check is_alive(): an interrupted start() leaves a thread that never runs.
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._run, name="celery_redlock watchdog", daemon=True
-            )
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                if error.__context__ is None:
-                    raise
-                # A time limit has struck while `threading` waited, and its RuntimeError hides that.
-                raise error.__context__ from None
-
     def drop(self, claim: Claim) -> None:
         """Stop extending `claim`. If it is over and that was not reported, report it now.
 
@@ -215,16 +205,18 @@ class Watchdog:
             watched.lost(claim)
 
     def read_soon(self, after: float = READ_AFTER_S) -> None:
-        """Have the thread read, before long, the answers that nobody waits for."""
-        if self._reads == math.inf:
-            self._reads = self._clock() + after
-            if self._reads < self._wakes:
+        """Read, before long, the answers that nobody waits for."""
+        reads = self._clock() + after
+        if reads < self._reads:
+            with self.lock:
+                self._reads = reads
+            if reads < self._wakes:
                 self.wake()
 
     def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
         """Send postponed requests, and repeat unconfirmed releases, before long."""
         with self.lock:
-            self._begin()
+            self._timer.begin()
         self.read_soon(after)
 
     @property
@@ -233,8 +225,8 @@ class Watchdog:
         return self.schedule.wakes
 
     def wake(self) -> None:
-        """Have the thread look at the clock and the schedule again."""
-        self._changed.set()
+        """Have the timer look at the clock and the schedule again."""
+        self._timer.wake()
 
     def close(self) -> None:
         """Stop extending anything."""
@@ -243,50 +235,50 @@ class Watchdog:
             self.schedule = Schedule()
         self.wake()
 
-    def _run(self) -> None:
-        while not self._closed:
-            due = self._next()
-            if due:
-                self.extend_due(due)
-            if self._reads <= self._clock():
-                self._reads = math.inf
-                self._read_all()
+    def _turn(self) -> float | None:
+        """Do what is due; return the seconds until something is again, None once it is closed."""
+        with self.lock:
+            now, wakes, self._wakes = self._clock(), self._wakes, -math.inf
+            due = self.schedule.take(now) if wakes <= now else []
+        if due:
+            self.extend_due(due)
+        if self._reads <= self._clock():
+            self._reads = math.inf
+            self._read_all()
+        with self.lock:
+            self._wakes = min(self.schedule.wakes, self._reads)
+            return None if self._closed else max(0.0, self._wakes - self._clock())
 
     def _read_all(self) -> None:
         try:
             if not self._read():
                 self.read_soon(CHASE_EVERY_S)
-        except BaseException:
+        except self._timer.caught:
             logger.exception("could not read the nodes' answers", extra=event("answers_unread"))
-
-    def _next(self) -> list[Watched]:
-        """Sleep until leases are due or the schedule changes; return the leases that are due."""
-        with self.lock:
-            now = self._clock()
-            self._wakes = wakes = min(self.schedule.wakes, self._reads)
-            if wakes <= now:  # `_wakes` stays in the past, so nobody wakes this thread meanwhile
-                return self.schedule.take(now)
-        self._changed.wait(wakes - now)
-        return []
 
     def extend_due(self, due: Sequence[Watched]) -> None:
         """Extend leases that are due; report those that are over."""
         alive, over = self.schedule.part(due, self._clock())
         self._settle(over, ())
-        renewed: Sequence[Claim] = ()
+        if not alive:
+            return
         try:
-            if alive:
-                renewed = self._extend([watched.claim for watched in alive])
-        except BaseException:
+            self._extend([watched.claim for watched in alive], partial(self._extended, alive))
+        except self._timer.caught:
             # Leases must not end because one round met a bug, or a listener that calls sys.exit();
             # the next round may do better.
             logger.exception(
                 "could not extend %d leases", len(alive), extra=event("extension_failed")
             )
+            self._extended(alive, ())
+
+    def _extended(self, due: Sequence[Watched], renewed: Sequence[Claim]) -> None:
         now = self._clock()
-        for watched in [one for one in alive if one.looks <= now]:
+        for watched in [one for one in due if one.looks <= now]:
             self._look(watched)
-        self._settle(alive, renewed)
+        self._settle(due, renewed)
+        if self._wakes > -math.inf:  # it was waited for, and no turn is under way
+            self.wake()
 
     def _look(self, watched: Watched) -> None:
         watched.looks = math.inf

@@ -224,7 +224,7 @@ class Acquisition:
                 if stand_back:
                     waiter.forget()
                     await self._queue(self._entry, Verb.ENQUEUE)
-                    await client.pause(waiter, min(wait, JITTER.uniform(*STAND_BACK_S)))
+                    await waiter.wait(min(wait, JITTER.uniform(*STAND_BACK_S)))
                 claim = await self._retry(waiter, stands=stand_back)
                 verb = Verb.DEQUEUE
                 return claim
@@ -245,7 +245,7 @@ class Acquisition:
             stands: True if we stand in the queue behind a waiter that was notified just now: then
                 we do not try before we are notified, because that would only be in its way.
         """
-        until, pause = time.monotonic() + self._request.wait, self._client.pause
+        until = time.monotonic() + self._request.wait
         in_vain, called = 0, True
         if stands and waiter.informed and not waiter.called:
             called = await self._wait_for_call(waiter, until)
@@ -272,7 +272,7 @@ class Acquisition:
                 # No release will notify us, or there is no holder to release it: try again soon.
                 in_vain += 1
                 most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(in_vain, 16))
-                await pause(waiter, min(JITTER.uniform(0, most), until - time.monotonic()))
+                await waiter.wait(min(JITTER.uniform(0, most), until - time.monotonic()))
                 continue
             in_vain = 0
             if called:
@@ -283,7 +283,7 @@ class Acquisition:
     async def _wait_for_call(self, waiter: Waiter, until: float) -> bool:
         """Wait to be notified, at first without asking the nodes; return True if we were."""
         soon = min(JITTER.uniform(*LOOK_AFTER_S), until - time.monotonic())
-        called = await self._client.pause(waiter, soon)
+        called = await waiter.wait(soon)
         return called or await self._wait_for_holder(waiter, until)
 
     async def _wait_for_holder(self, waiter: Waiter, until: float) -> bool:
@@ -297,7 +297,7 @@ class Acquisition:
             ballot = await self._client.peek(part.names, part.limit, shared=part.shared)
             left = outcome.room_in(ballot, slots_of(part.names, part.limit))
             seconds = min(seconds, left if left > 0 else JITTER.uniform(*FREE_AFTER_S))
-        return await self._client.pause(waiter, min(seconds, until - time.monotonic()))
+        return await waiter.wait(min(seconds, until - time.monotonic()))
 
     def _in_the_way(self, refusal: NotAcquired) -> tuple[str, ...]:
         """Return the names of ours that others hold; all names if the nodes did not say which."""

@@ -1,8 +1,8 @@
 """`AsyncRedlock`: the same lock for asyncio.
 
 The code that asks nodes and waits is written once for both (`acquisition.py`, `client.py`,
-`held.py`, `leases.py`). This module has the differences of an event loop: the driver waits for
-answers in the loop, a timer of the loop extends leases, and waiters are woken in the loop.
+`held.py`, `leases.py`). The client of an event loop has another poll and another timer
+(`loop_polling.py`).
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-from ..keepalive.loop import LoopWatchdog
 from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import ConfigurationError, RedlockError, ResourceHeld
@@ -25,24 +24,19 @@ from ..protocol.names import Resources
 from ..protocol.quorum import Released
 from ..protocol.round import Round, Steps
 from ..protocol.values import Holder, Owner
-from ..runtime.loop_polling import LoopEvent, LoopPoll
-from ..stores.driver import BATCH, Driver
+from ..runtime.loop_polling import LoopPoll, LoopTimer
+from ..stores.driver import BATCH
 from ..stores.kinds import NodeSpec
-from ..stores.loop import LoopDriver
 from . import leases
 from .client import LockClient, instances
 from .held import HeldLease
-from .pubsub import ReleaseSubscriber
 from .redlock import Redlock
 from .request import LockRequest
-from .wait_queue import Waiter
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["AsyncHeldLease", "AsyncRedlock"]
-
-T = TypeVar("T")
 
 logger = logging.getLogger("celery_redlock.lock")
 
@@ -150,6 +144,8 @@ class LoopClient(LockClient):
             fencing=of.fencing,
             guard=of.guard,  # shared, so that the next loop knows the servers that this one met
             registry=of.registry,
+            poll=partial(LoopPoll, loop),
+            timer=partial(LoopTimer, loop),
         )
         instances.discard(self)  # a fork's child has no use for it: its loops are others
         # `asyncio.run` ends the asynchronous generators of a loop when all its tasks have ended.
@@ -168,46 +164,12 @@ class LoopClient(LockClient):
         """This client itself: leases use it in place of a `Redlock`."""
         return self
 
-    def start_afresh(self) -> None:
-        """Begin with no connection and no lease; the loop polls the sockets, if there are any."""
-        super().start_afresh()
-        if isinstance(self.driver, Driver):
-            self.driver = LoopDriver(
-                self.loop,
-                self.addresses,
-                self.prefix,
-                self.guard,
-                strict=not self.checked,
-                node_timeout=self.node_timeout,
-            )
-            poll = partial(LoopPoll, self.loop)
-            self.wakeup = ReleaseSubscriber(self.addresses, self.prefix, poll)
-            self.watchdog = LoopWatchdog(self.loop, self._begin_to_extend, self.driver.chase)
-
-    async def ask(
-        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
-    ) -> T:
-        """Run one operation on the nodes; see `LoopDriver.ask`."""
-        if isinstance(self.driver, LoopDriver):
-            return await self.driver.ask(operation, ahead)
-        return await super().ask(operation, ahead)
-
-    async def pause(self, waiter: Waiter, seconds: float) -> bool:
-        """Wait to be notified, for at most `seconds`; return True if we were."""
-        if not isinstance(waiter.news, LoopEvent):
-            waiter.news = LoopEvent(self.loop)  # earlier notifications have been counted
-        for nap in waiter.naps(seconds):
-            await waiter.news.wait(nap)
-        return waiter.called
-
     def _release(self, claim: Claim, now: float) -> Steps[Released]:
         # A cancelled asyncio task abandons a claim that was never granted, and must not wait.
         given_up = claim.granted_at is None
         return quorum.release(claim, now, 0.0 if given_up else self.node_timeout)
 
-    def _begin_to_extend(
-        self, claims: Sequence[Claim], done: Callable[[Sequence[Claim]], None]
-    ) -> None:
+    def _extend(self, claims: Sequence[Claim], done: Callable[[Sequence[Claim]], None]) -> None:
         patience, ballots = self.patience_of(claims), list[Round]()
         batches = [claims[i : i + BATCH] for i in range(0, len(claims), BATCH)]
 
@@ -218,6 +180,7 @@ class LoopClient(LockClient):
 
         for batch in batches:
             self.driver.start(partial(quorum.extend, batch, patience=patience), answered)
+        self.watchdog.read_soon(patience)
 
 
 class AsyncRedlock:

@@ -34,13 +34,14 @@ from ..protocol.texts import shown
 from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
+from ..runtime.polling import SharedPoll
+from ..runtime.timer import Timer
 from ..stores.driver import Driver
 from ..stores.kinds import Address, named, refuse
 from .acquisition import Acquisition
 from .prolonging import Prolonging
 from .pubsub import ReleaseSubscriber
 from .request import LockRequest
-from .wait_queue import Waiter
 
 __all__ = ["LockClient"]
 
@@ -61,6 +62,8 @@ class LockClient:
         fencing: True if claims get a fencing token unless a call says otherwise.
         guard: The rule that withholds the vote from nodes which may have forgotten locks.
         registry: The registry of leases that a supervisor in another process reads.
+        poll: The factory of the poll of its connections; see `SharedPoll`.
+        timer: The factory of the timer of its watchdog; see `Timer`.
     """
 
     def __init__(
@@ -73,6 +76,8 @@ class LockClient:
         fencing: bool,
         guard: RestartGuard,
         registry: LeaseRegistry,
+        poll: Callable[..., SharedPoll] = SharedPoll,
+        timer: Callable[..., Timer] = Timer,
     ) -> None:
         refuse_eventlet()
         self.addresses = addresses
@@ -86,6 +91,7 @@ class LockClient:
         self.guard = guard
         self.checked = False
         self.answering: int | None = None  # nodes, when they were checked last
+        self._poll, self._timer = poll, timer
         self.start_afresh()
         instances.add(self)
 
@@ -98,9 +104,10 @@ class LockClient:
             self.guard,
             strict=not self.checked,
             node_timeout=self.node_timeout,
+            poll=self._poll,
         )
-        self.wakeup = ReleaseSubscriber(self.addresses, self.prefix)
-        self.watchdog = Watchdog(self._extend, monotonic, self._read)
+        self.wakeup = ReleaseSubscriber(self.addresses, self.prefix, self._poll)
+        self.watchdog = Watchdog(self._extend, monotonic, self._read, self._timer)
         self.prolonging = Prolonging(self)
         self.claims: dict[str, Claim] = {}
         self.unread: set[str] = set()  # tokens whose release has not been answered yet
@@ -110,12 +117,8 @@ class LockClient:
     async def ask(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
     ) -> T:
-        """Run one operation on the nodes; see `Driver.run`."""
-        return self.driver.run(operation, ahead)
-
-    async def pause(self, waiter: Waiter, seconds: float) -> bool:
-        """Wait to be notified, for at most `seconds`; return True if we were."""
-        return waiter.wait(seconds)
+        """Run one operation on the nodes; see `Driver.ask`."""
+        return await self.driver.ask(operation, ahead)
 
     def close(self) -> None:
         """Close all connections; leases expire by their ttl."""
@@ -307,9 +310,9 @@ class LockClient:
         finished = self.prolonging.finish(patience)
         return self.driver.read() and finished
 
-    def _extend(self, claims: Sequence[Claim]) -> list[Claim]:
-        """Extend claims for the watchdog; return the claims that a quorum confirmed."""
-        return self.extended(claims, self.driver.extend(claims, self.patience_of(claims)))
+    def _extend(self, claims: Sequence[Claim], done: Callable[[Sequence[Claim]], None]) -> None:
+        """Extend claims for the watchdog; call `done` with those that a quorum confirmed."""
+        done(self.extended(claims, self.driver.extend(claims, self.patience_of(claims))))
 
     def patience_of(self, claims: Sequence[Claim]) -> float:
         """Return how long to wait for the answers to an extension of some claims; seconds."""

@@ -59,7 +59,7 @@ class ReleaseSubscriber:
         self._subscriptions: dict[int, Subscription] = {}
         self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
-        self._tends = False
+        self._every = math.inf  # seconds between two reads, at most
         self._notifies = named(addresses[0].store).can.queues
 
     def event(self) -> Any:
@@ -123,10 +123,12 @@ class ReleaseSubscriber:
     # -- The connections
 
     def _read(self, ready: Sequence[int]) -> None:
-        for node in list(self._subscriptions) if self._tends else ready:
+        for node in list(self._subscriptions) if self._every < math.inf else ready:
             self._receive(node)
             if self._poll.is_over():
                 break  # the waiter that was notified tries first, and the rest is read later
+        if self._every < math.inf and self._subscriptions:
+            self._poll.read_in(self._every)
 
     def _receive(self, node: int) -> None:
         """Read the notifications that have arrived from a node."""
@@ -203,7 +205,7 @@ class ReleaseSubscriber:
         self._subscriptions[node] = subscription
         self._connecting.pop(node, None)
         self._poll.watch(node, subscription.fileno())
-        if subscription.every < math.inf:
-            self._tends = True
-            self._poll.read_every(subscription.every)
+        self._every = subscription.every
+        if self._every < math.inf:
+            self._poll.read_in(self._every)
         self.subscribed(node)

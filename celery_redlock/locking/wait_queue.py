@@ -37,12 +37,10 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Iterator
 from time import monotonic
 from typing import Any
 
 from ..protocol.errors import NotAcquired, ResourceHeld
-from ..runtime.event import SafeEvent
 
 __all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "all_refused"]
 
@@ -76,8 +74,8 @@ class Waiter:
         quorum: The number of nodes that must notify it.
     """
 
-    def __init__(self, quorum: int, listening: set[int], process: str, news: Any = None) -> None:
-        self.news = SafeEvent() if news is None else news
+    def __init__(self, quorum: int, listening: set[int], process: str, news: Any) -> None:
+        self.news = news
         self.name = str(next(_count))
         self.member = f"{process}:{self.name}"
         self.since = time.time_ns() // 1000
@@ -105,23 +103,18 @@ class Waiter:
         """True if a quorum of nodes can notify it; otherwise the caller must poll."""
         return len(self._listening) >= self.quorum
 
-    def wait(self, seconds: float) -> bool:
+    async def wait(self, seconds: float) -> bool:
         """Wait to be notified, for at most `seconds`; return True if we were."""
-        for nap in self.naps(seconds):
-            self.news.wait(nap)
-        return self.called
-
-    def naps(self, seconds: float) -> Iterator[float]:
-        """Yield how long to wait for `news`, again and again until the wait is over."""
         until = monotonic() + seconds
         if not self._heard:
-            yield seconds
+            await self.news.waited(seconds)
         few = min(until, monotonic() + JITTER.uniform(*FEW_CALLED_S))
         while 0 < len(self._heard) < self.quorum and not self.closed:
             left = few - monotonic()
             if left <= 0:
                 break
-            yield left
+            await self.news.waited(left)
+        return self.called
 
     @property
     def called(self) -> bool:

@@ -1,8 +1,9 @@
-"""Poll sockets in an event loop, and wake the coroutines that wait for them."""
+"""What an event loop does in place of threads: poll sockets for coroutines, keep a timer."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import threading
@@ -11,47 +12,20 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 from .polling import SharedPoll
+from .timer import Timer
 
-__all__ = ["LoopEvent", "LoopPoll"]
-
-
-class LoopEvent:
-    """An event like `SafeEvent`: any thread sets it, and a coroutine of the loop waits for it."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._thread = threading.get_ident()
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """Wake the coroutine that waits, or that will wait next."""
-        if threading.get_ident() == self._thread:
-            self._event.set()
-        elif not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    def clear(self) -> None:
-        """Forget that it was set."""
-        self._event.clear()
-
-    async def wait(self, timeout: float) -> None:
-        """Wait until it is set, for at most `timeout` seconds, and clear it."""
-        timer = self._loop.call_later(timeout, self._event.set)
-        try:
-            await self._event.wait()
-        finally:
-            timer.cancel()
-        self._event.clear()
+__all__ = ["LoopPoll", "LoopTimer"]
 
 
 class LoopPoll(SharedPoll):
-    """Sockets that an event loop polls. All methods but `watch` are called in its thread only.
+    """Sockets that an event loop polls, for the coroutines that wait for them.
 
     Args:
-        loop: The loop.
-        lock, read: See `SharedPoll`.
-        then: Called in the loop after a read, or after a change by another thread.
+        loop: The loop; this is its thread.
+        lock, read, then: See `SharedPoll`.
     """
+
+    reads_on = True
 
     def __init__(
         self,
@@ -60,12 +34,13 @@ class LoopPoll(SharedPoll):
         read: Callable[[Sequence[int]], object],
         then: Callable[[], object] = lambda: None,
     ) -> None:
-        super().__init__(lock, read)
-        self._loop, self._then = loop, then
+        super().__init__(lock, read, then)
+        self._loop, self._thread = loop, threading.get_ident()
         # Duplicates of the descriptors: the loop must forget a descriptor before it is closed,
         # because its number may soon be reused.
         self._streams: dict[int, socket.socket] = {}
-        self._ticks = False
+        self._next: asyncio.TimerHandle | None = None
+        self._aside: asyncio.Future[object] | None = None
 
     def watch(self, index: int, fd: int) -> None:
         """Poll a socket from now on. Call it with the lock held, in any thread."""
@@ -81,24 +56,46 @@ class LoopPoll(SharedPoll):
                 self._loop.remove_reader(stream)
             stream.close()
 
+    async def until(
+        self, done: Callable[[], bool], seconds: float, most: Callable[[], float] | None = None
+    ) -> None:
+        """Wait until `done()`, for some seconds; not at all if there are none."""
+        if seconds <= 0 or done():
+            return
+        news = asyncio.Event()
+        timer = self._loop.call_later(seconds, news.set)
+        self._sleeping[news] = done
+        try:
+            await news.wait()
+        finally:
+            timer.cancel()
+            self._sleeping.pop(news, None)
+        if not done():
+            self._ready(*self._streams)  # an unread answer is no silence, however late it is
+
     def wake(self) -> None:
-        """Make the loop call `then`."""
-        super().wake()
-        self._call(self._then)
+        """Wake the coroutines whose wait is over. Any thread that has the lock may call it."""
+        self._call(self._look)
 
-    def is_over(self) -> bool:
-        """Return False: the loop always reads on."""
-        return False
+    def leave(self) -> None:
+        """Do nothing: no coroutine polls for the others."""
 
-    def event(self) -> LoopEvent:  # type: ignore[override]
-        """Return an event for a coroutine of the loop."""
-        return LoopEvent(self._loop)
+    def read_in(self, seconds: float) -> None:
+        """Read in some seconds at the latest, also without data. Any thread may call it."""
+        self._call(self._read_in, seconds)
 
-    def read_every(self, seconds: float) -> None:
-        """Call `read` without a socket every so many seconds, as long as any socket is polled."""
-        self._call(self._begin_to_tick, seconds)
+    async def aside(self, call: Callable[[], object]) -> None:
+        """Make a call in another thread, once for all coroutines that ask for it meanwhile."""
+        if self._aside is None or self._aside.done():
+            self._aside = self._loop.run_in_executor(None, call)
+            # Retrieve the exception even if all waiting coroutines were cancelled.
+            self._aside.add_done_callback(lambda made: made.cancelled() or made.exception())
+        await asyncio.shield(self._aside)
 
     def _call(self, call: Callable[..., object], *args: Any) -> None:
+        if threading.get_ident() == self._thread and not self._loop.is_closed():
+            call(*args)
+            return
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(call, *args)
 
@@ -111,15 +108,51 @@ class LoopPoll(SharedPoll):
     def _ready(self, *indexes: int) -> None:
         with self._lock:
             self._read(indexes)
+        self._look()
+
+    def _look(self) -> None:
         self._then()
+        with self._lock:
+            super().wake()
 
-    def _begin_to_tick(self, seconds: float) -> None:
-        if not self._ticks:
-            self._ticks = True
-            self._tick(seconds)
+    def _read_in(self, seconds: float) -> None:
+        when = self._loop.time() + seconds
+        if self._next is None or when < self._next.when():
+            if self._next is not None:
+                self._next.cancel()
+            self._next = self._loop.call_at(when, self._tick)
 
-    def _tick(self, seconds: float) -> None:
+    def _tick(self) -> None:
+        self._next = None
         self._ready()
-        self._ticks = bool(self._streams)
-        if self._ticks:
-            self._loop.call_later(seconds, self._tick, seconds)
+
+
+class LoopTimer(Timer):
+    """Calls of an event loop, in place of a thread.
+
+    No task of asyncio, for who ends a program cancels all tasks, and leases must last until each
+    of them has given its own back.
+    """
+
+    caught = Exception  # KeyboardInterrupt is the loop's
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, turn: Callable[[], float | None]) -> None:
+        super().__init__(turn)
+        self._loop = loop
+        self._handle: asyncio.TimerHandle | None = None
+
+    def begin(self) -> None:
+        """Do nothing: the loop runs."""
+
+    def wake(self) -> None:
+        """Take the next turn soon. Any thread may call it."""
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._run)
+
+    def _run(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        left = self._turn()
+        if left is not None and left < math.inf:
+            self._handle = self._loop.call_later(left, self._run)

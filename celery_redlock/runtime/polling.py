@@ -10,7 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
+from typing import Any
 
+from .blocking import blocking
 from .event import SafeEvent
 
 __all__ = ["SIZE", "WAITS", "Poll", "PolledEvent", "SharedPoll"]
@@ -82,17 +84,27 @@ class SharedPoll:
         lock: A lock that is held during each read, and during each change of a thread's condition.
         read: Function that reads from the sockets with these indexes; the list is empty if the poll
             has timed out.
+        then: Function that continues after a read where no thread waits for its end; it is called
+            without the lock.
+
+    Attributes:
+        reads_on: True if data is read when it arrives, whether or not anyone waits for it.
     """
 
+    reads_on = False
+
     def __init__(
-        self, lock: AbstractContextManager[bool], read: Callable[[Sequence[int]], object]
+        self,
+        lock: AbstractContextManager[bool],
+        read: Callable[[Sequence[int]], object],
+        then: Callable[[], object] = lambda: None,
     ) -> None:
-        self._lock, self._read = lock, read
+        self._lock, self._read, self._then = lock, read, then
         self._poll = Poll()
         self._waker: _Waker | None = None
         self.poller: int | None = None
         self._done: Callable[[], bool] = lambda: False  # what the poller waits for
-        self._sleeping: dict[SafeEvent, Callable[[], bool]] = {}
+        self._sleeping: dict[Any, Callable[[], bool]] = {}
         self._closed = False
 
     def watch(self, index: int, fd: int) -> None:
@@ -103,6 +115,23 @@ class SharedPoll:
     def forget(self, index: int) -> None:
         """Stop polling a socket. Call it with the lock held."""
         self._poll.forget(index)
+
+    async def until(
+        self,
+        done: Callable[[], bool],
+        seconds: float,
+        most: Callable[[], float] = lambda: LONGEST_S,
+    ) -> None:
+        """Wait until `done()`, for some seconds; a thread polls for `most()` of them at a time."""
+        until = monotonic() + seconds
+        try:
+            while True:
+                left = until - monotonic()
+                # An unread answer is no silence: read once more, however late it is.
+                if not self.turn(done, max(0.0, min(left, most()))) or left <= 0:
+                    break
+        finally:
+            self.leave()
 
     def turn(self, done: Callable[[], bool], timeout: float) -> bool:
         """Poll once, or sleep while another thread polls; return True unless `done()`.
@@ -122,8 +151,7 @@ class SharedPoll:
                 else:
                     sleeper = self.sleeper(done)
             if sleeper is not None:
-                sleeper.wait(timeout)
-                self._sleeping.pop(sleeper, None)
+                self.sleep(sleeper, timeout)
                 return True
             ready = poll.wait(timeout)
             with self._lock:
@@ -161,6 +189,13 @@ class SharedPoll:
         self._sleeping[event] = done
         return event
 
+    def sleep(self, sleeper: SafeEvent, timeout: float) -> bool:
+        """Wait for such an event, for `timeout` seconds at most; return whether it was set."""
+        try:
+            return sleeper.wait(timeout)
+        finally:
+            self._sleeping.pop(sleeper, None)
+
     def wake(self) -> None:
         """Wake the threads whose wait is over. Call it with the lock held."""
         for event, done in list(self._sleeping.items()):
@@ -170,8 +205,12 @@ class SharedPoll:
         if self.poller is not None and self._done():
             self._rouse()
 
-    def read_every(self, seconds: float) -> None:
-        """Do nothing: a thread that waits for an event reads at least every `LONGEST_S`."""
+    def read_in(self, seconds: float) -> None:
+        """Do nothing: a thread that waits reads at least every `LONGEST_S`."""
+
+    async def aside(self, call: Callable[[], object]) -> None:
+        """Make a call that blocks, without blocking an event loop."""
+        call()
 
     def event(self) -> PolledEvent:
         """Return an event; a thread that waits for it polls meanwhile."""
@@ -207,14 +246,14 @@ class SharedPoll:
 
 
 class PolledEvent:
-    """A flag that others set while one thread waits for it and polls. A wait clears it."""
+    """A flag that others set while someone waits for it and polls. A wait clears it."""
 
     def __init__(self, poll: SharedPoll) -> None:
         self._poll = poll
         self._set = False
 
     def set(self) -> None:
-        """Wake the thread that waits, or that will wait next."""
+        """Wake who waits, or will wait next."""
         self._set = True
         self._poll.notify()
 
@@ -228,13 +267,11 @@ class PolledEvent:
 
     def wait(self, timeout: float) -> bool:
         """Wait until it is set, for at most `timeout` seconds; return True if it was."""
-        until = monotonic() + timeout
-        try:
-            while (left := until - monotonic()) > 0:
-                if not self._poll.turn(self.is_set, min(left, LONGEST_S)):
-                    break
-        finally:
-            self._poll.leave()
+        return blocking(self.waited(timeout))
+
+    async def waited(self, timeout: float) -> bool:
+        """Do the same in a coroutine."""
+        await self._poll.until(self.is_set, timeout)
         was_set, self._set = self._set, False
         return was_set
 

@@ -23,7 +23,7 @@ from ..runtime.polling import SharedPoll
 from .kinds import Address, make_node
 from .node import LEAVE_S, Node
 
-__all__ = ["Connections"]
+__all__ = ["UNWATCHED_POLL_S", "Connections"]
 
 logger = logging.getLogger("celery_redlock.node")
 
@@ -38,6 +38,9 @@ other nodes may be further away."""
 BACKOFF_S, BACKOFF_MAX_S = 0.05, 1.0
 """First and longest pause between attempts to connect to an unreachable node, in seconds; with full
 jitter."""
+UNWATCHED_POLL_S = 0.002
+"""Longest single poll, in seconds, while something is waited for that does not end a poll: for a
+connection that is being made, or for room in a socket's buffer."""
 JITTER = random.SystemRandom()
 """Source of random delays. Not `random` itself: the application may have seeded that."""
 
@@ -52,6 +55,7 @@ class Connections:
         strict: True to raise at the start if too few nodes are usable; otherwise unusable nodes are
             silent. May be changed later.
         node_timeout: How long the first operation waits for nodes that hang; seconds.
+        poll: Makes what polls the connections, of the arguments of `SharedPoll`.
     """
 
     def __init__(
@@ -62,6 +66,7 @@ class Connections:
         *,
         strict: bool = True,
         node_timeout: float = FIRST_CONNECT_S,
+        poll: Callable[..., SharedPoll] = SharedPoll,
     ) -> None:
         self._node_timeout = node_timeout
         self._guard = guard = guard or RestartGuard(False, 0.0, logger.debug)
@@ -77,7 +82,7 @@ class Connections:
         # A `with` cannot be interrupted right after it has taken a lock written in C. On a
         # Condition it can: a time limit there would leave it taken for ever.
         self._lock = threading.RLock()
-        self._poll = self._shared_poll()
+        self._poll = poll(self._lock, self._read_nodes, self._look)
         self._clogged: list[Node] = []
         self._connecting: dict[int, threading.Thread] = {}
         self._closing = threading.Event()
@@ -117,7 +122,7 @@ class Connections:
                 hung = None
             # With a quorum it is not necessary to wait for the other nodes, but useful.
             patience = min(timeout, rest) if up >= quorum else timeout
-            if not news.wait(start + patience - monotonic()):
+            if not self._poll.sleep(news, start + patience - monotonic()):
                 break
         if hurried and up < quorum:
             with self._lock:  # otherwise the first round would wait for them once more
@@ -176,9 +181,9 @@ class Connections:
                 if logging.raiseExceptions:
                     traceback.print_exc()
 
-    def _shared_poll(self) -> SharedPoll:
-        """Return the object that polls the connections."""
-        return SharedPoll(self._lock, self._read_nodes)
+    def _look(self) -> None:
+        """Continue after a read, or after a new connection."""
+        self._settle()
 
     def _read_nodes(self, ready: Sequence[int]) -> None:
         """Read from these nodes; `ready` is empty if the poll has timed out."""
@@ -190,6 +195,15 @@ class Connections:
         for node in self._clogged:
             node.flush()
         self._reconnect()
+        self._flush_soon()
+        if not ready and any([node.channel.unanswered for node in self.nodes]):
+            self._poll.read_in(LEAVE_S / 4)
+
+    def _flush_soon(self) -> None:
+        """Write, before long, the rest of requests that did not fit into a socket's buffer."""
+        self._clogged = [node for node in self.nodes if node.unsent]
+        if self._clogged:
+            self._poll.read_in(UNWATCHED_POLL_S)
 
     # -- In the background
 

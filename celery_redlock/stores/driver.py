@@ -1,4 +1,4 @@
-"""Carry rounds to the nodes: one connection per node, one poll loop, any number of threads.
+"""Carry rounds to the nodes: one connection per node, one poll, any number of threads.
 
 All threads of a process share the connections. If a thread waits for a round and no other thread is
 polling, it polls for all, and hands every answer to its round. The other threads sleep until it
@@ -27,10 +27,12 @@ from ..protocol.errors import RedlockError
 from ..protocol.quorum import extend
 from ..protocol.round import Round, Steps, Verb
 from ..protocol.values import quorum_of
+from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
-from .connections import Connections
+from .connections import UNWATCHED_POLL_S, Connections
+from .node import LEAVE_S
 
-__all__ = ["BATCH", "UNWATCHED_POLL_S", "Driver", "decided"]
+__all__ = ["BATCH", "Driver"]
 
 T = TypeVar("T")
 
@@ -39,9 +41,6 @@ BATCH = 200
 POLL_S = 0.01
 """Longest single poll, in seconds: a handler that interrupts the poll may read the answer that the
 poll waits for."""
-UNWATCHED_POLL_S = 0.002
-"""The same while the thread waits for something that does not end a poll: for a connection that is
-being made, or for room in a socket's buffer."""
 CALL_S = 0.25
 """Seconds that we may need to notify a waiter, if the node does not do it by itself."""
 
@@ -52,6 +51,12 @@ class Driver(Connections):
     _unread: tuple[_Unread, ...] = ()
 
     def run(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
+        """Run one operation to its end, in a thread; see `ask`."""
+        return blocking(self.ask(operation, ahead))
+
+    async def ask(
         self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
     ) -> T:
         """Run one operation to its end.
@@ -65,19 +70,20 @@ class Driver(Connections):
             RedlockError: This thread has been interrupted in the middle of a request to the nodes.
         """
         reentered = self._reentered()
-        if not self._ready and not reentered:
-            self.connect(hung=self._node_timeout)
         try:
-            first = () if ahead is None else (ahead(monotonic()),)
             steps = operation(monotonic())
             round_ = next(steps)
+            if not (self._ready or reentered or round_.verb.can_wait):
+                await self._poll.aside(partial(self.connect, hung=self._node_timeout))
+                steps = operation(monotonic())
+                round_ = next(steps)
+            rounds = [round_] if ahead is None else [ahead(monotonic()), round_]
             while True:
                 if reentered:
-                    self._put_off(round_)
+                    self._put_off(rounds[-1])
                 else:
-                    self._carry((*first, round_))
-                first = ()
-                round_ = steps.send(monotonic())
+                    await self._carry(rounds)
+                rounds = [steps.send(monotonic())]
         except StopIteration as stop:
             result = stop.value
         self._settle()
@@ -88,7 +94,8 @@ class Driver(Connections):
 
         Its answers are read together with those of the next rounds, or by `read`.
         """
-        if self._reentered() or not self.nodes[0].kind.can.wakes_waiters:
+        wakes_waiters = self.nodes[0].kind.can.wakes_waiters or self._poll.reads_on
+        if self._reentered() or not wakes_waiters:
             done(self.run(operation))
             return
         steps = operation(monotonic())
@@ -96,11 +103,12 @@ class Driver(Connections):
         with self._lock:
             self._write((round_,))
             self._unread += (_Unread(round_, steps, done),)
+            self._conclude()
         self._settle()
 
     def read(self, wait: float = 0.0) -> bool:
         """Read answers of started operations, for `wait` seconds; return True if all are there."""
-        self._listen([unread.round for unread in self._unread], monotonic() + wait)
+        blocking(self._wait([unread.round for unread in self._unread], wait))
         return self.chase() and not self._unread
 
     def chase(self) -> bool:
@@ -135,7 +143,7 @@ class Driver(Connections):
             self.connect(hung=self._node_timeout)
         now = monotonic()
         started = [operation(now) for operation in operations]
-        self._carry([next(steps) for steps in started])
+        blocking(self._carry([next(steps) for steps in started]))
         results = []
         for steps in started:
             try:
@@ -163,21 +171,21 @@ class Driver(Connections):
 
     def _make_up_for(self, round_: Round) -> None:
         try:
-            self._carry((round_,))
+            blocking(self._carry((round_,)))
         except BaseException:
             self._later.append(partial(self._make_up_for, round_))  # a time limit strikes once
             raise
 
-    def _carry(self, rounds: Sequence[Round]) -> None:
+    async def _carry(self, rounds: Sequence[Round]) -> None:
         """Write rounds to their nodes, and hand them answers until each is decided or overdue."""
-        if not self.nodes[0].kind.can.wakes_waiters:
+        if not (self.nodes[0].kind.can.wakes_waiters or self._poll.reads_on):
             for round_ in rounds:
                 if round_.verb.calls:
                     round_.until = max(round_.until, round_.sent + CALL_S)
         with self._lock:
             self._write(rounds)
-        self._listen(rounds, max([round_.until for round_ in rounds]))
-        with self._lock:
+        await self._wait(rounds, max([round_.until for round_ in rounds]) - monotonic())
+        with self._lock:  # not of who was interrupted, or cancelled: no node is late
             for round_ in rounds:
                 self._close(round_)
 
@@ -190,33 +198,38 @@ class Driver(Connections):
             for index in round_.targets:
                 self.nodes[index].ask(round_, payload, now, more)
         self._reconnect()
+        self._flush_soon()
 
-    def _listen(self, rounds: Sequence[Round], until: float) -> None:
+    async def _wait(self, rounds: Sequence[Round], seconds: float) -> None:
         """Hand answers to rounds until each of these is decided, or the time is over."""
-        done = partial(decided, rounds)
-        try:
-            while True:
-                left = until - monotonic()
-                # A node with an unread answer is not silent: read once more, however late it is.
-                if not self._poll.turn(done, self._timeout(max(0.0, left))) or left <= 0:
-                    break
-        finally:
-            self._poll.leave()
+        if seconds > LEAVE_S:
+            self._poll.read_in(LEAVE_S / 4)
+        await self._poll.until(
+            lambda: all([round_.decided for round_ in rounds]), seconds, self._most
+        )
         if self._unread:
             with self._lock:
                 self._conclude()
 
-    def _timeout(self, most: float) -> float:
-        """Return the longest single poll, in seconds."""
-        self._clogged = clogged = [node for node in self.nodes if node.unsent]
-        if clogged or (self._connecting and any([node.channel.waiting for node in self.nodes])):
-            return min(most, UNWATCHED_POLL_S)
-        return min(most, POLL_S)
+    def _most(self) -> float:
+        """Return the longest single poll of a thread, in seconds."""
+        is_connecting = self._connecting and any([node.channel.waiting for node in self.nodes])
+        return UNWATCHED_POLL_S if self._clogged or is_connecting else POLL_S
+
+    def _look(self) -> None:
+        if self._unread:
+            with self._lock:
+                self._conclude()
+        super()._look()
 
     def _conclude(self) -> None:
         """Call `done` for started operations that are decided or overdue, once the lock is free."""
         for unread in self._unread:
-            if unread.round.decided or monotonic() >= unread.round.until:
+            is_overdue = monotonic() >= unread.round.until
+            if is_overdue and not unread.round.decided:
+                for node in self.nodes:
+                    node.receive()  # an unread answer is no silence
+            if is_overdue or unread.round.decided:
                 self._close(unread.round)
                 self._unread = tuple([one for one in self._unread if one is not unread])
                 self._later.append(unread.conclude)
@@ -238,10 +251,6 @@ class _Unread(NamedTuple):
             self.steps.send(monotonic())
         except StopIteration as stop:
             self.done(stop.value)
-
-
-def decided(rounds: Sequence[Round]) -> bool:
-    return all([round_.decided for round_ in rounds])
 
 
 def _refusal() -> RedlockError:

@@ -21,9 +21,7 @@ from ..protocol.errors import RedlockError
 from ..protocol.pipeline import Pipeline
 from ..protocol.round import Round, Steps
 from ..runtime.clock import monotonic
-from ..runtime.event import SafeEvent
 from ..stores.driver import Driver
-from ..stores.redis.address import Address
 from .fakes import FakeNode
 
 T = TypeVar("T")
@@ -167,6 +165,12 @@ class MemoryDriver:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
+    async def ask(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
+        """Do the same in a coroutine."""
+        return self.run(operation, ahead)
+
     def start(self, operation: Callable[[float], Steps[T]], done: Callable[[T], object]) -> None:
         """Run one operation to its end, and pass its result to `done`."""
         done(self.run(operation))
@@ -226,13 +230,9 @@ class MemoryDriver:
 class MemoryWakeup(ReleaseSubscriber):
     """Receiver of notifications from nodes in memory, which wake their waiters themselves."""
 
-    def __init__(self, memory: Memory, addresses: Sequence[Address], prefix: str) -> None:
-        super().__init__(addresses, prefix)
+    def __init__(self, memory: Memory, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._ears = [Ear(self, *node) for node in enumerate(memory.nodes)]
-
-    def event(self) -> SafeEvent:
-        """Return an event whose waiter sleeps."""
-        return SafeEvent()
 
     def ring(self) -> None:
         """Wake all waiters, because time was moved."""

@@ -27,6 +27,7 @@ from celery_redlock.beat.claims import TickClaims
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Verb
 from celery_redlock.protocol.values import QueueEntry
+from celery_redlock.runtime.blocking import blocking
 from celery_redlock.stores.etcd.address import parse
 from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.testing.etcd import LocalEtcd, Member
@@ -495,7 +496,7 @@ def test_process_that_etcd_has_given_up_listens_again_at_the_next_wait(
 
         def again() -> bool:
             waiter.forget()
-            waiter.wait(0.05)
+            blocking(waiter.wait(0.05))
             return waiter.informed and redlock.client.wakeup._subscriptions[0] is not first
 
         wait_until(again, 10, "it listens again")

@@ -17,6 +17,7 @@ from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.protocol.values import Vote
+from celery_redlock.runtime.blocking import blocking
 from celery_redlock.stores.redis.address import parse_nodes
 from tests.support.impostor import Impostor
 from tests.support.machine import brief
@@ -180,7 +181,7 @@ def test_control_characters_in_replies_are_escaped(servers: Servers, caplog: Log
 def reads(waiter: Waiter) -> bool:
     """Have a waiter wait, and so read what its process is sent."""
     waiter.forget()
-    waiter.wait(0.01)
+    blocking(waiter.wait(0.01))
     return True
 
 

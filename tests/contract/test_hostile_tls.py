@@ -22,6 +22,7 @@ import redis
 from celery import Celery
 
 from celery_redlock import QuorumUnavailable, Redlock
+from celery_redlock.protocol.claim import Claim
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, parse_nodes
 from tests.support import wanting
@@ -123,7 +124,9 @@ def test_tls_with_certificates_on_both_sides_works(
     claims = [
         redlock.client.claims[redlock.acquire(f"{form} {n}", ttl=20.0).token] for n in range(300)
     ]
-    assert len(redlock.client._extend(claims)) == 300
+    extended: list[Claim] = []
+    redlock.client._extend(claims, extended.extend)
+    assert len(extended) == 300
     assert caplog.records == []
 
 

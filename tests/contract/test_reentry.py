@@ -171,10 +171,10 @@ def test_put_off_release_that_is_interrupted_twice_is_still_made(
     assert users.other.holder("held") is not None
     carry, strikes = client.driver._carry, [KeyboardInterrupt, KeyboardInterrupt]
 
-    def struck(rounds: Sequence[Round]) -> None:
+    async def struck(rounds: Sequence[Round]) -> None:
         if strikes:
             raise strikes.pop()
-        carry(rounds)
+        await carry(rounds)
 
     monkeypatch.setattr(client.driver, "_carry", struck)
     for _ in range(2):

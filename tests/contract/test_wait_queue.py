@@ -266,8 +266,8 @@ def test_waiter_that_gives_up_after_its_notification_notifies_the_next(
     called = threading.Event()
     wait = wait_queue.Waiter.wait
 
-    def too_late(self: wait_queue.Waiter, seconds: float) -> bool:
-        heard = wait(self, seconds)
+    async def too_late(self: wait_queue.Waiter, seconds: float) -> bool:
+        heard = await wait(self, seconds)
         in_vain = self.member.startswith(hasty.client.wakeup._process)
         if in_vain and self.sure and len(self._heard) > len(servers) // 2:
             # Every node: one that has not called yet would call the next waiter by itself.

@@ -14,6 +14,7 @@ import redis
 from celery_redlock import Redlock
 from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
+from celery_redlock.runtime.blocking import blocking
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.kinds import parse_nodes
 from tests.support.nodes import all_connected
@@ -38,7 +39,7 @@ def notify(admins: list[redis.Redis], wakeup: ReleaseSubscriber, waiter: Waiter)
 
 
 def is_called(waiter: Waiter) -> bool:
-    return waiter.wait(0.01) and waiter.calls >= waiter.quorum
+    return blocking(waiter.wait(0.01)) and waiter.calls >= waiter.quorum
 
 
 def hears(wakeup: ReleaseSubscriber, admins: list[redis.Redis], waiter: Waiter) -> None:
@@ -46,7 +47,7 @@ def hears(wakeup: ReleaseSubscriber, admins: list[redis.Redis], waiter: Waiter) 
 
     def has_all() -> bool:
         waiter.forget()
-        waiter.wait(0.001)
+        blocking(waiter.wait(0.001))
         return len(wakeup._listening) == len(admins)
 
     wait_until(has_all, 20, "it is subscribed to all nodes")

@@ -43,6 +43,11 @@ class FakeDriver:
         except StopIteration as stop:
             return stop.value  # type: ignore[no-any-return]
 
+    async def ask(
+        self, operation: Callable[[float], Steps[T]], ahead: Callable[[float], Round] | None = None
+    ) -> T:
+        return self.run(operation, ahead)
+
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         return [self.run(operation) for operation in operations]
 
@@ -91,7 +96,7 @@ class FakeWatchdog:
     def tend(self) -> None:
         for claim, lost, _max_lifetime in list(self.watched.values()):
             if claim.held(self._clock()):
-                self._redlock.client._extend([claim])
+                self._redlock.client._extend([claim], lambda _renewed: None)
             if not claim.held(self._clock()):
                 self.drop(claim)
                 lost(claim)

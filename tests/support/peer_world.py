@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,11 @@ from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import Vote
+from celery_redlock.runtime.loop_polling import LoopPoll
 from celery_redlock.stores.driver import Driver
 from celery_redlock.stores.kinds import parse_nodes
-from celery_redlock.stores.loop import LoopDriver
 from tests.support.etcd_peer import EtcdPeer
 from tests.support.peer import DEADLINE, Line, RedisPeer, bulk, verb_of
-
-D = TypeVar("D", bound=Driver)
 
 PREFIX = "redlock:"
 SHORT = 0.05
@@ -47,19 +46,15 @@ class PeerWorld:
     def driver(self, *urls: str, up: bool = True, **options: Any) -> Driver:
         """Return a driver over all peers, or over some URLs; `up`: connected to all of them."""
         addresses = parse_nodes(urls or [peer.url for peer in self.peers])
-        driver = self._kept(Driver(addresses, PREFIX, None, **{**OPTIONS, **options}))
+        driver = Driver(addresses, PREFIX, None, **{**OPTIONS, **options})
+        self._drivers.append(driver)
         if up:
             driver.connect(DEADLINE, DEADLINE)
         return driver
 
-    def loop_driver(self, loop: Any, *urls: str, **options: Any) -> LoopDriver:
+    def loop_driver(self, loop: Any, *urls: str, **options: Any) -> Driver:
         """Return a driver of an event loop over all peers, or some URLs; it is not connected."""
-        addresses = parse_nodes(urls or [peer.url for peer in self.peers])
-        return self._kept(LoopDriver(loop, addresses, PREFIX, None, **{**OPTIONS, **options}))
-
-    def _kept(self, driver: D) -> D:
-        self._drivers.append(driver)
-        return driver
+        return self.driver(*urls, up=False, poll=partial(LoopPoll, loop), **options)
 
     def close(self) -> None:
         for driver in self._drivers:

@@ -200,7 +200,9 @@ class BeatWatchdog(FakeWatchdog):
         taken = self.due.take(self._clock()) if self.due.wakes <= self._clock() else []
         alive, over = self.due.part(taken, self._clock())
         claims = [watched.claim for watched in alive]
-        renewed = self._redlock.client._extend(claims) if alive else []
+        renewed: list[Claim] = []
+        if alive:
+            self._redlock.client._extend(claims, renewed.extend)
         for watched in self.due.settle([*alive, *over], renewed, self._clock()):
             watched.lost(watched.claim)
 

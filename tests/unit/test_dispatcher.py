@@ -51,7 +51,7 @@ class Watch:
 
     @contextlib.contextmanager
     def _waiter(self) -> Iterator[Waiter]:
-        place = Waiter(3, set(range(5)), "process")
+        place = Waiter(3, set(range(5)), "process", None)
         self.places.append(place)
         yield place
         self.places.remove(place)

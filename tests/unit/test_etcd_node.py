@@ -39,7 +39,7 @@ def key(name: str) -> bytes:
 @pytest.fixture
 def soon(monkeypatch: Patch) -> None:
     """A member that is silent for a tenth of a second is left."""
-    for module in ("etcd.node", "loop"):
+    for module in ("etcd.node", "connections", "driver"):
         monkeypatch.setattr(f"celery_redlock.stores.{module}.LEAVE_S", 0.1)
 
 

@@ -242,13 +242,13 @@ def redlock() -> Redlock:
 def test_proposed_fencing_token_exceeds_earlier_ones_if_the_wall_clock_steps_back(
     redlock: Redlock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grant(operation: Any, _ahead: None) -> Round:
+    async def grant(operation: Any, _ahead: None) -> Round:
         steps = operation(NOW)
         round_: Round = next(steps)
         round_.answer(0, round_.claims[0].proposal, NOW)
         return ended(steps)
 
-    monkeypatch.setattr(redlock.client.driver, "run", grant)
+    monkeypatch.setattr(redlock.client.driver, "ask", grant)
     monkeypatch.setattr(time, "time_ns", lambda: 5_000_000_000)
     assert redlock.acquire("r", fencing=True).fencing_token == 5_000_000
     monkeypatch.setattr(time, "time_ns", lambda: 1_000)  # it steps back
@@ -268,7 +268,7 @@ def test_wall_clock_for_fencing_is_read_after_the_start_of_the_lease(
         events.append("proposal")
         return 100
 
-    def run(operation: Any, _ahead: None) -> Round:
+    async def ask(operation: Any, _ahead: None) -> Round:
         events.append("now")
         steps = operation(NOW)
         round_: Round = next(steps)
@@ -276,7 +276,7 @@ def test_wall_clock_for_fencing_is_read_after_the_start_of_the_lease(
         return ended(steps)
 
     monkeypatch.setattr(redlock.client, "proposal", proposal)
-    monkeypatch.setattr(redlock.client.driver, "run", run)
+    monkeypatch.setattr(redlock.client.driver, "ask", ask)
     redlock.acquire("r", fencing=True)
     assert events == ["now", "proposal"]
     redlock.acquire("r")
@@ -363,7 +363,7 @@ def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]
     """A lock over a fake node, that it reaches at once."""
     node = FakeNode()
 
-    def run(operation: Any, _ahead: None = None) -> Any:
+    async def ask(operation: Any, _ahead: None = None) -> Any:
         try:
             steps = operation(monotonic())
             round_ = next(steps)
@@ -374,7 +374,7 @@ def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]
         except StopIteration as stop:
             return stop.value
 
-    monkeypatch.setattr(redlock.client.driver, "run", run)
+    monkeypatch.setattr(redlock.client.driver, "ask", ask)
     yield redlock
     redlock.close()
 

@@ -13,8 +13,7 @@ import pytest
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import QueueEntry
-from celery_redlock.stores.driver import BATCH
-from celery_redlock.stores.loop import LoopDriver
+from celery_redlock.stores.driver import BATCH, Driver
 from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line, bulk, verb_of
 from tests.support.peer_world import (
@@ -30,16 +29,14 @@ from tests.support.peer_world import (
 from tests.support.wait import wait_until
 
 
-async def driver_over(world: PeerWorld, **options: Any) -> LoopDriver:
+async def driver_over(world: PeerWorld, **options: Any) -> Driver:
     """Return a driver of this loop that is connected to all peers."""
     driver = world.loop_driver(asyncio.get_running_loop(), **options)
     await asyncio.to_thread(driver.connect, DEADLINE, DEADLINE)
     return driver
 
 
-async def acquire(
-    driver: LoopDriver, name: str, patience: float = DEADLINE, token: str = ""
-) -> Round:
+async def acquire(driver: Driver, name: str, patience: float = DEADLINE, token: str = "") -> Round:
     claim = a_claim(name, len(driver.nodes), token=token)
     return await driver.ask(lambda now: quorum.acquire(claim, now, patience))
 
@@ -233,7 +230,7 @@ async def test_operation_started_in_a_loop_ends_without_answers_at_its_deadline(
     done: list[Any] = []
     driver.start(lambda now: quorum.release(claim, now, SHORT), done.append)
     assert not done
-    await until(lambda: done, "it has ended")
+    await until(lambda: driver.read() and done, "it has ended")
     assert not done[0].confirmed
 
 
@@ -257,7 +254,7 @@ def test_connection_made_after_the_loop_has_closed_harms_nothing(world: PeerWorl
         assert go.wait(DEADLINE)
         peer.serve(line)
 
-    async def begin() -> LoopDriver:
+    async def begin() -> Driver:
         driver = world.loop_driver(asyncio.get_running_loop())
         driver.connect(0)
         return driver

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
@@ -14,6 +15,8 @@ from celery_redlock.locking.pubsub import ReleaseSubscriber
 from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.runtime.blocking import blocking
+from celery_redlock.runtime.polling import PolledEvent, SharedPoll
 from celery_redlock.stores.redis.address import parse_nodes
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Patch
@@ -22,8 +25,12 @@ ADDRESS = parse_nodes(["redis://127.0.0.1:1"])[0]
 PREFIX = "redlock:"
 
 
+def an_event() -> PolledEvent:
+    return SharedPoll(threading.RLock(), lambda _ready: None).event()
+
+
 def test_waiter_that_joined_a_queue_twice_cannot_tell_when_a_node_removed_it() -> None:
-    waiter = Waiter(2, {0, 1, 2}, "process")
+    waiter = Waiter(2, {0, 1, 2}, "process", an_event())
     waiter.forget()
     waiter.hear(0)
     assert waiter.left_by == {0}
@@ -34,13 +41,13 @@ def test_waiter_that_joined_a_queue_twice_cannot_tell_when_a_node_removed_it() -
 
 def test_waiter_that_a_minority_has_notified_waits_for_the_others(monkeypatch: Patch) -> None:
     monkeypatch.setattr("celery_redlock.locking.wait_queue.FEW_CALLED_S", (0.1, 0.1))
-    waiter = Waiter(2, {0, 1, 2}, "process")
+    waiter = Waiter(2, {0, 1, 2}, "process", an_event())
     waiter.hear(0)
     begun = time.monotonic()
-    assert waiter.wait(60.0)
+    assert blocking(waiter.wait(60.0))
     assert 0.1 <= time.monotonic() - begun < 30.0
     waiter.hear(1)
-    assert waiter.wait(60.0), "a quorum is waited for no longer"
+    assert blocking(waiter.wait(60.0)), "a quorum is waited for no longer"
 
 
 def test_newly_connected_node_may_have_notified_the_waiter_before(monkeypatch: Patch) -> None:
@@ -56,7 +63,7 @@ def test_newly_connected_node_may_have_notified_the_waiter_before(monkeypatch: P
         assert not waiter.informed
         waiter.forget()
         wakeup.close()
-        assert waiter.closed and waiter.wait(60.0), "there is nothing to wait for"
+        assert waiter.closed and blocking(waiter.wait(60.0)), "there is nothing to wait for"
 
 
 def test_pause_of_a_waiter_is_no_longer_than_the_rest_of_its_wait(
@@ -64,13 +71,13 @@ def test_pause_of_a_waiter_is_no_longer_than_the_rest_of_its_wait(
 ) -> None:
     pauses: list[float] = []
 
-    async def pause(_client: object, _waiter: object, seconds: float) -> bool:
+    async def pause(_waiter: object, seconds: float) -> bool:
         pauses.append(seconds)
         return False
 
     monkeypatch.setattr(ReleaseSubscriber, "_connect_missing", lambda _: None)  # nobody is there
     monkeypatch.setattr(acquisition, "JITTER", SimpleNamespace(uniform=lambda _low, high: high))
-    monkeypatch.setattr(type(redlock.client), "pause", pause)
+    monkeypatch.setattr(Waiter, "wait", pause)
     redlock.driver.dead = {0, 1, 2}
     with pytest.raises(QuorumUnavailable):
         redlock.acquire("r", wait=0.1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from celery_redlock.keepalive.watchdog import Schedule, Watchdog, Watched
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.runtime.timer import Timer
 from tests.support.clock import FakeClock
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log
@@ -93,6 +94,12 @@ def test_released_lease_is_not_reported_as_lost(schedule: Schedule, claim: Claim
     assert schedule.watched == {}
 
 
+class Still(Timer):
+    """A timer that takes no turn."""
+
+    def begin(self) -> None: ...
+
+
 class Thread:
     """A watchdog whose turns are taken by the test, instead of by its thread."""
 
@@ -101,15 +108,14 @@ class Thread:
         self.events: list[str] = []
         self.error: Exception | None = None
         self.lasts = 0.0
-        self.dog = Watchdog(self.extend, self.clock)
-        self.dog._thread = threading.current_thread()  # none is started
+        self.dog = Watchdog(self.extend, self.clock, timer=Still)
 
-    def extend(self, claims: Sequence[Claim]) -> Sequence[Claim]:
+    def extend(self, claims: Sequence[Claim], done: Callable[[Sequence[Claim]], None]) -> None:
         self.events.append("extends " + " ".join(claim.token for claim in claims))
         self.clock.advance(self.lasts)
         if self.error is not None:
             raise self.error
-        return claims
+        done(claims)
 
     def watch(self, claim: Claim) -> None:
         self.dog.watch(claim, lambda claim: self.events.append(f"lost {claim.token}"))
@@ -197,9 +203,9 @@ def test_body_is_looked_at_when_it_asks_and_while_its_lease_is_held(caplog: Log)
 def test_extender_thread_extends_due_leases_and_ends_when_closed() -> None:
     extended = threading.Event()
 
-    def extend(claims: Sequence[Claim]) -> Sequence[Claim]:
+    def extend(claims: Sequence[Claim], done: Callable[[Sequence[Claim]], None]) -> None:
+        done(claims)
         extended.set()
-        return claims
 
     clock = FakeClock(NOW)
     dog = Watchdog(extend, clock)
@@ -208,9 +214,10 @@ def test_extender_thread_extends_due_leases_and_ends_when_closed() -> None:
     dog.wake()  # else it would sleep for longer than we wait
     assert extended.wait(5.0)
     dog.close()
-    assert dog._thread is not None
-    dog._thread.join(5.0)
-    assert not dog._thread.is_alive()
+    thread = dog._timer._thread
+    assert thread is not None
+    thread.join(5.0)
+    assert not thread.is_alive()
 
 
 def test_time_limit_that_strikes_while_the_extender_starts_is_raised_as_itself(
@@ -228,7 +235,7 @@ def test_time_limit_that_strikes_while_the_extender_starts_is_raised_as_itself(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
         with pytest.raises(Struck):
-            Watchdog(lambda claims: claims, FakeClock()).watch(claim, lambda _claim: None)
+            Watchdog(lambda _claims, _done: None, FakeClock()).watch(claim, lambda _claim: None)
 
 
 def test_extension_waits_until_the_first_lease_ends_or_the_next_is_due(
