@@ -1,4 +1,7 @@
-"""Requests to etcd for each verb, and the meaning of its answers: over a cluster in memory."""
+"""Requests to etcd that no server can be brought to: over a cluster in memory.
+
+What each verb does is in tests/contract/test_verbs.py, over a real etcd.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.names import QUEUE_LIFE_S
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.protocol.values import Query, QueueEntry
+from celery_redlock.protocol.values import Query
 from celery_redlock.stores.etcd.questions import (
     MAX_OPS,
     TTL_SHIFT,
@@ -61,11 +64,6 @@ class Cluster(MemoryEtcd):
         value = self.get(b"redlock:lock/" + name.encode())
         return None if value is None else value.decode()
 
-    @property
-    def steps(self) -> list[str]:
-        """Return the paths that were asked, without the grants."""
-        return [path for path, _ in self.asked if path != "lease/grant"]
-
 
 @pytest.fixture
 def memory() -> Cluster:
@@ -76,31 +74,7 @@ def claim(token: str = "mine", *names: str, ttl: float = 60.0) -> Claim:
     return Claim(names or ("r",), token, ttl, 1)
 
 
-def entry(process: str, waiter: str, since: int, *names: str) -> QueueEntry:
-    return QueueEntry(names or ("r",), 1, f"{process}:{waiter}", since)
-
-
 # -- Acquire
-
-
-def test_etcd_acquire_of_a_free_key_stores_the_token(memory: Cluster) -> None:
-    assert memory.run(Verb.ACQUIRE, claim()) is None
-    assert memory.token("r") == "mine"
-
-
-def test_etcd_acquire_of_a_held_key_returns_its_holder(memory: Cluster) -> None:
-    memory.run(Verb.ACQUIRE, claim("theirs"))
-    assert memory.run(Verb.ACQUIRE, claim()) == b"theirs"
-    assert memory.token("r") == "theirs"
-
-
-def test_etcd_acquire_of_several_keys_gets_all_or_none(memory: Cluster) -> None:
-    memory.run(Verb.ACQUIRE, claim("theirs", "b"))
-    assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b", "c")) == [b"theirs", 1]
-    assert [memory.token(name) for name in "abc"] == [None, "theirs", None]
-    memory.run(Verb.RELEASE, claim("theirs", "b"))
-    assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b", "c")) is None
-    assert [memory.token(name) for name in "abc"] == ["mine"] * 3
 
 
 def test_etcd_attempt_whose_answer_was_lost_is_granted_again(memory: Cluster) -> None:
@@ -110,12 +84,6 @@ def test_etcd_attempt_whose_answer_was_lost_is_granted_again(memory: Cluster) ->
     before = memory.lease_of(b"redlock:lock/a")
     assert memory.run(Verb.ACQUIRE, mine) is None
     assert memory.lease_of(b"redlock:lock/a") != before
-
-
-def test_etcd_attempt_that_holds_only_some_of_its_keys_gets_the_others(memory: Cluster) -> None:
-    memory.run(Verb.ACQUIRE, claim("mine", "a"))
-    assert memory.run(Verb.ACQUIRE, claim("mine", "a", "b")) is None
-    assert memory.token("b") == "mine"
 
 
 @pytest.mark.parametrize("how", ["ended", "closed"])
@@ -134,39 +102,7 @@ def test_etcd_attempt_that_is_over_is_not_put_again(memory: Cluster, how: str) -
     assert memory.token("r") is None
 
 
-def test_etcd_fencing_tokens_grow_with_each_grant_and_stay_for_a_repeated_attempt(
-    memory: Cluster,
-) -> None:
-    mine, other = claim(), claim("other")
-    mine.proposal = other.proposal = 0
-    first = memory.run(Verb.ACQUIRE, mine)
-    assert memory.run(Verb.ACQUIRE, mine) == first
-    memory.run(Verb.RELEASE, claim())
-    assert memory.run(Verb.ACQUIRE, other) > first
-    assert mine.proposal <= first <= mine.ceiling
-
-
 # -- Extend
-
-
-def test_etcd_extension_renews_its_own_keys_and_no_other(memory: Cluster) -> None:
-    mine, lost = claim("mine", "a"), claim("mine", "b")
-    memory.run(Verb.ACQUIRE, mine)
-    memory.run(Verb.ACQUIRE, claim("theirs", "b"))
-    before = memory.lease_of(b"redlock:lock/a")
-    assert memory.run(Verb.EXTEND, mine, lost) == b"10"
-    assert memory.lease_of(b"redlock:lock/a") != before
-    assert memory.token("b") == "theirs"
-
-
-def test_etcd_extension_sets_no_missing_key(memory: Cluster) -> None:
-    assert memory.run(Verb.EXTEND, claim()) == b"0"
-    assert memory.token("r") is None
-
-
-def test_etcd_extension_of_several_keys_needs_all_of_them(memory: Cluster) -> None:
-    memory.run(Verb.ACQUIRE, claim("mine", "a"))
-    assert memory.run(Verb.EXTEND, claim("mine", "a", "b")) == b"0"
 
 
 def test_etcd_extensions_are_split_into_transactions_that_a_server_takes(memory: Cluster) -> None:
@@ -176,22 +112,6 @@ def test_etcd_extensions_are_split_into_transactions_that_a_server_takes(memory:
     for one in (*wide, *many):
         memory.run(Verb.ACQUIRE, one)
     assert memory.run(Verb.EXTEND, *wide, *many) == b"1" * (len(wide) + len(many))
-
-
-def test_two_claims_of_one_key_are_not_extended_in_one_etcd_transaction(memory: Cluster) -> None:
-    """A transaction may not put a key twice."""
-    memory.run(Verb.ACQUIRE, claim("mine"))
-    memory.asked.clear()
-    assert memory.run(Verb.EXTEND, claim("mine"), claim("other")) == b"10"
-    assert memory.steps == ["kv/txn"] * 2
-
-
-def test_etcd_renewal_does_not_shorten_a_key_that_lasts_longer(memory: Cluster) -> None:
-    memory.run(Verb.ACQUIRE, claim(ttl=600.0))
-    before = memory.lease_of(b"redlock:lock/r")
-    assert memory.run(Verb.RENEW, claim(ttl=60.0)) == b"1"
-    assert memory.lease_of(b"redlock:lock/r") == before
-    assert memory.run(Verb.RENEW, claim("other")) == b"0"
 
 
 def test_etcd_renewal_puts_a_key_of_the_same_ttl_again(memory: Cluster) -> None:
@@ -207,80 +127,6 @@ def test_etcd_renewal_skips_a_key_with_more_time_left_than_its_threshold(memory:
     renewing.below = 30.0
     assert memory.run(Verb.RENEW, renewing) == b"1"
     assert memory.lease_of(b"redlock:lock/r") == before
-
-
-# -- Release and wait queues
-
-
-def test_etcd_release_deletes_its_own_keys_and_no_other(memory: Cluster) -> None:
-    memory.run(Verb.ACQUIRE, claim("theirs"))
-    assert memory.run(Verb.RELEASE, claim("mine")) == 0
-    assert memory.token("r") == "theirs"
-    assert memory.run(Verb.RELEASE, claim("theirs")) == 1
-    assert memory.token("r") is None
-
-
-def test_etcd_release_leaves_the_mark_that_its_claim_names(memory: Cluster) -> None:
-    mine = claim()
-    memory.run(Verb.ACQUIRE, mine)
-    mine.mark = ("delivery#done", 30.0)
-    assert memory.run(Verb.RELEASE, mine) == 1
-    assert memory.token("delivery#done") == "done"
-
-
-def test_etcd_release_notifies_the_longest_waiting_waiter(memory: Cluster) -> None:
-    for process in ("p1", "p2"):
-        memory.put(process.encode(), b"")
-    memory.run(Verb.ACQUIRE, claim())
-    memory.run(Verb.ENQUEUE, entry("p1", "later", 2_000))
-    memory.run(Verb.ENQUEUE, entry("p2", "first", 1_000))
-    assert memory.run(Verb.RELEASE, claim()) == 1 + 2
-    assert (memory.get(b"p1"), memory.get(b"p2")) == (b"", b"first")
-    memory.run(Verb.ACQUIRE, claim())
-    assert memory.run(Verb.RELEASE, claim()) == 1 + 2
-    assert memory.get(b"p1") == b"later"
-
-
-def test_etcd_release_passes_over_waiters_whose_process_does_not_listen(memory: Cluster) -> None:
-    memory.put(b"alive", b"")
-    memory.run(Verb.ACQUIRE, claim())
-    for number, process in enumerate(["dead", "dead too", "alive"]):
-        memory.run(Verb.ENQUEUE, entry(process, f"w{number}", number))
-    assert memory.run(Verb.RELEASE, claim()) == 1 + 2
-    assert memory.get(b"alive") == b"w2"
-    assert not [key for key in memory.keys if b"line/" in key]
-
-
-def test_etcd_undo_notifies_no_waiter(memory: Cluster) -> None:
-    memory.put(b"p", b"")
-    memory.run(Verb.ACQUIRE, claim())
-    memory.run(Verb.ENQUEUE, entry("p", "w", 1))
-    assert memory.run(Verb.UNDO, claim()) == 1
-    assert memory.get(b"p") == b""
-
-
-def test_etcd_wait_queue_is_left_once(memory: Cluster) -> None:
-    waiting = entry("p", "w", 1, "a", "b")
-    assert memory.run(Verb.ENQUEUE, waiting) == 1
-    assert memory.run(Verb.DEQUEUE, waiting) == 1
-    assert memory.run(Verb.DEQUEUE, waiting) == 0
-
-
-@pytest.mark.parametrize("held", [True, False])
-@pytest.mark.parametrize("called", [True, False])
-def test_leaving_etcd_waiter_notifies_the_next_unless_the_key_is_held(
-    memory: Cluster, held: bool, called: bool
-) -> None:
-    """A waiter that was woken is no longer in the queue: it wakes the next in any case."""
-    memory.put(b"p", b"")
-    leaving = entry("p", "leaving", 1)
-    if held:
-        memory.run(Verb.ACQUIRE, claim())
-    if not called:
-        memory.run(Verb.ENQUEUE, leaving)
-    memory.run(Verb.ENQUEUE, entry("p", "next", 2))
-    assert memory.run(Verb.HAND_ON, leaving) == int(not called)
-    assert memory.get(b"p") == (b"" if held and not called else b"next")
 
 
 # -- Peek
