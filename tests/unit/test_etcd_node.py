@@ -24,7 +24,7 @@ from tests.support.clock import FakeClock
 from tests.support.etcd_peer import EtcdPeer, MemoryEtcd, http
 from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line, in_thread
-from tests.support.peer_world import SHORT, PeerWorld, a_claim, acquire, mute, release, votes
+from tests.support.peer_world import SHORT, PeerWorld, a_claim, acquire, mute, votes
 from tests.support.wait import wait_until
 from tests.support.wire import Wire
 
@@ -44,29 +44,6 @@ def soon(monkeypatch: Patch) -> None:
 
 
 # -- What is asked and answered
-
-
-@pytest.mark.parametrize("chunked", [0, 3])
-@pytest.mark.parametrize("pieces", [0, 1])
-def test_etcd_answers_in_any_form_and_pieces_count(
-    world: PeerWorld, chunked: int, pieces: int
-) -> None:
-    def slowly(line: Line) -> None:
-        while (asked := line.request()) is not None:
-            line.send(peer.answer(asked), pieces=pieces)
-
-    peer = world.etcd_peer(slowly, chunked=chunked)
-    driver = world.driver()
-    assert votes(acquire(driver, "r", token="mine")) == ["yes"]
-    refused = acquire(driver, "r", token="another's")
-    assert (votes(refused), refused.details) == (["no"], ["mine"])
-    seen = driver.run(lambda now: quorum.peek([a_claim("r")], now, DEADLINE))
-    (token, left), = seen.details  # fmt: skip
-    assert token == "mine"
-    assert 55 < left < 65
-    assert release(driver, a_claim("r", token="mine")).confirmed
-    assert peer.etcd.keys == []
-    assert peer.connections == 1
 
 
 def test_etcd_requests_of_many_steps_get_their_own_answers(world: PeerWorld) -> None:
@@ -103,18 +80,6 @@ def test_etcd_attempt_without_an_answer_is_undone_behind_itself(world: PeerWorld
     assert [next(iter(op)) for op in undoing["success"]] == ["requestDeleteRange"]
 
 
-def test_etcd_locks_of_a_long_ttl_share_a_lease_and_of_a_short_one_do_not(world: PeerWorld) -> None:
-    etcd = world.etcd_peer().etcd
-    driver = world.driver()
-    for ttl, name in ((60.0, "a"), (60.0, "b"), (2.0, "c"), (2.0, "d")):
-        claim = a_claim(name, ttl=ttl)
-        driver.run(lambda now, claim=claim: quorum.acquire(claim, now, DEADLINE))
-    leases = [etcd.lease_of(key(name)) for name in "abcd"]
-    assert leases[0] == leases[1]
-    assert len(set(leases)) == 3
-    assert [etcd.leases[lease] for lease in leases] == [66, 66, 2, 2]
-
-
 def test_new_etcd_connection_has_leases_of_its_own(world: PeerWorld) -> None:
     """It is unknown whether the leases of the previous connection were granted."""
 
@@ -131,24 +96,6 @@ def test_new_etcd_connection_has_leases_of_its_own(world: PeerWorld) -> None:
     assert peer.etcd.lease_of(key("a")) != peer.etcd.lease_of(key("b"))
 
 
-def test_etcd_key_put_with_a_lease_that_was_not_granted_does_not_count(world: PeerWorld) -> None:
-    """The id of that lease may belong to another client, whose end would end the lock."""
-
-    def refuses(line: Line) -> None:
-        while (asked := line.request()) is not None:
-            said = {"code": 9, "error": "etcdserver: lease already exists"}
-            granted = asked.path != "lease/grant" or line.number
-            line.send(peer.answer(asked) if granted else peer.http(said))
-
-    peer = world.etcd_peer(refuses)
-    driver = world.driver()
-    acquire(driver, "r", SHORT)
-    wait_until(lambda: votes(acquire(driver, "r", token="mine")) == ["yes"], 5, "it is granted")
-    assert peer.connections == 2
-    first, second = [body for path, body in peer.etcd.asked if path == "lease/grant"][-1:] * 2
-    assert first["ID"] == second["ID"] == peer.etcd.lease_of(key("r"))
-
-
 def test_error_of_the_etcd_cluster_is_silence_with_its_reason(world: PeerWorld) -> None:
     def full(line: Line) -> None:
         while (asked := line.request()) is not None:
@@ -162,51 +109,7 @@ def test_error_of_the_etcd_cluster_is_silence_with_its_reason(world: PeerWorld) 
     assert peer.connections == 1
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"+PONG\r\n",
-        b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}" * 3,
-        b"HTTP/1.1 200 OK\r\nContent-Length: 14\r\n\r\n" + b'{"ID":"1"}    ',
-    ],
-)
-def test_etcd_member_with_a_malformed_response_is_connected_to_again(
-    world: PeerWorld, said: bytes
-) -> None:
-    def wrong(line: Line) -> None:
-        if line.number:
-            peer.serve(line)
-        elif line.request() is not None:
-            line.send(said * 2)
-            line.gone()
-
-    peer = world.etcd_peer(wrong)
-    driver = world.driver()
-    acquire(driver, "r", SHORT)
-    wait_until(lambda: votes(acquire(driver, "r", 1.0)) == ["yes"], 5, "it votes")
-    assert peer.connections == 2
-
-
 # -- Connections
-
-
-@pytest.mark.parametrize("after", range(3))
-def test_etcd_member_that_closes_in_the_handshake_is_connected_to_again(
-    world: PeerWorld, after: int
-) -> None:
-    def breaks(line: Line) -> None:
-        for _ in range(after if line.number == 0 else 0):
-            if (asked := peer.read(line._file)) is not None:
-                line.send(peer.greeting(asked) or b"")
-        if line.number:
-            peer.serve(line)
-
-    peer = world.etcd_peer(breaks)
-    driver = world.driver(up=False)
-    driver.connect(0)
-    wait_until(lambda: votes(acquire(driver, "r", token="mine")) == ["yes"], 5, "it is connected")
-    assert peer.connections == 2
 
 
 @pytest.mark.parametrize("answered", range(2))
@@ -227,26 +130,6 @@ def test_etcd_look_whose_connection_ends_begins_again_on_the_next(
     seen = driver.run(lambda now: quorum.peek([a_claim("r")], now, DEADLINE))
     assert seen.details[0][0] == "mine"
     assert peer.connections == 2
-
-
-def test_etcd_release_that_was_not_confirmed_is_made_on_the_next_connection(
-    world: PeerWorld,
-) -> None:
-    def breaks(line: Line) -> None:
-        for _ in range(2 if line.number == 0 else 0):
-            line.send(peer.answer(line.request()))
-        if line.number:
-            peer.serve(line)
-        else:
-            line.request()
-
-    peer = world.etcd_peer(breaks)
-    driver = world.driver()
-    claim = a_claim("r")
-    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
-    assert not release(driver, claim).confirmed
-    wait_until(driver.chase, 5, "it is confirmed")
-    assert peer.etcd.keys == []
 
 
 def test_etcd_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
@@ -298,16 +181,6 @@ def two(world: PeerWorld, first: Callable[[Line], object]) -> tuple[EtcdPeer, Et
 def connections(*members: EtcdPeer) -> list[int]:
     """Return how often each member was connected to by a node, not only compared with another."""
     return sorted(sum(post.path == "kv/range" for post in member.greeted) for member in members)
-
-
-@pytest.mark.usefixtures("soon")
-def test_silent_etcd_member_is_left_for_the_next_within_the_attempt(world: PeerWorld) -> None:
-    one, other, url = two(world, Line.gone)
-    driver = world.driver(url)
-    begun = time.monotonic()
-    assert votes(acquire(driver, "r")) == ["yes"]
-    assert time.monotonic() - begun < DEADLINE / 2
-    assert connections(one, other) == [1, 1]
 
 
 @pytest.mark.usefixtures("soon")
@@ -369,15 +242,6 @@ def test_etcd_member_that_makes_progress_is_not_left() -> None:
     node.receive()
     assert wire.closed
     assert [votes(round_) for round_ in undone] == [["no"], ["no"], ["silent"]]
-
-
-def test_etcd_member_that_refuses_connections_is_passed_over(world: PeerWorld) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    peer = world.etcd_peer()
-    for url in (f"etcd://127.0.0.1:{port},127.0.0.1:{peer.port}",
-                f"etcd://127.0.0.1:{peer.port},127.0.0.1:{port}"):  # fmt: skip
-        assert votes(acquire(world.driver(url), url)) == ["yes"]
 
 
 def test_members_of_two_etcd_clusters_are_refused_as_one_node(world: PeerWorld) -> None:

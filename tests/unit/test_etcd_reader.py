@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import socket
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -159,25 +158,6 @@ def test_etcd_reader_waits_for_a_silent_member_no_longer_than_the_timeout() -> N
         reader.connection._timeout = 0.02
         with pytest.raises(TimeoutError):
             reader.scan("")
-
-
-def test_etcd_reader_gives_up_an_answer_that_never_ends(monkeypatch: Patch) -> None:
-    """Each byte is in time, the whole answer is not."""
-    monkeypatch.setattr(reader_module, "MAX_TIMEOUTS", 0.1 / DEADLINE)
-
-    def dripping(line: Line) -> None:
-        line.request()
-        line.send(b"HTTP/1.1 200 OK\r\nContent-Length: 502\r\n\r\n")
-        for _ in range(500):
-            line.send(b" ")
-            time.sleep(0.01)
-        line.send(b"{}")
-        line.peer.serve(line)
-
-    reader, peer = with_script(dripping)
-    with peer, pytest.raises(TimeoutError):
-        reader.scan("")
-    reader.close()
 
 
 def test_etcd_reader_reports_a_connection_that_ends_in_an_answer() -> None:
