@@ -14,6 +14,7 @@ from typing import is_typeddict
 import pytest
 
 import celery_redlock
+from tests.support import lanes
 from tests.unit.rooms import ROOMS
 
 PACKAGE = Path(__file__).parents[2] / "celery_redlock"
@@ -287,3 +288,15 @@ def test_no_test_module_imports_from_another() -> None:
     for path in (PACKAGE.parent / "tests").rglob("*.py"):
         found = from_another.search(path.read_text("utf-8"))
         assert not found, f"{path.name}: {found}"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*lanes.COMPUTING, *lanes.RABBITMQ, *lanes.BROWSER),
+        *(*lanes.LONGEST, *lanes.FILLING, *lanes.SPLIT),
+    ],
+)
+def test_path_named_in_a_table_of_lanes_exists(name: str) -> None:
+    root = PACKAGE.parent
+    assert (root / name).is_dir() or list(root.glob(f"{name}*"))

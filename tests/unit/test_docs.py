@@ -214,12 +214,6 @@ def test_settings_page_is_the_one_generated_from_the_code() -> None:
             assert "**When to change it.** " in entry or is_same, name
 
 
-@pytest.mark.parametrize("page", ["docs/python.md", "docs/errors.md", "docs/glossary.md"])
-def test_tables_of_reference_pages_have_two_columns(page: str) -> None:
-    rows = [line for line in prose(page).splitlines() if line.startswith("|")]
-    assert all(len(re.findall(r"(?<!\\)\|", row)) == 3 for row in rows)
-
-
 MODULES: dict[str, list[str]] = {}
 """By its last name, where each module is."""
 for path in PACKAGE.rglob("*.py"):
@@ -283,38 +277,6 @@ def test_make_targets_named_in_docs_exist(page: str) -> None:
     targets = re.findall(r"^([a-z]+):", read("Makefile"), re.M)
     for target in re.findall(r"(?:`|^)make (\w+)", read(page), re.M):
         assert target in targets, f"{page}: make {target}"
-
-
-def test_readme_is_short_and_begins_with_code() -> None:
-    lines = read("README.md").splitlines()
-    assert len(lines) < 230
-    assert lines.index("```python") < 10
-    assert (
-        lines.index("make demo     # in a clone; about a minute, the first time with its set-up")
-        < 50
-    )
-
-
-def test_landing_page_begins_as_the_readme_does() -> None:
-    landing, front = read("docs/index.md"), read("README.md")
-    begin = front[: front.index("```\n") + 4]
-    assert landing.startswith(begin)
-    assert len([line for line in blocks("docs/index.md")[0].splitlines() if line]) <= 10
-    doors = landing[len(begin) : landing.index("\n## ")]
-    for target in ("start.md", "#recipes", "runbook.md", "how-it-works.md", "pictures/demo.svg"):
-        assert f"]({target})" in doors
-
-
-TERMS = """lease quorum round vote token fencing drift deadline watchdog driver handshake node
-reservation park parked tick policy delivery holder owner survey doctor outage ttl body beat claim
-conflict extension guard key resource scope sidecar supervisor"""
-"""Terms that the code, its log lines and all pages consist of."""
-
-
-def test_glossary_has_each_term_in_alphabetical_order() -> None:
-    words = re.findall(r"^\| ([a-z][\w ,]*) \|", read("docs/glossary.md"), re.M)[1:]
-    assert words == sorted(words)
-    assert {word.strip() for entry in words for word in entry.split(",")} >= set(TERMS.split())
 
 
 def methods(kind: type[Any]) -> set[str]:
@@ -473,13 +435,6 @@ def test_redlock_signature_in_docs_has_the_defaults_of_the_code() -> None:
     assert len(defaults) >= 5
     shown = ", ".join(f"{name}={value!r}".replace("'", '"') for name, value in defaults.items())
     assert f"`Redlock(nodes, {shown})`" in read("docs/python.md")
-
-
-def test_quorums_named_in_the_glossary_are_right() -> None:
-    quorums = re.findall(r"(\d) of (\d)", read("docs/glossary.md"))
-    assert quorums
-    for needed, nodes in quorums:
-        assert values.quorum_of(int(nodes)) == int(needed)
 
 
 REFERENCE = re.compile(r"^\.\. auto\w+:: ([\w.]+)$|^\.\. currentmodule:: ([\w.]+)$", re.M)

@@ -43,7 +43,3 @@ VALUES = re.findall(r"\block_(\w+)=(\"[^\"`]*\"|\[[^\]`]*\]|[\w.]+)", PAGE)
 @pytest.mark.parametrize(("name", "value"), sorted({v for v in VALUES if v[0] != "expiry"}))
 def test_replacement_named_on_migrating_is_a_valid_option(name: str, value: str) -> None:
     check_option(name, ast.literal_eval(value))
-
-
-def test_migrating_page_names_replacements() -> None:
-    assert {"scope", "key", "on_duplicate", "reserve_ttl"} <= {name for name, _value in VALUES}

@@ -64,6 +64,11 @@ class Cluster(MemoryEtcd):
         value = self.get(b"redlock:lock/" + name.encode())
         return None if value is None else value.decode()
 
+    @property
+    def steps(self) -> list[str]:
+        """Return the paths that were asked, without the grants."""
+        return [path for path, _ in self.asked if path != "lease/grant"]
+
 
 @pytest.fixture
 def memory() -> Cluster:
@@ -112,6 +117,14 @@ def test_etcd_extensions_are_split_into_transactions_that_a_server_takes(memory:
     for one in (*wide, *many):
         memory.run(Verb.ACQUIRE, one)
     assert memory.run(Verb.EXTEND, *wide, *many) == b"1" * (len(wide) + len(many))
+
+
+def test_two_claims_of_one_key_are_not_extended_in_one_etcd_transaction(memory: Cluster) -> None:
+    """A transaction may not put a key twice."""
+    memory.run(Verb.ACQUIRE, claim("mine"))
+    memory.asked.clear()
+    assert memory.run(Verb.EXTEND, claim("mine"), claim("other")) == b"10"
+    assert memory.steps == ["kv/txn"] * 2
 
 
 def test_etcd_renewal_puts_a_key_of_the_same_ttl_again(memory: Cluster) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -24,12 +23,6 @@ def stalls(tmp_path: Path, monkeypatch: Patch) -> Path:
     path.write_text("10.0 10.4\n")
     monkeypatch.setenv(machine.VARIABLE, str(path))
     return path
-
-
-def test_stall_of_the_machine_counts_between_two_moments(stalls: Path) -> None:
-    assert machine.stalled(9.0, 11.0) == pytest.approx(0.4 - machine.BEAT)
-    assert machine.stalled(10.2, 11.0) == pytest.approx(0.2 - machine.BEAT)
-    assert machine.stalled(10.5) == machine.stalled(8.0, 9.0) == 0.0
 
 
 def test_in_time_is_as_strict_as_its_bound_without_a_stall(stalls: Path) -> None:
@@ -68,15 +61,6 @@ def test_watcher_of_the_machine_sees_that_it_was_stopped(
     finally:
         watcher.kill()
         watcher.wait()
-
-
-def test_advice_names_what_is_missing_and_how_to_install_it(monkeypatch: Patch) -> None:
-    there = {name: f"/usr/bin/{name}" for name in wanting.PACKAGES}
-    monkeypatch.setattr(shutil, "which", lambda name, path="": there.get(name))
-    assert wanting.advice() == ""
-    del there["spin"], there["gcc"]
-    assert "spin, gcc" in wanting.advice()
-    assert wanting.advice().endswith("spin gcc libc6-dev")
 
 
 def test_advice_names_every_program_that_tests_look_for() -> None:
