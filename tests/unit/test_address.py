@@ -139,12 +139,6 @@ def test_invalid_set_of_nodes_is_refused(nodes: Any, says: str) -> None:
         parse_nodes(nodes)
 
 
-def test_repr_of_redlock_shows_no_password() -> None:
-    redlock = Redlock([f"redis://user:{SECRET}@h:1", f"rediss://:{SECRET}@i:2"])
-    assert SECRET not in repr(redlock) + repr(redlock.client.addresses) + repr(redlock.nodes)
-    assert "h:1, i:2" in repr(redlock)
-
-
 def test_unencoded_password_in_a_node_url_is_noticed_and_not_shown() -> None:
     with pytest.raises(ConfigurationError, match="%40") as caught:
         parse_nodes([f"redis://u:p@{SECRET}/w:1@127.0.0.1:7911"])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.protocol import quorum
-from celery_redlock.protocol.round import Round, Verb
+from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores.driver import BATCH
 from tests.support.names import Patch
@@ -146,27 +146,6 @@ def test_error_reply_of_a_node_counts_as_silence_with_its_reason(world: PeerWorl
 # -- Many at once
 
 
-def test_answers_in_odd_pieces_reach_each_of_many_requests(world: PeerWorld) -> None:
-    count = 100
-
-    def together(line: Line) -> None:
-        answers = b"".join([echo(line.request()) for _ in range(count)])
-        line.send(answers, pieces=37)
-        peer.serve(line)
-
-    peer = world.peer(together)
-    driver = world.driver()
-
-    def ask(name: str, now: float) -> Any:
-        round_ = Round(Verb.ACQUIRE, [a_claim(name)], now, DEADLINE)
-        yield round_
-        return round_
-
-    asked = driver.run_all([partial(ask, f"key {number}") for number in range(count)])
-    assert len(asked) == count
-    assert all(map(own, asked))
-
-
 def test_threads_that_share_a_driver_get_their_own_answers(world: PeerWorld) -> None:
     for _ in range(3):
         world.peer(echoing)
@@ -276,20 +255,3 @@ def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWor
     assert not done[0].confirmed
     assert driver.unfreed() == [claim]
     assert not driver.chase()
-
-
-def test_unconfirmed_release_is_repeated_over_a_new_connection(world: PeerWorld) -> None:
-    def breaks(line: Line) -> None:
-        if line.number == 0:
-            line.send(peer.answer(line.request()))
-            line.request()
-        else:
-            peer.serve(line)
-
-    peer = world.peer(breaks)
-    driver = world.driver()
-    claim = a_claim("r", token="mine")
-    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
-    driver.start(lambda now: quorum.release(claim, now, 0.0), lambda _result: None)
-    wait_until(driver.chase, 5, "it is confirmed")
-    assert peer.held == {}

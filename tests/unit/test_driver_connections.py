@@ -176,13 +176,6 @@ def test_a_driver_that_is_not_strict_counts_a_replica_as_silent(world: PeerWorld
     assert "replica" in str(asked.details[0])
 
 
-def test_two_addresses_of_one_server_are_refused(world: PeerWorld) -> None:
-    for _ in range(2):
-        world.peer(run_id="the same")
-    with pytest.raises(ConfigurationError, match="is the same server as"):
-        acquire(world.driver(up=False), "r")
-
-
 def test_server_under_two_of_three_addresses_votes_once(world: PeerWorld) -> None:
     """With two votes one server would be a quorum."""
     for run_id in ("the same", "the same", "another"):

@@ -100,16 +100,6 @@ def test_larger_number_that_comes_late_changes_no_fencing_token() -> None:
     assert mine.fencing_token == 101
 
 
-def test_acquire_without_fencing_has_one_round_and_no_token() -> None:
-    mine = claim(3)
-    steps = quorum.acquire(mine, NOW, PATIENCE)
-    round_ = next(steps)
-    for node in range(3):
-        round_.answer(node, None, NOW)
-    assert ended(steps) is round_
-    assert (mine.proposal, mine.fencing_token) == (None, None)
-
-
 def test_reply_type_must_match_the_fencing_request() -> None:
     plain = next(quorum.acquire(claim(1), NOW, PATIENCE))
     plain.answer(0, 5, NOW)
@@ -377,17 +367,6 @@ def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]
     monkeypatch.setattr(redlock.client.driver, "ask", ask)
     yield redlock
     redlock.close()
-
-
-def test_nested_block_has_the_fencing_token_of_the_outer_one(lock: Redlock) -> None:
-    with lock.lock("r", fencing=True) as outer:
-        token = outer.fencing_token
-        assert token is not None and token == current_lease().fencing_token
-        for fencing in (True, False):
-            with lock.lock("r", fencing=fencing) as inner:
-                assert inner.fencing_token == token
-    with lock.lock("r", fencing=True) as later:
-        assert (later.fencing_token or 0) > token
 
 
 def test_nested_block_with_fencing_is_refused_if_the_outer_one_has_no_token(lock: Redlock) -> None:

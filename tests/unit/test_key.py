@@ -126,25 +126,6 @@ def test_key_without_a_template_is_the_task_and_all_its_arguments() -> None:
     assert key(("a:b",), {"lang": None}) == 'app.tasks.rebuild(report_id="a:b",lang=null)'
 
 
-@pytest.mark.parametrize(
-    ("args", "kwargs"),
-    [
-        *(((7,), {}), ((), {"report_id": 7}), ((7, "en"), {}), ((7,), {"lang": "en"})),
-        *(((), {"lang": "en", "report_id": 7}), ([7], types.MappingProxyType({}))),
-    ],
-)
-def test_key_is_the_same_for_positions_names_and_defaults(
-    args: typing.Any, kwargs: typing.Any
-) -> None:
-    assert key_of("t", rebuild)(args, kwargs) == "t(report_id=7,lang=en)"
-
-
-def test_two_tasks_never_share_a_key_without_a_template() -> None:
-    assert key_of("a", one)((1,), {}) != key_of("b", one)((1,), {})
-    assert key_of("a(a=1)", lambda: None)((), {}) == "a%28a%3D1%29()"
-    assert key_of("app.tasks.tick", lambda: None)((), {}) == "app.tasks.tick()"
-
-
 def positional_only(a: object, /, b: object = 2) -> None: ...
 
 

@@ -15,7 +15,7 @@ from celery_redlock.protocol.round import Round
 from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores.driver import BATCH, Driver
 from tests.support.names import Patch
-from tests.support.peer import DEADLINE, Line, bulk, verb_of
+from tests.support.peer import DEADLINE, Line, verb_of
 from tests.support.peer_world import (
     SHORT,
     PeerWorld,
@@ -106,42 +106,6 @@ async def test_answer_to_a_cancelled_coroutine_is_not_taken_for_the_next_one(
     go.set()
     assert own(await following)
     assert peer.connections == 1
-
-
-async def test_answer_in_pieces_wakes_the_coroutine_at_its_last_byte(world: PeerWorld) -> None:
-    go = threading.Event()
-
-    def cut(line: Line) -> None:
-        assert line.request() is not None
-        line.send(bulk(b"theirs")[:5])
-        assert go.wait(DEADLINE)
-        line.send(bulk(b"theirs")[5:])
-        peer.serve(line)
-
-    peer = world.peer(cut)
-    driver = await driver_over(world)
-    asked = asyncio.ensure_future(acquire(driver, "r"))
-    await asyncio.to_thread(peer.next)
-    assert not asked.done()
-    go.set()
-    assert (await asked).details == ["theirs"]
-
-
-async def test_coroutine_whose_connection_ends_asks_again_on_the_next(
-    world: PeerWorld,
-) -> None:
-    def breaks(line: Line) -> None:
-        if line.number:
-            peer.serve(line)
-        else:
-            line.send(peer.answer(line.request()))
-            line.request()
-
-    peer = world.peer(breaks)
-    driver = await driver_over(world)
-    assert votes(await acquire(driver, "a")) == ["yes"]
-    assert votes(await acquire(driver, "b")) == ["yes"]
-    assert peer.connections == 2
 
 
 async def test_loop_connection_that_ends_while_idle_is_made_again(world: PeerWorld) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
@@ -425,17 +424,6 @@ def test_duplicate_of_a_task_with_a_shortened_id_is_skipped(
     assert isinstance(second, EagerResult) and Skipped.of(second.get()) is not None
     assert charge.apply_async((1,), lock={"on_duplicate": "replace"}).state == "SUCCESS"
     assert box.messages() == []
-
-
-def test_duplicate_task_error_survives_pickle_and_json(charge: Any) -> None:
-    error = DuplicateTask("charge is not published", "first", resource="order:1")
-    again = pickle.loads(pickle.dumps(error))
-    assert (str(again), again.task_id, again.resource) == (str(error), "first", "order:1")
-    backend = charge.backend
-    stored = json.loads(json.dumps(backend.prepare_exception(error, serializer="json")))
-    back = backend.exception_to_python(stored)
-    assert type(back) is DuplicateTask
-    assert (str(back), back.task_id) == ("charge is not published", "first")
 
 
 # -- what must be sent ---------------------------------------------------------------------------
