@@ -253,7 +253,7 @@ class TaskLock:
             ConfigurationError: It lacks a capability that one of them needs.
         """
         # Imported here, because a program that only declares tasks need not know any store.
-        from ..stores.kinds import kind_of, refuse
+        from ..stores.kinds import kind_of, parse_nodes, refuse, refuse_ttl
 
         kind, p = kind_of(node), self._prefix
         for feature, needs, used in (
@@ -267,6 +267,8 @@ class TaskLock:
         ):
             if used:
                 refuse(kind, feature, needs)
+        if not kind.can.ttl_per_key and ("ttl" in self.own or options.ttl != TASK["ttl"].default):
+            refuse_ttl(parse_nodes([node])[0], f"{p}ttl", options.ttl)
 
     def options_of_call(self, app: Any, given: Any) -> TaskOptions:
         """Return the options of one call with `lock={...}`.

@@ -11,17 +11,9 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
-__all__ = [
-    "CHECKS",
-    "ETCD_CHECKS",
-    "PLAIN_CHECKS",
-    "POSTGRESQL_CHECKS",
-    "Check",
-    "Finding",
-    "Report",
-    "broken",
-]
-__all__ += ["merged", "run", "some", "unchecked", "warning", "wrong"]
+__all__ = ["CHECKS", "ETCD_CHECKS", "PLAIN_CHECKS", "POSTGRESQL_CHECKS", "ZOOKEEPER_CHECKS"]
+__all__ += ["Check", "Finding", "Report", "broken", "merged", "run", "some", "unchecked"]
+__all__ += ["warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
 """From bad to unknown. An `unchecked` thing may be wrong: it could not be checked."""
@@ -62,7 +54,12 @@ PLAIN_CHECKS = (
     *APP_CHECKS,
 )
 """All checks for locks in a kind of store that has none of its own."""
-RANKED = tuple(dict.fromkeys((*POSTGRESQL_CHECKS, *ETCD_CHECKS, *CHECKS)))
+ZOOKEEPER_CHECKS = (
+    *("configuration", "quorum", "reachable", "writes", "members", "chroot", "acl", "tls"),
+    *("restart", "ttl", "leaks", "prefix", *APP_CHECKS),
+)
+"""All checks for locks in ZooKeeper."""
+RANKED = tuple(dict.fromkeys((*POSTGRESQL_CHECKS, *ETCD_CHECKS, *ZOOKEEPER_CHECKS, *CHECKS)))
 MAX_NAMED = 5
 """Places to name one by one in a finding."""
 

@@ -202,7 +202,8 @@ class Acquisition:
             client.guard.expect(request.ttl)
         nonce = os.urandom(16).hex() + (SHARED if request.shared else "")
         token = (request.owner or client.owner).token(nonce, time.time())
-        claim = Claim(names, token, request.ttl, len(client.addresses))
+        ttl = min(request.ttl, client.longest_ttl)
+        claim = Claim(names, token, ttl, len(client.addresses))
         claim.recall = request.recall
         return claim
 

@@ -9,6 +9,7 @@ never owns, extends or releases the leases of its parent.
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import time
@@ -37,7 +38,7 @@ from ..runtime.greenlets import refuse_eventlet
 from ..runtime.polling import SharedPoll
 from ..runtime.timer import Timer
 from ..stores.driver import Driver
-from ..stores.kinds import Address, named, refuse
+from ..stores.kinds import Address, named, refuse, refuse_ttl
 from .acquisition import Acquisition
 from .prolonging import Prolonging
 from .pubsub import ReleaseSubscriber
@@ -82,7 +83,8 @@ class LockClient:
         refuse_eventlet()
         self.addresses = addresses
         self.kind = named(addresses[0].store)
-        self.ttl = ttl
+        self.longest_ttl: float = getattr(addresses[0], "longest_ttl", math.inf)
+        self.ttl = min(ttl, self.longest_ttl)
         self.prefix = prefix
         self.node_timeout = max(node_timeout, addresses[0].least_timeout)
         self.fencing = fencing
@@ -181,6 +183,7 @@ class LockClient:
                     " give one name, limit=1 and fencing=False"
                 )
         ttl = self.ttl if ttl is None else check_option("ttl", ttl)
+        refuse_ttl(self.addresses[0], "ttl", ttl)
         return LockRequest(
             names=names,
             ttl=ttl,

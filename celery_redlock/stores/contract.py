@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from .reading import KeyValue
 
-__all__ = ["Address", "Can", "Granted", "Kind", "Reader", "Store", "Wanted", "refuse"]
+__all__ = ["Address", "Can", "Granted", "Kind", "Reader", "Store", "Wanted", "refuse", "refuse_ttl"]
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,28 @@ def refuse(kind: Kind, feature: str, needs: str) -> None:
         raise ConfigurationError(f"{joined}{reason}")
 
 
+def refuse_ttl(address: Address, option: str, ttl: float) -> None:
+    """Refuse a ttl that is longer than the sessions of a store allow.
+
+    Args:
+        address: The address of its server.
+        option: The name of the option, as its user wrote it.
+        ttl: Its value; seconds.
+
+    Raises:
+        ConfigurationError: It is too long.
+    """
+    longest = getattr(address, "longest_ttl", ttl)
+    if ttl > longest:
+        raise ConfigurationError(
+            f"{option} is {ttl:g}, and a lock in {address.store} lasts {longest:g} s without an"
+            f" extension: its session decides. Give {longest:g} or less, or write ?ttl={ttl:g} at"
+            " the end of its URL"
+        )
+
+
 class Address(Protocol):
-    """The address of one node.
+    """The address of one node. Without `ttl_per_key` it has a `longest_ttl` as well; seconds.
 
     Attributes:
         name: Its name for people; never a credential.

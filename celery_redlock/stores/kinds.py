@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..protocol.errors import ConfigurationError
-from .contract import Address, Kind, Reader, refuse
+from .contract import Address, Kind, Reader, refuse, refuse_ttl
 
 if TYPE_CHECKING:
     import redis
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Address", "Kind", "NodeSpec", "Reader"]
 __all__ += ["kind_of", "listed", "lock_key", "make_node", "named", "open_reader", "parse_nodes"]
-__all__ += ["refuse", "subscribe"]
+__all__ += ["refuse", "refuse_ttl", "subscribe"]
 
 GROUP = "celery_redlock.stores"
 """The group of the entry points."""
@@ -36,6 +36,7 @@ OWN = {
     "postgres": "postgresql",
     "etcd": "etcd",
     "etcds": "etcd",
+    "zookeeper": "zookeeper",
 }
 """The package in here of each scheme. Their entry points are the same; without a look at the
 metadata of all installed packages this is faster, and works where there is none."""

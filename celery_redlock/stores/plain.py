@@ -312,6 +312,10 @@ class PlainReader:
         """Return the wait queues under some keys: none is shown."""
         return {}
 
-    def _heard(self, said: Any) -> Any:
+    def heard_now(self) -> None:
+        """Note an answer: the server is not silent."""
         self.heard = monotonic()
+
+    def _heard(self, said: Any) -> Any:
+        self.heard_now()
         return said

@@ -62,7 +62,8 @@ MORE = (
     "tests/faults/test_campaign.py::test_short_campaign_over_one_authority",
     "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over", "tests/beat/test_ticks.py",
     "tests/canvas/",
-    "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_limits",
+    "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_zookeeper",
+    "tests/contract/test_limits",
     "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
     "tests/contract/test_rolling_restart.py",
     "tests/contract/test_grafana.py", "tests/contract/test_survey.py",
@@ -75,7 +76,7 @@ MORE = (
     "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
     "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",
     "tests/worker/test_parking_bounds.py::test_1200",
-    "tests/worker/test_start.py",
+    "tests/worker/test_start.py", "tests/worker/test_zookeeper.py",
     "tests/compat/", "tests/peers/", "tests/packaging/", "tests/spin/", "benchmarks/",
 )  # fmt: skip
 """Beginnings of the names with the mark `more`: `make test` leaves them to `make test-more`.

@@ -21,6 +21,7 @@ PACKAGES = {
     "chromedriver": ("chromium", "chromium-driver"),
     "pgbouncer": ("pgbouncer",),
     "etcd": ("etcd-server",),
+    "zookeeper": ("zookeeper",),
     "promtool": ("prometheus",),
     "openssl": ("openssl",),
     "faketime": ("faketime",),
@@ -44,7 +45,9 @@ def advice() -> str:
 
 
 def present(name: str) -> bool:
-    """Return True if there is such a program; those of an administrator count, too."""
+    """Return True if there is such a program; those of an administrator count, too, and in Java."""
+    if Path(f"/usr/share/java/{name}.jar").exists():
+        return True
     return shutil.which(name) is not None or shutil.which(name, path="/usr/sbin:/sbin") is not None
 
 

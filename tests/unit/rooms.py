@@ -17,7 +17,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "runtime": (("protocol",), set()),
     "events": (("protocol",), set()),
     "keys": (("protocol",), set()),
-    "stores": (("protocol", "runtime", "events"), {"redis", "psycopg"}),
+    "stores": (("protocol", "runtime", "events"), {"redis", "psycopg", "kazoo"}),
     "config": (("protocol", "keys", "stores"), {"celery"}),
     "keepalive": (("protocol", "runtime", "events", "stores"), set()),
     "locking": (("protocol", "runtime", "events", "config", "stores", "keepalive"), set()),

@@ -1,0 +1,1 @@
+"""Locks in an ensemble of Apache ZooKeeper."""

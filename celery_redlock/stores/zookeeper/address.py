@@ -1,0 +1,120 @@
+"""Parse the URL of a ZooKeeper ensemble; a name for it without secrets."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from dataclasses import dataclass, field
+from typing import ClassVar
+from urllib.parse import parse_qsl, unquote
+
+from ...protocol.errors import ConfigurationError
+from ..secrecy import PLAIN, Exposed, is_here, parted
+
+__all__ = ["SESSION_FACTOR", "ZooKeeperAddress", "parse"]
+
+PORT = 2181
+CHROOT = "/celery_redlock"
+TTL_S, MIN_TTL_S = 20.0, 3.0
+"""Longest ttl of a lock, unless the URL sets another: a session of twice that is what a server with
+the usual tick of 2 s grants at most (20 ticks). And the least: see `SESSION_FACTOR`."""
+SESSION_FACTOR = 2
+"""A session must outlast the ttl of the locks in it. The leader learns of a request to another
+server with that server's next ping, up to half a tick later; and kazoo is silent for up to a third
+of the session. So the leader counts the session from up to this much before the request that the
+holder counts from: 2 ttl - 2/3 ttl - tick/2 is more than the ttl, for ticks of up to 2/3 ttl."""
+
+
+@dataclass(frozen=True)
+class ZooKeeperAddress:
+    """The address of one ensemble.
+
+    Attributes:
+        name: `host:port,host:port/chroot`; never a credential.
+        members: Host and port of each server in the URL, as `host:port`.
+        chroot: The node under which all of ours are.
+        longest_ttl: Seconds that a lock is held at most without an extension.
+        user: `user:password`, for the scheme `digest`; None without.
+    """
+
+    name: str
+    members: tuple[str, ...]
+    chroot: str
+    longest_ttl: float
+    user: str | None = field(repr=False)
+    store: ClassVar[str] = "ZooKeeper"
+    unverified: ClassVar[str] = ""
+    least_timeout: ClassVar[float] = 2.0
+    """Minimum seconds to wait for an answer, so that another server can give it."""
+    moves: ClassVar[bool] = False
+
+    @property
+    def identity(self) -> str:
+        return ",".join(sorted(self.members)) + self.chroot
+
+    @property
+    def session(self) -> float:
+        """The seconds that a session must last."""
+        return SESSION_FACTOR * self.longest_ttl
+
+    @property
+    def exposed(self) -> Exposed:
+        """The way in which others can learn the password that is sent there, if there is one."""
+        hosts = (member.rpartition(":")[0].strip("[]") for member in self.members)
+        if self.user is None or all(map(is_here, hosts)):
+            return None
+        return PLAIN, "use a network that nobody else reads: zookeeper:// has no TLS"
+
+
+def parse(url: str, where: str) -> ZooKeeperAddress:
+    """Return the address that a URL names.
+
+    Args:
+        url: `zookeeper://user:password@host:port,host:port/chroot?ttl=20`.
+        where: Name of the URL in errors.
+
+    Raises:
+        ConfigurationError: It is invalid.
+        ImportError: kazoo is missing.
+    """
+    import kazoo  # noqa: F401  its absence is an error here, and not when the first lock is taken
+
+    credentials, members = "@", list[str]()
+    with contextlib.suppress(ValueError):  # its text may quote the password
+        parts = parted(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        members = [_member(host) for host in hosts.split(",")]
+    if not members or "@" in credentials:
+        raise ConfigurationError(
+            f"{where}: its servers cannot be understood; write"
+            " zookeeper://host:2181,host:2181/chroot, or zookeeper://user:password@host:2181 (@, :,"
+            " /, ? and # in a password are written %40, %3A, %2F, %3F and %23)"
+        )
+    if len(set(members)) < len(members):
+        raise ConfigurationError(f"{where}: it names a server twice; name each once")
+    chroot = unquote(parts.path).rstrip("/") or CHROOT
+    if not re.fullmatch(r"(/(?!\.{1,2}(/|$))[!-.0-~]+)+", chroot):
+        raise ConfigurationError(f"{where}: its path is no node of ZooKeeper; write /one/two")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    try:
+        ttl = float(options.pop("ttl", TTL_S))
+    except ValueError:
+        ttl = 0.0
+    if options:
+        raise ConfigurationError(f"{where}: a zookeeper:// URL takes the option ttl, and no other")
+    if not MIN_TTL_S <= ttl <= 86_400:
+        raise ConfigurationError(
+            f"{where}: ttl is the longest ttl of a lock in seconds, {MIN_TTL_S:g} or more; a"
+            " session lasts twice as long"
+        )
+    name = ",".join(members) + chroot
+    return ZooKeeperAddress(
+        name, tuple(members), chroot, ttl, unquote(credentials) if credentials else None
+    )
+
+
+def _member(host: str) -> str:
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(?::(\d{1,5}))?", host)
+    if found is None or not 0 < int(found[2] or PORT) < 65_536:
+        raise ValueError
+    return f"{found[1]}:{found[2] or PORT}"

@@ -1,0 +1,19 @@
+"""ZooKeeper as a kind of store."""
+
+from __future__ import annotations
+
+from ..contract import Can, Kind
+
+__all__ = ["KIND"]
+
+KIND = Kind(
+    name="ZooKeeper",
+    can=Can(fencing="counted", ttl_per_key=False, ends_on_time=False),
+    parse="celery_redlock.stores.zookeeper.address:parse",
+    store="celery_redlock.stores.zookeeper.store:ZooKeeperStore",
+    forgets="was its session ended, was its data lost or a backup restored",
+    extra="zookeeper",
+    many="ensembles",
+    together="The servers of one ensemble stand in it together: zookeeper://one:2181,two:2181/root",
+    doctor="celery_redlock.doctor.zookeeper",
+)

@@ -1,0 +1,327 @@
+"""Locks in a real ZooKeeper: what holds over a session, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from celery import Celery
+from click.testing import CliRunner
+
+from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld, locked
+from celery_redlock.cli import redlock as command
+from celery_redlock.keepalive.supervisor import LeaseSupervisor
+from celery_redlock.protocol import quorum
+from celery_redlock.protocol.claim import Claim
+from celery_redlock.stores.kinds import parse_nodes
+from tests.support.names import Log
+from tests.support.nodes import supervised_table
+from tests.support.wait import wait_until
+from tests.support.zookeeper import LocalZooKeeper, require
+
+Locks = Callable[..., Redlock]
+TTL = 4.0
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[LocalZooKeeper]:
+    pytest.importorskip("kazoo")
+    require()
+    with LocalZooKeeper(1, TTL) as server:
+        yield server
+
+
+@pytest.fixture
+def zookeeper(started: LocalZooKeeper) -> LocalZooKeeper:
+    started.resume()
+    return started.start()
+
+
+@pytest.fixture
+def over(zookeeper: LocalZooKeeper, lock_over: Locks) -> Locks:
+    """Makes a lock over the ensemble; each has a session of its own."""
+    return lambda **options: lock_over([zookeeper.url], **options)
+
+
+def store_of(redlock: Redlock) -> Any:
+    """Return the store of a lock that has been used."""
+    return redlock.client.driver.nodes[0].connection.store
+
+
+def expire(redlock: Redlock) -> None:
+    """End the session of a lock on the server, as an expiry does."""
+    from kazoo.client import KazooClient
+
+    client = store_of(redlock)._client
+    hosts = ",".join("%s:%d" % host for host in client.hosts)  # noqa: UP031
+    thief = KazooClient(hosts=hosts, client_id=client.client_id, timeout=10.0)
+    thief.start()
+    thief.stop()
+    thief.close()
+
+
+def free(redlock: Redlock, name: str, token: str) -> bool:
+    """Free the lock of another process, as a supervisor does."""
+    claim = Claim(name, token, TTL, 1)
+    done = redlock.client.driver.run(lambda now: quorum.free(claim, now, patience=5.0))
+    return bool(done.yes)
+
+
+def test_zookeeper_lock_excludes_and_is_free_after_its_release(over: Locks) -> None:
+    mine, other = over(), over()
+    with mine.lock("r"):
+        with pytest.raises(ResourceHeld) as refused, other.lock("r"):
+            pass
+        assert refused.value.holder.owner == mine.client.owner
+        with other.lock("r/../s"):
+            pass
+    with other.lock("r"):
+        pass
+
+
+def test_zookeeper_lock_outlasts_its_ttl_and_its_session_by_extensions(over: Locks) -> None:
+    mine, other = over(), over()
+    with mine.lock("long") as held:
+        end = time.monotonic() + 3 * TTL
+        while time.monotonic() < end:
+            assert other.try_acquire("long") is None
+            assert held.remaining() > 0.3
+            time.sleep(0.2)
+
+
+def test_zookeeper_fencing_tokens_grow_over_sessions_and_keys(over: Locks) -> None:
+    tokens = []
+    for redlock in (over(), over()):
+        for name in ("f", "g"):
+            with redlock.lock(name, fencing=True) as held:
+                tokens.append(held.fencing_token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_zookeeper_grants_several_keys_or_none_and_slots_of_a_limit(over: Locks) -> None:
+    mine, other = over(), over()
+    assert mine.try_acquire("a") is not None
+    assert other.try_acquire(("a", "b")) is None
+    assert mine.try_acquire("b") is not None
+    taken = [one.try_acquire("l", limit=2) is not None for one in (mine, other, mine)]
+    assert taken == [True, True, False]
+
+
+def test_expired_zookeeper_session_loses_all_its_locks_and_says_so(
+    over: Locks, caplog: Log
+) -> None:
+    mine, other = over(), over()
+    with pytest.raises(LeaseLost), mine.lock("gone") as held, mine.lock("gone too") as second:
+        expire(mine)
+        wait_until(lambda: held.lost and second.lost, TTL, "its holder knows")
+        with other.lock("gone"):
+            pass
+        held.ensure()
+    ids = [getattr(record, "event", "") for record in caplog.records]
+    assert "session_lost" in ids
+    with mine.lock("gone"):  # in a new session
+        pass
+
+
+def test_holder_of_a_silent_zookeeper_stops_before_the_session_can_end(
+    over: Locks, zookeeper: LocalZooKeeper
+) -> None:
+    mine, other = over(), over()
+    assert other.try_acquire("other") is not None
+    with pytest.raises(LeaseLost), mine.lock("silent") as held:
+        zookeeper.pause()
+        frozen = time.monotonic()
+        try:
+            wait_until(lambda: held.lost, 2 * TTL, "it has ended by the clock of its holder")
+            assert time.monotonic() - frozen <= TTL + 0.5
+        finally:
+            zookeeper.resume()
+        held.ensure()
+    wait_until(lambda: other.try_acquire("silent") is not None, 5 * TTL, "it is free at last")
+
+
+def test_release_that_a_silent_zookeeper_misses_is_done_when_it_is_back(
+    over: Locks, zookeeper: LocalZooKeeper
+) -> None:
+    mine, other = over(), over()
+    assert other.try_acquire("warm") is not None
+    lease = mine.acquire("missed")
+    zookeeper.pause()
+    mine.release(lease)
+    zookeeper.resume()
+    wait_until(lambda: other.try_acquire("missed") is not None, 3 * TTL, "it is free")
+
+
+def test_restarted_zookeeper_keeps_locks_and_their_holders(
+    over: Locks, zookeeper: LocalZooKeeper
+) -> None:
+    mine, other = over(), over()
+    with mine.lock("kept") as held:
+        zookeeper.kill()
+        zookeeper.start()
+        wait_until(lambda: other.holder("kept") is not None, 5 * TTL, "it answers")
+        assert other.try_acquire("kept") is None
+        assert not held.lost or held.remaining() == 0.0
+
+
+def test_freed_zookeeper_lock_is_lost_and_its_holder_frees_no_other(over: Locks) -> None:
+    """A node that was made again has the version of the one before."""
+    mine, other = over(), over()
+    lease = mine.acquire("again")
+    assert free(other, "again", lease.token)
+    theirs = other.acquire("again")
+    assert mine.release(lease) is False
+    assert other.extend(theirs).token == theirs.token
+    with pytest.raises(LeaseLost), mine.lock("seen") as held:
+        assert free(other, "seen", held.token)
+        other.acquire("seen")
+        wait_until(lambda: held.lost, TTL, "its extension was refused")
+        held.ensure()
+    assert other.holder("seen").owner == other.client.owner
+
+
+def test_lock_of_another_token_is_not_freed(over: Locks) -> None:
+    mine, other = over(), over()
+    mine.acquire("mine")
+    assert not free(other, "mine", "another token")
+    assert other.holder("mine").owner == mine.client.owner
+
+
+CHILD = """
+import sys, time
+from celery_redlock import Redlock
+redlock = Redlock([sys.argv[1]])
+print(redlock.acquire("child").token, flush=True)
+time.sleep(60)
+"""
+
+
+def test_supervisor_frees_the_zookeeper_locks_of_a_dead_child(
+    zookeeper: LocalZooKeeper, over: Locks
+) -> None:
+    """It does not wait for the end of the child's session, and extends nothing before."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, zookeeper.url], stdout=subprocess.PIPE, text=True
+    )
+    table, mine = supervised_table(1), over()
+    keeper = LeaseSupervisor(table, mine.client.driver, 2.0)
+    try:
+        assert child.stdout is not None
+        token = child.stdout.readline().strip()
+        claim = Claim(("child",), token, TTL, 1)
+        table.register(claim)
+        keeper.run_once()
+        assert mine.try_acquire("child") is None
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        began = time.monotonic()
+        assert free(mine, "child", token)
+        assert mine.try_acquire("child") is not None
+        assert time.monotonic() - began < TTL / 2
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_short_zookeeper_session_is_refused_with_the_ttl_that_it_allows(
+    zookeeper: LocalZooKeeper, lock_over: Locks
+) -> None:
+    url = zookeeper.url.partition("?")[0] + "?ttl=60"
+    with pytest.raises(ConfigurationError, match=r"sessions of 40 s at most.*write \?ttl=20"):
+        lock_over([url], ttl=60.0).check()
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"scope": "until_executed"}, "lasts as long as the session"),
+        ({"hold_for": 5.0}, "lasts as long as the session"),
+        ({"rate": "10/m"}, "lasts as long as the session"),
+        ({"shared": True}, "has one holder"),
+        ({"ttl": 30.0}, r"ttl is 30, and a lock in ZooKeeper lasts 4 s"),
+    ],
+    ids=str,
+)
+def test_options_that_zookeeper_cannot_keep_are_refused_at_declaration(
+    options: dict[str, Any], why: str
+) -> None:
+    pytest.importorskip("kazoo")
+    app = Celery("zookeeper", set_as_current=False)
+    app.conf.redlock_nodes = ["zookeeper://127.0.0.1:1?ttl=4"]
+
+    @app.task
+    @locked(key="<name>", **options)
+    def task(name: str) -> None: ...
+
+    with pytest.raises(ConfigurationError, match=why):
+        task("a")
+
+
+def test_pause_over_zookeeper_is_refused(zookeeper: LocalZooKeeper) -> None:
+    done = CliRunner().invoke(
+        command, ["pause", "r", "--for", "60s", "--yes", "--nodes", zookeeper.url]
+    )
+    assert done.exit_code != 0
+    assert "lasts as long as the session" in done.output
+
+
+def test_commands_show_explain_and_free_a_zookeeper_lock(
+    zookeeper: LocalZooKeeper, over: Locks
+) -> None:
+    mine = over()
+    mine.acquire("shown")
+    run = CliRunner().invoke
+    listed = run(command, ["ls", "--nodes", zookeeper.url])
+    assert listed.exit_code == 0, listed.output
+    assert "shown" in listed.output
+    shown = run(command, ["show", "shown", "--nodes", zookeeper.url])
+    assert mine.client.owner.host in shown.output
+    freed = run(command, ["release", "shown", "--force", "--nodes", zookeeper.url])
+    assert freed.exit_code == 0, freed.output
+    assert over().try_acquire("shown") is not None
+
+
+def test_doctor_examines_a_zookeeper_ensemble(zookeeper: LocalZooKeeper) -> None:
+    url = zookeeper.url.partition("?")[0]
+    fine = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/doctor?ttl=4"])
+    assert fine.exit_code == 0, fine.output
+    assert "names one server" in fine.output
+    long = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/doctor?ttl=60"])
+    assert long.exit_code == 1
+    assert "write ?ttl=20" in long.output
+    root = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/celery_redlock/..?ttl=4"])
+    assert root.exit_code != 0
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("zookeeper://", "servers cannot be understood"),
+        ("zookeeper://a:0", "servers cannot be understood"),
+        ("zookeeper://a,a", "names a server twice"),
+        ("zookeeper://a/../b", "no node of ZooKeeper"),
+        ("zookeeper://a?tls=1", "takes the option ttl"),
+        ("zookeeper://a?ttl=1", "in seconds, 3 or more"),
+        ("zookeeper://a,b", ""),
+    ],
+)
+def test_zookeeper_url_is_read_or_refused_with_the_reason(url: str, why: str) -> None:
+    pytest.importorskip("kazoo")
+    if not why:
+        (address,) = parse_nodes([url])
+        assert address.name == "a:2181,b:2181/celery_redlock"
+        return
+    with pytest.raises(ConfigurationError, match=why):
+        parse_nodes([url])
+
+
+def test_two_zookeeper_urls_are_refused() -> None:
+    pytest.importorskip("kazoo")
+    with pytest.raises(ConfigurationError, match="names 2 ZooKeeper ensembles"):
+        parse_nodes("zookeeper://a,zookeeper://b")
