@@ -24,17 +24,17 @@ from .protocol.values import Owner
 __all__ = ["BUCKETS", "COUNTERS", "HISTOGRAMS", "TASK_COUNTERS", "Measures", "no_fork"]
 
 COUNTERS: dict[str, tuple[str, tuple[str, str]]] = {
-    "acquire": ("Calls for a lock, by how they ended", ("task", "outcome")),
-    "extend": ("Rounds that were to renew a lease", ("task", "outcome")),
-    "lost": ("Leases that ended before their holder let go", ("task", "reason")),
-    "deduplicated": ("Tasks not sent or not run: another has the key", ("task", "where")),
-    "node_errors": ("Times a node failed us", ("node", "kind")),
+    "acquire": ("Requests for a lock, by outcome", ("task", "outcome")),
+    "extend": ("Extensions of a lease, by outcome", ("task", "outcome")),
+    "lost": ("Leases that ended before their release", ("task", "reason")),
+    "deduplicated": ("Tasks not sent or not run, because another has the key", ("task", "where")),
+    "node_errors": ("Failures of a node, by kind", ("node", "kind")),
 }
 """The description and the labels of each counter."""
 HISTOGRAMS = {
-    "acquire_duration": ("From the first call for a lock until it was granted", "task"),
+    "acquire_duration": ("Time from the request for a lock until its grant", "task"),
     "hold": ("How long a lock was held", "task"),
-    "node_rtt": ("From a request to a node's answer, while it was waited for", "node"),
+    "node_rtt": ("Time from a request to a node's answer in time", "node"),
 }
 """The description and the label of each histogram; all are in seconds."""
 BUCKETS: dict[str, tuple[float, ...]] = {

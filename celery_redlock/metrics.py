@@ -123,8 +123,8 @@ class Metrics(Measures):
             return
         if isinstance(consumer.pool, TaskPool) and not os.environ.get(DIRECTORY):
             logger.warning(
-                "metrics show the worker's main process alone, and tasks run in its children: set"
-                " %s to an empty directory before the worker starts",
+                "the metrics show only the worker's main process, and tasks run in its children:"
+                " set %s to an empty directory before the worker starts",
                 DIRECTORY,
                 extra=event("metrics_incomplete"),
             )
@@ -134,11 +134,13 @@ class Metrics(Measures):
             self._server = start_http_server(port, addr, served)
         except OSError as error:
             logger.error(
-                "no metrics on %s:%d: %s", addr, port, error, extra=event("metrics_unserved")
+                "metrics cannot be served on %s:%d: %s",
+                *(addr, port, error),
+                extra=event("metrics_unserved"),
             )
             return
         logger.info(
-            "metrics on http://%s:%d/metrics",
+            "metrics are served on http://%s:%d/metrics",
             addr,
             self._server[0].server_port,
             extra=event("metrics_served"),

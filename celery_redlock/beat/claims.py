@@ -126,7 +126,8 @@ class TickClaim(HeldLease):
             logger.warning(
                 "%s was sent after its claim had ended: another beat may have sent it too"
                 if late
-                else "%s is sent, but a quorum could not be told: another beat may send it again",
+                else "%s was sent, but a quorum has not confirmed that: another beat may send it"
+                " again",
                 self.tick,
                 extra=event("tick_may_repeat"),
             )
@@ -134,10 +135,10 @@ class TickClaim(HeldLease):
             self.release()
             if not late:
                 logger.warning(
-                    "%s may have been sent as this beat was ended: its claim is freed, and another"
-                    " beat sends it, perhaps again"
+                    "%s may have been sent when this beat was stopped: its claim is released, and"
+                    " another beat sends it, perhaps again"
                     if ended
-                    else "%s could not be sent from here: its claim is freed, for another beat",
+                    else "%s could not be sent from here: its claim is released for another beat",
                     self.tick,
                     extra=event("tick_unsent"),
                 )
@@ -201,7 +202,7 @@ class TickClaims:
             if not isinstance(wish, bool) and entry.name not in self._warned:
                 self._warned.add(entry.name)
                 logger.warning(
-                    "%s: the option %r must be True or False, it is %r: claimed like others",
+                    "%s is claimed like others: its option %r must be True or False, but is %r",
                     *(entry.name, OPTION, wish),
                     extra=event("tick_option_invalid"),
                 )
@@ -213,7 +214,7 @@ class TickClaims:
         except Exception:
             # A user's own schedule may raise anything, and an error here would end the whole beat.
             logger.exception(
-                "%s: cannot tell which tick is due; it is not sent",
+                "%s is not sent: its schedule raised an error, so the due tick is unknown",
                 entry.name,
                 extra=event("tick_unknown"),
             )

@@ -57,7 +57,7 @@ class Outage:
         if self._began is None:
             self._began = now
         if self._logged and not self.send and str(name) not in self._names:
-            logger.info("%s is held back too", name, extra=event("tick_held_back"))
+            logger.info("%s is held back as well", name, extra=event("tick_held_back"))
         self._names.add(str(name))
         if error is not None and for_all:
             self._next_question = now + self._again
@@ -75,7 +75,7 @@ class Outage:
         """Note that a quorum has answered."""
         if self._began is not None and self._logged:
             logger.warning(
-                "a quorum answers again, after %.1f s; what was due is sent now: %s",
+                "a quorum answers again, after %.1f s; due ticks are sent now: %s",
                 *(now - self._began, self._waiting()),
                 extra=event("beat_quorum_back"),
             )

@@ -300,9 +300,9 @@ def _guard(scheduler: Any) -> None:
             raise
         if wish is None:
             logger.warning(
-                "this beat sends every tick, and so does any other: the broker is no Redis, and"
-                " redlock_nodes is not set. If several beats run, set redlock_nodes, and each tick"
-                " is sent once; if one runs, set redlock_beat = False",
+                "this beat sends every tick, and so does every other: the broker is not a Redis,"
+                " and redlock_nodes is not set. If several beats run, set redlock_nodes, so that"
+                " each tick is sent once; if only one runs, set redlock_beat = False",
                 extra=event("beat_unlocked"),
             )
         return
@@ -322,15 +322,16 @@ def _guard(scheduler: Any) -> None:
     policy = settings.beat_on_unavailable
     resources = SchedulerAdapter(scheduler, redlock, policy).resources
     logger.info(
-        "each tick is sent by one beat: claims %s* on %s, quorum %d, ttl %g s, without one: %s",
+        "each tick is sent by one beat: claims %s* on %s, quorum %d, ttl %g s, without a quorum:"
+        " %s",
         *(redlock.prefix + resources, ", ".join(redlock.nodes)),
         *(quorum_of(len(redlock.nodes)), redlock.ttl, policy),
         extra=event("beat_started"),
     )
     if not app.main:
         logger.warning(
-            "the app has no name: if another without a name has an entry that sends the same, on"
-            " these nodes, only one of the two sends; give it one, as in Celery('shop')",
+            "the app has no name: if another app without a name has the same entry, on these nodes,"
+            " only one of the two sends it; name the app, as in Celery('shop')",
             extra=event("beat_app_unnamed"),
         )
     try:

@@ -38,17 +38,17 @@ PAUSE_S = 0.01
     type=click.IntRange(min=1, max=256),
     default=1,
     show_default=True,
-    help="Threads that acquire and release at the same time, each another key.",
+    help="Threads that acquire and release at the same time, each with its own key.",
 )
 @on_site
 def command(site: Site, seconds: float, concurrency: int) -> int:
     """Measure how fast these nodes grant and release locks.
 
-    Each is compared with a bare round trip: one small question to each node, the fastest of three.
-    A quorum has answered when the slowest of its nodes has.
+    The result is compared with a bare round trip: one small request to each node, the fastest of
+    three. The round trip to a quorum is that of its slowest node.
 
     It loads the nodes: do not run it while they are busy. Its keys have a random prefix, and are
-    gone afterwards. Exit code 3 if too few nodes answered.
+    deleted at the end. Exit code 3 if too few nodes answered.
     """
     known = site.redlock
     redlock = Redlock(

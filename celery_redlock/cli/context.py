@@ -249,10 +249,10 @@ def choosing(command: Callable[..., Any]) -> Callable[..., Any]:
         "--match",
         default="*",
         metavar="GLOB",
-        help="Show only resources whose whole name fits, without the prefix: 'order:*'.",
+        help="Show only resources whose whole name matches, without the prefix: 'order:*'.",
     )
     @click.option(
-        "--task", metavar="GLOB", help="Show only what tasks of this name hold: 'shop.*'."
+        "--task", metavar="GLOB", help="Show only locks of tasks with this name: 'shop.*'."
     )
     @click.option(
         "--kind",

@@ -16,12 +16,12 @@ __all__ = ["command"]
 @timeout_option(2.0, "Seconds to wait for nodes, broker and workers.")
 @on_site
 def command(site: Site, strict: bool, timeout: float) -> int | None:
-    """Find what is wrong, and say what to do about it.
+    """Find problems, and show how to solve them.
 
-    It looks at nodes, settings, tasks and workers; without an app, at the nodes alone.
+    It checks nodes, settings, tasks and workers; without an app, only the nodes.
 
-    Exit code 1 if something is wrong. Keys with random names are written on the nodes, and gone in
-    ten seconds.
+    Exit code 1 if something is wrong. It writes keys with random names on the nodes, which expire
+    within ten seconds.
     """
     from ..doctor import examine
 

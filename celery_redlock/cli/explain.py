@@ -36,9 +36,9 @@ MAX_TASKS = 10
 def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> int | None:
     """Explain what a call of TASK would do now.
 
-    Which key it gets, who has that, and whether it would wait, run, fail or be skipped.
+    It shows the key, its holder, and whether the call would wait, run, fail or be skipped.
 
-    ARGS is a JSON array: explain shop.charge '[17, 250]'. Nothing is sent and nothing is taken.
+    ARGS is a JSON array: explain shop.charge '[17, 250]'. It sends nothing and locks nothing.
     """
     from ..config.task_lock import lock_of
 

@@ -23,9 +23,9 @@ __all__ = ["command", "guarded"]
     type=click.FloatRange(min=0),
     default=5.0,
     show_default=True,
-    help="Seconds for which a look at the nodes is shown again, at least.",
+    help="Minimum seconds for which one survey of the nodes is shown again.",
 )
-@timeout_option(help="Seconds after which a node that has not told all is down.")
+@timeout_option(help="Seconds after which a node without a complete answer counts as down.")
 @click.option(
     "--host",
     "hosts",
@@ -41,7 +41,7 @@ def command(
 ) -> None:
     """Export gauges for Prometheus.
 
-    Held locks, waiting tasks (with an app), nodes, keys without a ttl.
+    They show held locks, waiting tasks (with an app), nodes, and keys without a ttl.
 
     A node that is down is a value, not a failure, and so is a missing quorum: the exit code of
     --once is 0 all the same.

@@ -47,10 +47,11 @@ def command(
 ) -> None:
     """List locks that are held, and reservations.
 
-    One line each. On a terminal that is too narrow columns are left out, in this order: fence, pid,
-    host, ttl, task id, waiting, held for, task. A pipe gets all of them, as with --wide.
+    Each has one line. A terminal that is too narrow gets fewer columns; left out are, in this
+    order: fence, pid, host, ttl, task id, waiting, held for, task. A pipe gets all of them, as with
+    --wide.
 
-    A snapshot. Exit code 0, also if there are none; 3 if too few nodes answer.
+    The list is a snapshot. Exit code 0, also if it is empty; 3 if too few nodes answer.
     """
     from ..doctor.votes import ask, votes_in
 

@@ -19,14 +19,14 @@ __all__ = ["command"]
 def command(site: Site) -> int:
     """Make the tables and functions that locks in PostgreSQL need.
 
-    Or bring them up to date. It may be run again, by several at once, and while workers run: each
-    deployment may begin with it. Locks that are held stay held. `redlock sql` prints what it runs.
+    It also brings them up to date. It may be run again, by several at once, and while workers run:
+    each deployment may begin with it. Held locks stay held. `redlock sql` prints the statements.
 
     The database's user needs the right to create them, which the workers' user does not: name it in
     the URL of --nodes, and give the workers' user its rights (docs/postgresql.md).
 
-    Exit code 0: they are there, or are not needed; 1: the database refused; 3: it did not answer,
-    or a lock that is needed was kept for 20 s; 4: they are of a newer version, and were left alone.
+    Exit code 0: they exist, or are not needed; 1: the database refused; 3: it did not answer, or
+    another transaction kept a needed lock for 20 s; 4: they are of a newer version, and unchanged.
     """
     (address, *_) = site.redlock.client.addresses
     if address.store != "PostgreSQL":

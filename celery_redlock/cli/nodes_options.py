@@ -15,16 +15,16 @@ def nodes_options(command: Callable[..., Any]) -> Callable[..., Any]:
     nodes = click.option(
         "--nodes",
         metavar="URL[,URL...]",
-        help="The nodes, where there is no app. Others on this machine can see their passwords on"
-        " the command line: better set REDLOCK_NODES in the environment.",
+        help="The nodes, if there is no app. Others on this machine can see their passwords on the"
+        " command line: it is better to set REDLOCK_NODES in the environment.",
     )
     prefix = click.option(
-        "--prefix", metavar="TEXT", help="What the keys on the nodes begin with, without an app."
+        "--prefix", metavar="TEXT", help="Prefix of the keys on the nodes, if there is no app."
     )
     docs = click.option(
         "--docs",
         metavar="ADDRESS",
-        help="Where the pages of the documentation are, without an app:"
+        help="Address of the documentation's pages, if there is no app:"
         " https://docs.example.org/{page}.html",
     )
     return nodes(prefix(docs(command)))

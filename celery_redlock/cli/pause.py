@@ -51,7 +51,7 @@ def operator(redlock: Any) -> str:
 
 def yes_option(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with --yes."""
-    return click.option("--yes", is_flag=True, help="Do not ask if the pattern fits no key.")(
+    return click.option("--yes", is_flag=True, help="Do not ask if the pattern matches no key.")(
         command
     )
 
@@ -82,7 +82,7 @@ def started(
         raise
     except RedlockError as error:
         return site.fail(str(error), REFUSED)
-    said = f"{pause}; every worker knows within 2 s"
+    said = f"{pause}; every worker applies it within 2 s"
     if limit:
         said += (
             ". It is for tasks that declare a limit: exclusive keys stay so, and readers (shared)"
@@ -150,22 +150,22 @@ def _begin(text: str) -> str:
     "seconds",
     type=Duration(),
     required=True,
-    help="How long: 90s, 30m, 1h30m; 7d most.",
+    help="Duration: 90s, 30m, 1h30m; up to 7d.",
 )
-@click.option("--reason", default="", help="Why; it is shown wherever a task waits because of it.")
+@click.option("--reason", default="", help="Reason; shown wherever a task waits because of it.")
 @yes_option
 @on_site
 def command(site: Site, pattern: str, *, seconds: float, reason: str, yes: bool) -> int:
-    """Pause all keys that fit PATTERN, a glob: 'order:*'.
+    """Pause all keys that match PATTERN, a glob: 'order:*'.
 
-    Bodies that run end, and no new one begins; tasks of these keys wait in their queue or in a
-    worker, and go on within a second after the end of the pause, or after resume. Publishing goes
-    on. Every worker knows of it within two seconds. Of a pattern that is paused already, the time
-    and the reason are replaced.
+    Running bodies go on to their end, and no new one begins; tasks of these keys wait in their
+    queue or in a worker, and go on within a second after the end of the pause, or after resume.
+    Publishing goes on. Every worker applies it within two seconds. If the pattern is paused
+    already, the time and the reason are replaced.
 
-    It names the keys that fit now, and asks if the pattern fits none and no task has such keys.
+    It lists the keys that match now, and asks if there are none and no task has such keys.
 
-    Exit code 2: the pattern or the time cannot be; 3: too few nodes answered, nothing is paused;
-    4: the answer was no, or there are as many pauses as there can be.
+    Exit code 2: the pattern or the time is not allowed; 3: too few nodes answered, nothing is
+    paused; 4: the answer was no, or the maximum number of pauses is in force.
     """
     return started(site, pattern, seconds, reason, yes=yes)

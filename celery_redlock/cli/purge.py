@@ -17,19 +17,20 @@ __all__ = ["command"]
     *("-Q", "--queues", "queues"),
     required=True,
     metavar="NAMES",
-    help="Which queues, with commas between.",
+    help="The queues, separated by commas.",
 )
-@click.option("--dry-run", is_flag=True, help="Say how much lies in them, and purge nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the number of messages, and purge nothing.")
 @click.option("--yes", is_flag=True, help="Purge them without asking.")
 @on_site
 def command(site: Site, *, queues: str, dry_run: bool, yes: bool) -> int:
-    """Purge queues, and free what their messages have reserved.
+    """Purge queues, and free the keys that their messages have reserved.
 
-    What workers have fetched stays with them; stop the workers first if all is to go. A message and
-    its reservation go one after the other, so it may be interrupted, and be called again.
+    Messages that workers have fetched stay with them; stop the workers first to purge everything.
+    Messages and their reservations are deleted one by one, so you may interrupt it, and call it
+    again.
 
     Exit code 0: purged; 1: there was nothing to purge; 3: too few nodes answered, the rest is still
-    in the queue; 4: not purged, because the answer was no or nobody was there to ask.
+    in the queue; 4: not purged, because the answer was no or there was no terminal to ask on.
     """
     from ..messages.purge import count, purge, silent_nodes_warning
 

@@ -40,13 +40,13 @@ TAKEN_BACK = (
 
 @click.command("release")
 @click.argument("key", required=False)
-@click.option("--match", metavar="GLOB", help="Free all keys that fit, instead of one: 'order:*'.")
+@click.option("--match", metavar="GLOB", help="Free all keys that match, not one: 'order:*'.")
 @click.option("--dry-run", is_flag=True, help="With --match: list them, and free none.")
 @click.option("--yes", is_flag=True, help="With --match: list them, and free them without asking.")
-@click.option("--force", is_flag=True, help="Free it without asking; of --match: living ones too.")
+@click.option("--force", is_flag=True, help="Free without asking; with --match also keys in use.")
 @click.option("--reservation", is_flag=True, help="Free the reservation, not the lock.")
-@click.option("--slot", type=click.IntRange(min=1), help="Which holder's, of a lock with a limit.")
-@click.option("--digest", help="Whose token's, of several: as show names it, and ls a reader.")
+@click.option("--slot", type=click.IntRange(min=1), help="The slot, if the lock has a limit.")
+@click.option("--digest", help="The token's digest, if there are several; see show and ls.")
 @timeout_option()
 @on_site
 def command(
@@ -64,15 +64,15 @@ def command(
 ) -> int:
     """Free one key whose holder is dead, or all that match a glob.
 
-    It frees the very token that it has shown, and nothing that came after it. It shows the holder
-    and asks; without a terminal to ask on it refuses, unless --force is given. The holder is not
-    stopped by it: see what is said before the question.
+    It shows the holder, asks, and frees only the token that it has shown, never a later one.
+    Without a terminal to ask on it refuses, unless --force is given. It does not stop the holder:
+    read the text before the question.
 
-    With --match it lists what fits, and frees no living holder without --force: a lock that a
-    quorum holds counts as living, for a dead holder's ends by itself within its ttl; so does the
-    reservation of a task that holds its lock, and a value that is not of this library.
+    With --match it lists the keys that match, and skips keys in use unless --force is given. In use
+    are a lock that a quorum holds (the lock of a dead holder ends by itself within its ttl), the
+    reservation of a task that holds its lock, and a value that is not from this library.
 
-    Exit code 0: it is free, by this or already; 1: there was nothing to free; 3: too few nodes
+    Exit code 0: the key is free, or was before; 1: there was nothing to free; 3: too few nodes
     answered; 4: not freed, because the answer was no or another holds it meanwhile.
     """
     if (key is None) == (match is None):

@@ -15,10 +15,10 @@ __all__ = ["command"]
 @click.argument("pattern")
 @on_site
 def command(site: Site, pattern: str) -> int:
-    """End the pause of PATTERN, and its limit: both, if it has both.
+    """End the pause of PATTERN, and its limit.
 
-    That is of the very pattern that was paused, as ls shows it. What waits goes on within a
-    second, unless another pause covers its key.
+    PATTERN must be the one that was paused, as ls shows it. Waiting tasks go on within a second,
+    unless another pause covers their key.
 
     Exit code 1: it is neither paused nor limited; 3: too few nodes answered, it may go on.
     """

@@ -23,14 +23,14 @@ SPELLING = """a text such as "7", "a b" or "a@b" is quoted: 'order:"a b"'; expla
 @timeout_option()
 @on_site
 def command(site: Site, key: str, timeout: float) -> int:
-    """Show all that is known of one key.
+    """Show everything about one key.
 
     KEY may be given with or without the prefix.
 
-    Its holder, what each node says if they differ, its reservation, its fencing token and its
-    waiters; with an app also the tasks that wait in its workers, which have a second to answer.
+    It shows the holder, each node's answer if they differ, the reservation, the fencing token and
+    the waiters; with an app also the tasks that wait in its workers, which have a second to answer.
 
-    Exit code 1 if no node and no worker knows anything of it; 3 if too few nodes answer.
+    Exit code 1 if no node and no worker has anything of it; 3 if too few nodes answer.
     """
     from ..doctor.workers import waiting
 

@@ -18,8 +18,8 @@ NOT_NEEDED = "locks are not kept in PostgreSQL here, and nothing else needs tabl
 def command(site: Site) -> None:
     """Print the SQL that locks in PostgreSQL need.
 
-    It makes their tables and functions, and may be run again: redlock sql | psql DATABASE, as a
-    user who may create them. `redlock migrate` does the same by itself.
+    The SQL makes their tables and functions, and may be run again: redlock sql | psql DATABASE, as
+    a user who may create them. `redlock migrate` does the same by itself.
     """
     if not site.as_json and _needs_none(site):
         click.echo(f"note: {NOT_NEEDED}", err=True)

@@ -28,13 +28,14 @@ class Tally:
 
 
 @click.command("stats")
-@click.option("--match", default="*", metavar="GLOB", help="Count only resources whose name fits.")
+@click.option("--match", default="*", metavar="GLOB", help="Count only matching resources.")
 @timeout_option()
 @on_site
 def command(site: Site, match: str, timeout: float) -> None:
     """Count locks and reservations by task.
 
-    And waiters (with an app), what is odd, and how fast the nodes answer.
+    It also shows waiters (with an app), oddities such as keys without a ttl, and how fast the nodes
+    answer.
     """
     redlock = site.redlock
     site.choose(("--match", match if match != "*" else None))

@@ -29,7 +29,7 @@ __all__ = ["Changes", "command"]
     metavar="SECONDS",
     help="Seconds between two looks at the nodes.",
 )
-@click.option("--count", type=click.IntRange(min=1), help="Stop after so many looks.")
+@click.option("--count", type=click.IntRange(min=1), help="Stop after this many looks.")
 @on_site
 @choosing
 def command(
@@ -37,8 +37,9 @@ def command(
 ) -> int:
     """Show held locks, refreshed live (Ctrl-C to quit).
 
-    On a terminal a table; else, and with --json, a line for each change. What is taken and given
-    back between two looks is not seen. Exit code 3 if too few nodes answered the last look.
+    On a terminal it shows a table; otherwise, and with --json, a line for each change. It misses
+    locks that are taken and released between two looks. Exit code 3 if too few nodes answered the
+    last look.
     """
     # The lines of changes do not show the number of waiters.
     counts = site.as_json or sys.stdout.isatty()

@@ -24,8 +24,8 @@ __all__ = ["command"]
 @click.option(
     "--token",
     envvar="REDLOCK_WEB_TOKEN",
-    help="Let those who know it free locks; at least 16 characters. Others on this machine can see"
-    " it on the command line: better set REDLOCK_WEB_TOKEN in the environment.",
+    help="Whoever has this token may free locks; at least 16 characters. Others on this machine can"
+    " see it on the command line: it is better to set REDLOCK_WEB_TOKEN in the environment.",
 )
 @click.option("--private", is_flag=True, help="Ask for the token for reading, too.")
 @click.option(
@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Serve the web dashboard.
 
-    What is held, who waits, how the nodes vote, what went wrong lately. It is for reading only
-    unless there is a token.
+    It shows held locks, waiters, the votes of the nodes, and recent problems. Without a token it is
+    read-only.
     """
     from ..web import make_app
     from ..web.serve import check_bind, is_loopback, names_for, serve

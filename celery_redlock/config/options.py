@@ -69,8 +69,8 @@ class _CommonOptions:
             day="a holder that dies blocks the resource for that long. A lease is extended while"
             " its task runs, so the ttl can be short",
         ),
-        "How long the nodes keep a lock that nobody extends. It is not how long a task may run:"
-        " while the body runs, its lease is extended after each third of the ttl.",
+        "How long the nodes keep a lock that nobody extends. It does not limit the task: while the"
+        " body runs, its lease is extended after each third of the ttl.",
         "The default suits most. A longer ttl outlasts longer pauses of a process and longer"
         " absences of the nodes. A shorter one frees the keys of a dead machine sooner, and gives"
         " a restarted node its vote back sooner. Below a few seconds, ordinary pauses cost locks."
@@ -80,44 +80,44 @@ class _CommonOptions:
         0.5,
         checks.seconds(zero=True),
         "How long a task waits for its lock *in its pool slot* before the conflict policy applies."
-        " Tasks that can be [parked](hot-keys.md) do not wait there. The app's setting is read only"
-        " where the policy is `retry` and the task cannot be parked. Without a `wait` of the task"
-        " itself, the policies `wait` and `replace` take the task's ttl, and the others do not"
-        " wait. A `wait` of the task itself counts for every policy; a task that can be parked"
-        " waits in its slot, too, where another worker or program has its lock.",
+        " Tasks that can be [parked](hot-keys.md) do not wait there. The app's setting is used only"
+        " if the policy is `retry` and the task cannot be parked. Without a `wait` of the task"
+        " itself, the policies `wait` and `replace` use the task's ttl, and the others do not"
+        " wait. A `wait` of the task itself applies to every policy; then a task that can be parked"
+        " waits in its slot, too, if another worker or program has its lock.",
         "Raise it for a task that cannot be parked and whose lock is mostly held for moments.",
     )
     retry_backoff: float = _option(
         1.0,
         checks.seconds(),
-        "The longest delay with which a waiting task is published again. The delay is random, and"
-        " this limit doubles with every attempt. A task that workers park comes back within 0.3 s,"
-        " whatever is set here, and waits there.",
+        "The longest delay with which a waiting task is published again for the first time. The"
+        " delay is random, and this limit doubles with every attempt. A task that workers park"
+        " comes back within 0.3 s, whatever is set here, and waits there.",
         "Raise it if tasks that cannot be parked try too often.",
     )
     retry_backoff_max: float = _option(
         60.0,
         checks.seconds(),
-        "Where the doubling of `retry_backoff` ends.",
+        "The longest delay, at which the doubling of `retry_backoff` ends.",
         "Lower it if a free key must not stay unused for a minute because all its waiters sleep.",
     )
     retry_deadline: float | None = _option(
         None,
         checks.or_none(checks.seconds()),
-        "After how long a waiting task gives up and `on_deadline` applies: seconds for which one"
-        " and the same holder has been in the way, or too few nodes have answered. Time in which"
-        " the key changes hands does not count. `None` means never.",
-        "Set it if a task is worth nothing after a while, or if its failure should tell you that"
+        "Seconds after which a waiting task gives up and `on_deadline` applies. They count while"
+        " one and the same holder is in the way, or too few nodes answer, and start again when"
+        " the key changes hands. `None` means never.",
+        "Set it if a task is worth nothing after a while, or if its failure should show you that"
         " a holder is stuck.",
     )
     max_lifetime: float | None = _option(
         DAY,
         checks.or_none(checks.seconds()),
-        "For how long a lock is extended at most, so that a task that hangs does not keep it"
-        " forever. Then the body is told that its lease is lost, even if the ttl is longer; the"
-        " key stays locked until the body ends, for a ttl at most. `None` means no limit.",
-        "Raise it for tasks that run for more than a day. Lower it if a task that hangs must let"
-        " go sooner.",
+        "The longest time for which a lock is extended, so that a task that hangs does not keep it"
+        " forever. After that the lease is lost and `on_lost` applies, even if the ttl is longer;"
+        " the key stays locked until the body ends, for a ttl at most. `None` means no limit.",
+        "Raise it for tasks that run for more than a day. Lower it if the key of a task that hangs"
+        " must become free sooner.",
     )
     fencing: bool = _option(
         False,
@@ -135,19 +135,19 @@ class Settings(_CommonOptions):
     nodes: Sequence[Any] = _option(
         None,
         checks.nodes,
-        "What holds the locks: independent Redis masters, by URLs, clients or mappings of"
-        " connection arguments; or the URL of one PostgreSQL database or etcd cluster. One string"
-        " with commas between URLs, as from an environment variable, is a list of them. `None`"
-        " means one node: the broker, if that is a Redis.",
+        "The servers that keep the locks: independent Redis masters, by URLs, clients or mappings"
+        " of connection arguments; or the URL of one PostgreSQL database or etcd cluster. One"
+        " string with commas between URLs, as from an environment variable, is a list of them."
+        " `None` means one node: the broker, if that is a Redis.",
         "Set it to have [three or five](operating.md#how-many), which survive the loss of a server."
         " All programs must name the same nodes.",
     )
     prefix: str = _option(
         "redlock:",
         checks.text,
-        "What all keys on the nodes begin with.",
-        "Give each application that shares the nodes its own. All programs of one application"
-        " must have the same.",
+        "The prefix of all keys on the nodes.",
+        "If several applications share the nodes, give each its own. All programs of one"
+        " application must have the same.",
     )
     node_timeout: float = _option(
         0.25,
@@ -158,10 +158,10 @@ class Settings(_CommonOptions):
     keeper: str = _option(
         "thread",
         checks.one_of(Literal["thread", "process"]),
-        "What extends the locks of a process. `thread`: one of its threads; in a prefork worker"
-        " the main process helps. `process`: a sidecar, a small separate process, which goes on"
-        " while a C call keeps the GIL, and frees at once what a killed worker held. It takes"
-        " about 25 MB and logs to stderr.",
+        "The extender of a process's locks. `thread`: one of its threads; in a prefork worker the"
+        " main process helps. `process`: a separate small process as well, which goes on while a C"
+        " call keeps the GIL, and releases the locks of a killed worker at once. It takes about"
+        " 25 MB and logs to stderr.",
         "Set it to `process` for C calls or greenlets that compute for longer than the ttl,"
         " and for a ttl of a second or two beside threads that compute.",
     )
@@ -171,7 +171,7 @@ class Settings(_CommonOptions):
         "Whether a node that has just been started may vote. `uptime`: it has no vote until it is"
         " up for longer than the longest ttl in use, because it may have forgotten locks."
         " `off`: it votes. `auto`: `uptime` with three nodes or more, or where a standby takes the"
-        " place of a node by itself (PostgreSQL, Sentinel); else `off`. See [the restart"
+        " place of a node by itself (PostgreSQL, Sentinel); otherwise `off`. See [the restart"
         " guard](restart-guard.md).",
         "With three nodes or more, set it to `off` in tests, in CI and in Docker Compose, where"
         " servers have just been started and nothing of value can be forgotten, or if your locks"
@@ -182,7 +182,7 @@ class Settings(_CommonOptions):
         True,
         checks.flag,
         "Whether tasks take locks at all.",
-        "Set it to `False` in tests only. A worker without locks says so in its log.",
+        "Set it to `False` in tests only. A worker without locks logs a warning.",
     )
     parking: bool = _option(
         True,
@@ -225,7 +225,7 @@ class Settings(_CommonOptions):
         "Send each tick of a periodic task once, however many beats run. `None`: wherever a node is"
         " known; without one the beat logs a warning, and sends everything. `True`: without one it"
         " does not start.",
-        "Set it to `False` if one beat runs, and is to send even when the nodes are away.",
+        "Set it to `False` if only one beat runs, and must send even when the nodes are away.",
     )
     beat_on_unavailable: str = _option(
         "hold",
@@ -247,22 +247,22 @@ class TaskOptions(_CommonOptions):
     key: Key = _option(
         None,
         checks.key,
-        "What is exclusive: a template, such as `order:<order_id>`; a list of templates, for all or"
-        " none of several; a list of arguments' names; or a function that is called with the"
+        "The key to lock: a template, such as `order:<order_id>`; a list of templates, for all or"
+        " none of several keys; a list of arguments' names; or a function that is called with the"
         " arguments. `None`: the task's name and all its arguments.",
         "Set it if fewer arguments decide, or if several tasks share a key: [keys](keys.md).",
     )
     scope_name: str | None = _option(
         None,
         checks.or_none(checks.text),
-        "What the key begins with. `None`: the task's name, or nothing where there is a template.",
+        "The beginning of the key. `None`: the task's name, or nothing if the key is a template.",
         "Give two tasks the same one if they should exclude each other.",
     )
     limit: LimitOption = _option(
         1,
         checks.limit,
         "How many bodies may run at a time per key: a number; of several keys, also one for each;"
-        " or a function of the task's arguments that returns such.",
+        " or a function of the task's arguments that returns one of these.",
         "Raise it where a few at a time do no harm: [a limit](keys.md#a-limit).",
     )
     shared: bool = _option(
@@ -270,7 +270,7 @@ class TaskOptions(_CommonOptions):
         checks.flag,
         "Whether the task only reads what its key names: bodies of tasks with `shared` run side by"
         " side, and never beside one without. See [readers and writers](shared.md). Redis only.",
-        "Set it for the tasks that read, where others with the same key write.",
+        "Set it for the tasks that read, if others with the same key write.",
     )
     rate: str | None = _option(
         None,
@@ -296,18 +296,18 @@ class TaskOptions(_CommonOptions):
         None,
         checks.or_none(checks.seconds(MIN_TTL)),
         "How long the nodes keep a reservation, counted from the message's ETA. A worker that"
-        " holds the message extends it. `None`: until the message expires, else an hour. A call"
-        " can make it last for 31 days from now, or for as long as is declared here, if that is"
-        " longer.",
+        " holds the message extends it. `None`: until the message expires, or an hour if it does"
+        " not. One call can ask for up to 31 days from now; for more only if more is declared"
+        " here.",
         "Raise it if messages may lie in the queue for more than an hour before a worker sees"
         " them.",
     )
     on_duplicate: OnDuplicate = _option(
         "existing",
         checks.one_of(OnDuplicate),
-        "What a caller gets whose key is reserved for another task: its result (`existing`), a"
-        " `DuplicateTask` (`raise`), a result that says it was skipped (`skip`), or its place:"
-        " the queued task is revoked (`replace`). See"
+        "What a call gets if its key is reserved for another task: that task's result"
+        " (`existing`), a `DuplicateTask` (`raise`), a result that is marked as skipped (`skip`),"
+        " or its place: the queued task is revoked (`replace`). See"
         " [what a duplicate gets](uniqueness.md#what-a-duplicate-gets).",
         "Set it to `replace` for a debounce, where the last call should run and not the first.",
     )
@@ -318,15 +318,15 @@ class TaskOptions(_CommonOptions):
             day="a restarted node has no vote on it for that long. To keep a key longer, reserve"
             " it: scope 'until_expired' and reserve_ttl",
         ),
-        "How long a lock is kept at least, counted from when it was taken, even if the body ends"
-        " before.",
+        "The shortest time for which a lock is kept, counted from its grant, even if the body ends"
+        " earlier.",
         "Raise it to keep a task from running again too soon. A restarted node has no vote on this"
-        " task for that long, where it is longer than the ttl.",
+        " task for that long, if it is longer than the ttl.",
     )
     on_conflict: OnConflict = _option(
         "retry",
         checks.or_callable(checks.one_of(ConflictPolicy), "the holder", "the request"),
-        "What a task does whose lock another holds. See [Policies](policies.md#on_conflict).",
+        "What a task does if another holds its lock. See [Policies](policies.md#on_conflict).",
         "Set it to `skip` if a copy that comes while another runs has nothing to do, to `raise` or"
         " `reject` if you handle conflicts yourself.",
     )
@@ -334,8 +334,8 @@ class TaskOptions(_CommonOptions):
         "raise",
         checks.one_of(OnDeadline),
         "What a task does when `retry_deadline` is over, or the wait of `wait` and `replace`. See"
-        " [Policies](policies.md#on_deadline). Refused where there is no such time.",
-        "Set it to `skip` or `reject` if waiting in vain is no failure.",
+        " [Policies](policies.md#on_deadline). Refused if the task has neither.",
+        "Set it to `skip` or `reject` if the end of the wait is not a failure.",
     )
     on_unavailable: OnUnavailable = _option(
         "retry",
@@ -347,12 +347,13 @@ class TaskOptions(_CommonOptions):
         "raise",
         checks.or_callable(checks.one_of(LossPolicy), "the lease"),
         "What happens to a body whose lease is lost. See [Policies](policies.md#on_lost).",
-        "Set it to `log` or a function if a body must not be interrupted but asks for `lost`.",
+        "Set it to `log` or a function if the body checks `current_lease().lost` itself and must"
+        " not be interrupted.",
     )
     progress_timeout: float | None = _option(
         None,
         checks.or_none(checks.seconds(0.1)),
-        "For how long a body may report no progress: see [Alive but stuck](progress.md).",
+        "The longest time without a report of progress: see [Alive but stuck](progress.md).",
         "Set it for work that can hang, and call `current_lease().progress()` in its loops.",
     )
     waits: Mapping[str, float] = MappingProxyType({})

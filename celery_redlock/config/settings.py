@@ -207,7 +207,7 @@ def check_together(
     silence, lifetime = values.get("progress_timeout"), values.get("max_lifetime")
     if silence is not None and lifetime is not None and silence >= lifetime:
         raise ConfigurationError(
-            f"{p}progress_timeout is {silence:g}, but a body is told to end after {p}max_lifetime,"
+            f"{p}progress_timeout is {silence:g}, but a lock is lost after {p}max_lifetime,"
             f" {lifetime:g} s, in any case: give a shorter one, or leave it out"
         )
     scope, limit = values.get("scope", "while_executing"), values.get("limit", 1)

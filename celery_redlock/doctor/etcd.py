@@ -75,9 +75,9 @@ def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
     why = probe.look.error or "it does not answer in time"
     what, fix = f"no member can be asked: {why}", "start it, or correct the URL"
     if "user name is empty" in why or "authentication" in why:
-        what, fix = f"it asks who we are: {why}", "write etcd://user:password@host:2379"
+        what, fix = f"it requires a login: {why}", "write etcd://user:password@host:2379"
     elif "HTTP status" in why:
-        what = f"what answers is no etcd of version 3.4 or newer: {why}"
+        what = f"the server is not etcd 3.4 or newer: {why}"
         fix = "name such members"
     elif "wants TLS" in why:
         fix = "write etcds://"

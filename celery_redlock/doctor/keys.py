@@ -44,7 +44,7 @@ def examine_keys(redlock: Redlock, timeout: float) -> Iterator[Finding]:
         yield wrong(
             f"{len(leaked)} under {redlock.prefix!r} without a ttl, on {', '.join(nodes)}: no lock"
             " of ours is, and what they name is locked forever",
-            "see whose they are (show KEY), and delete them on these nodes; nothing expires them",
+            "see whose they are (show KEY), and delete them on these nodes; they never expire",
             where=_keys(leaked),
             check="leaks",
         )

@@ -111,7 +111,7 @@ def _even(site: _Site) -> Iterator[Finding]:
 def _twins(site: _Site) -> Iterator[Finding]:
     for one, other in _pairs(site):
         yield wrong(
-            "they say that they are one server, which would vote twice: one has no vote",
+            "they report to be one server, which would vote twice: one has no vote",
             "name each server once in redlock_nodes; if they are two, one of them lies: replace it",
             where=f"{one.name} and {other.name}",
         )
@@ -195,7 +195,7 @@ def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
     if answers.refused:
         words = " ".join(_lacking(answers, site))
         needed = any(answers.refused.values())
-        cost = "locks cannot be taken and given back" if needed else "waiting is slower without"
+        cost = "locks cannot be taken and released" if needed else "waiting is slower without"
         yield (wrong if needed else warning)(
             f"the user {probe.user!r} lacks {words}: {cost}",
             f"ACL SETUSER {probe.user} {words}",
@@ -233,8 +233,8 @@ def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
     if answers.denied:
         by_marks = not _cannot_write(answers) and "+get" not in answers.refused
         yield unchecked(
-            f"it does not tell its role, version, memory and start ({answers.denied}): the restart"
-            " guard is blind there",
+            f"it does not show its role, version, memory and start ({answers.denied}): the restart"
+            " guard cannot work there",
             f"ACL SETUSER {probe.user} +info",
             hides=INFO_CHECKS if by_marks else (*INFO_CHECKS, "twins"),
         )
@@ -252,7 +252,7 @@ def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:
     version = probe.answers.info.get("redis_version", "")
     numbers = tuple(int(part[:9]) for part in version.split(".")[:2] if part.isdecimal())
     if len(numbers) < 2:
-        yield unchecked("its INFO does not tell", "look at its configuration")
+        yield unchecked("its INFO does not show it", "look at its configuration")
     elif numbers < OLDEST:
         what = f"it is Redis {version}, which is too old"
         yield wrong(what, "upgrade it to Redis 6.2 or newer, or to Valkey")
@@ -261,7 +261,7 @@ def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:
 def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
     policy, limit = probe.answers.facts.eviction, probe.answers.info.get("maxmemory", "0")
     if not policy:
-        yield unchecked("its INFO does not tell", "look at its configuration")
+        yield unchecked("its INFO does not show it", "look at its configuration")
     elif policy != "noeviction" and limit != "0":
         yield wrong(
             f"it evicts keys when it has {limit} bytes (maxmemory-policy {policy}): locks among"
@@ -283,7 +283,7 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
             " always",
         )
     elif facts.uptime is None:
-        yield unchecked("its INFO does not tell when it was started", "look at its configuration")
+        yield unchecked("its INFO does not show when it was started", "look at its configuration")
     elif left := voteless(facts, probe.address, site.ttls, site.guard):
         since = "was a replica once" if facts.history else f"started {facts.uptime:.0f} s ago"
         if not probe.kind.can.quorum:
@@ -300,7 +300,7 @@ def _clock(probe: Probe, _site: _Site) -> Iterator[Finding]:
     ahead = probe.answers.ahead
     if ahead is None:
         fix = f"ACL SETUSER {probe.user} +time; locks do not need it"
-        yield unchecked("it does not tell the time", fix)
+        yield unchecked("it does not return its time", fix)
     elif abs(ahead) > MAX_CLOCK_DIFFERENCE_S + probe.look.rtt:
         how = "ahead of" if ahead > 0 else "behind"
         yield warning(

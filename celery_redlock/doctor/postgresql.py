@@ -239,7 +239,7 @@ def _neighbours(probe: Any, _site: Any) -> Iterator[Finding]:
 
 def _writes(probe: Any, _site: Any) -> Iterator[Finding]:
     if why := probe.details.fails:
-        yield wrong(f"a lock cannot be taken there: {why}", "mend what it names")
+        yield wrong(f"a lock cannot be taken there: {why}", "correct what it names")
 
 
 def _role(probe: Any, _site: Any) -> Iterator[Finding]:
@@ -285,8 +285,8 @@ def _durability(probe: Any, site: Any) -> Iterator[Finding]:
 def _pooler(probe: Any, _site: Any) -> Iterator[Finding]:
     if probe.details.pooled:
         yield warning(
-            "a pooler is in front of it, through which LISTEN does not work: who waits is not"
-            " called, and looks every second",
+            "a pooler is in front of it, and LISTEN does not work through it: waiters are not"
+            " notified, and ask every second",
             "name the server itself in redlock_nodes",
         )
 
@@ -295,7 +295,7 @@ def _isolation(probe: Any, _site: Any) -> Iterator[Finding]:
     level = probe.details.info["default_transaction_isolation"]
     if level not in ("read committed", "read uncommitted"):
         yield wrong(
-            f"default_transaction_isolation is {level!r}: who finds a lock taken gets an error",
+            f"default_transaction_isolation is {level!r}: a try on a taken lock gets an error",
             f'ALTER ROLE "{probe.details.info["user"]}" SET default_transaction_isolation ='
             " 'read committed'",
         )

@@ -103,7 +103,7 @@ def merged(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     def rank(one: Finding) -> tuple[bool, bool, int, int]:
         # First a login that was refused: waiting does not help, whatever a missing quorum says.
         # Then a missing quorum: it stops everything.
-        refused = one.what.startswith(("it refuses us", "it asks who we are"))
+        refused = one.what.startswith(("it refuses us", "it requires a login"))
         place = (*RANKED, one.check).index(one.check)  # another package's checks come last
         return not refused, one.check != "quorum", LEVELS.index(one.level), place
 

@@ -152,7 +152,7 @@ def _limits(locked: Mapping[str, TaskOptions]) -> Iterator[Finding]:
             yield unchecked(
                 f"the key {key} has several limits, and what a function returns is not known here:"
                 f" {limits}",
-                "make sure that they agree: else as many bodies run at a time as the largest says",
+                "make sure that they agree: otherwise the largest of them applies to all",
                 where,
             )
         elif same in read:
@@ -263,7 +263,7 @@ def _visibility(task: Any, options: TaskOptions, broker: _Broker) -> Iterator[Fi
             )
     elif limit > visible:
         copy = "its own message comes back while it is at work, and waits for its lock"
-        queued = "what waits in the worker behind it is delivered a second time"
+        queued = "messages that wait behind it in the worker are delivered a second time"
         yield (wrong if task.acks_late else warning)(
             f"it may run for {limit:g} s, and the broker delivers again after {visible:g} s:"
             f" {copy if task.acks_late else queued}",

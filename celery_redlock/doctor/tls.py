@@ -82,8 +82,8 @@ def secrecy(probe: Any, _site: Any) -> Iterator[Finding]:
     address = probe.address
     if address.unverified:
         yield warning(
-            f"its certificate, or its name, is not checked ({address.unverified}): whoever answers"
-            " in its place learns the password, and grants locks",
+            f"its certificate, or its name, is not checked ({address.unverified}): any server that"
+            " answers in its place receives the password, and grants locks",
             named(address.store).verify,
         )
     if address.exposed:

@@ -90,9 +90,9 @@ def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
             yield from _settings(worker, settings, reply["settings"])
             yield from _tasks(worker, tasks, reply.get("tasks"))
         else:
-            said = str(reply.get("error") or "nothing that makes sense")[:MAX_ERROR_CHARS]
+            said = str(reply.get("error") or "its reply makes no sense")[:MAX_ERROR_CHARS]
             fix = "run the same release of celery_redlock, and the same app, in all workers"
-            yield warning(f"it does not tell its settings: {said}", fix, worker, "workers")
+            yield warning(f"it does not report its settings: {said}", fix, worker, "workers")
 
 
 def _tasks(worker: str, ours: Mapping[str, Any], reported: Any) -> Iterator[Finding]:
@@ -100,8 +100,8 @@ def _tasks(worker: str, ours: Mapping[str, Any], reported: Any) -> Iterator[Find
     other = sorted(name for name in set(ours) & set(theirs) if ours[name] != theirs[name])
     if other:
         yield warning(
-            f"{some(other)} {'is' if len(other) == 1 else 'are'} locked otherwise there than in the"
-            " app that is looked at: another key, or other options",
+            f"{some(other)} {'is' if len(other) == 1 else 'are'} locked differently there than in"
+            " this app: with another key, or other options",
             "deploy one release of your code to all workers, and restart them",
             where=worker,
             check="workers",
@@ -117,8 +117,8 @@ def _settings(worker: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -
         if here != there:
             vital = name in VITAL
             yield (wrong if vital else warning)(
-                f"redlock_{name} is {_shown(there)} there, and {_shown(here)} in the app that is"
-                f" looked at{': its locks are others' if vital else ''}",
+                f"redlock_{name} is {_shown(there)} there, and {_shown(here)} in this"
+                f" app{', so they do not share locks' if vital else ''}",
                 "give all programs the same settings, and restart them",
                 where=worker,
                 check="workers",

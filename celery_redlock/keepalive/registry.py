@@ -53,7 +53,7 @@ class LeaseRegistry:
             json.dumps(sidecar)
         except (TypeError, ValueError):
             raise ConfigurationError(
-                'keeper="process" needs nodes that can be told to another process: give URLs,'
+                'keeper="process" needs nodes that can be sent to another process: give URLs,'
                 " or mappings of strings and numbers"
             ) from None
 

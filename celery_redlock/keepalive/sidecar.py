@@ -105,7 +105,7 @@ class Sidecar:
             if self._closed.is_set():
                 return
             logger.warning(
-                "the helper process %d that keeps the locks has ended (%d); starting another",
+                "the extender process %d (sidecar) has ended with exit code %d; starting another",
                 self._process.pid,
                 code,
                 extra=event("keeper_ended"),
@@ -117,7 +117,7 @@ class Sidecar:
                 self._spawn()
             except OSError as error:  # no memory, too many processes or files: may be temporary
                 logger.error(
-                    "cannot start the helper process that keeps the locks: %s",
+                    "the extender process (sidecar) cannot be started: %s",
                     error,
                     extra=event("keeper_unstartable"),
                 )
@@ -148,7 +148,7 @@ def main() -> None:
     # A signal to the worker's whole group must not end this first.
     for name in ("SIGINT", "SIGTERM", "SIGQUIT", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
-    logging.basicConfig(format="[%(asctime)s: %(levelname)s/%(name)s helper] %(message)s")
+    logging.basicConfig(format="[%(asctime)s: %(levelname)s/%(name)s sidecar] %(message)s")
     stdin = sys.stdin.fileno()
     config = json.loads(_line(stdin))
     addresses = parse_nodes(config["nodes"])

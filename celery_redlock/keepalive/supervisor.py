@@ -114,7 +114,8 @@ class LeaseSupervisor:
         except BaseException:
             # Leases must not end because of one bug; the next look may do better.
             logger.exception(
-                "could not keep the locks of other processes", extra=event("supervision_failed")
+                "the extender could not check the leases of other processes",
+                extra=event("supervision_failed"),
             )
             with contextlib.suppress(BaseException):
                 time.sleep(MAX_PAUSE_S)
@@ -211,7 +212,7 @@ class LeaseSupervisor:
         self._killed.add(pid)
         logger.error(
             "killing process %d: its work under the lock %s held by %s has reported no progress for"
-            " twice its progress_timeout, and has not ended when it was told to",
+            " twice its progress_timeout, and has not ended after it was interrupted",
             *(pid, record.resource, Owner.of(record.token)),
             extra=event("stalled_process_killed", record.resource),
         )
@@ -287,8 +288,8 @@ class LeaseSupervisor:
                 self._table.remove(record)
             elif not again:
                 logger.warning(
-                    "cannot free %s yet, which %s held when it died: too few nodes answer; they are"
-                    " asked again until its ttl is over, or this process is",
+                    "%s cannot be freed yet, which %s held when it died: too few nodes answer; they"
+                    " are asked again until its ttl is over or this process ends",
                     record.resource,
                     who,
                     extra=event("dead_holder_unreleased", record.resource),

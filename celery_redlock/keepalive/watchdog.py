@@ -254,7 +254,9 @@ class Watchdog:
             if not self._read():
                 self.read_soon(CHASE_EVERY_S)
         except self._timer.caught:
-            logger.exception("could not read the nodes' answers", extra=event("answers_unread"))
+            logger.exception(
+                "the extender could not read the nodes' answers", extra=event("answers_unread")
+            )
 
     def extend_due(self, due: Sequence[Watched]) -> None:
         """Extend leases that are due; report those that are over."""
@@ -268,7 +270,9 @@ class Watchdog:
             # Leases must not end because one round met a bug, or a listener that calls sys.exit();
             # the next round may do better.
             logger.exception(
-                "could not extend %d leases", len(alive), extra=event("extension_failed")
+                "the extender could not extend %d leases",
+                len(alive),
+                extra=event("extension_failed"),
             )
             self._extended(alive, ())
 
@@ -286,7 +290,7 @@ class Watchdog:
             watched.looks = self._clock() + watched.look()
         except BaseException:  # as in `_settle`
             logger.exception(
-                "could not look at the work under %s",
+                "the extender could not check the progress of the work under %s",
                 watched.claim.resource,
                 extra=event("progress_check_failed"),
             )
@@ -301,7 +305,7 @@ class Watchdog:
                 # An error of one holder must not keep the losses of others from being reported. Nor
                 # may a callback that tries to end the program end the thread that all leases need.
                 logger.exception(
-                    "could not tell that %s is lost",
+                    "the loss of %s could not be reported",
                     watched.claim.resource,
                     extra=event("loss_report_failed"),
                 )

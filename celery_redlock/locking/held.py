@@ -388,7 +388,7 @@ class HeldLease(Unused):
         except BaseException:
             # User code has raised, and this thread has nothing else to do: log even a SystemExit.
             logger.exception(
-                "%s: on_lost failed",
+                "%s: its on_lost raised an error",
                 printable(self.resource),
                 extra=event("on_lost_failed", self.resource),
             )

@@ -78,8 +78,8 @@ async def holders(
     check_option("limit", limit)
     if not isinstance(resource, str) or not isinstance(limit, int):
         raise ConfigurationError(
-            f"holders() tells of one resource with one limit, not of {resource!r} with {limit!r}:"
-            " ask for each of several, holders('a', limit=2)"
+            f"holders() takes one resource and one limit, not {resource!r} and {limit!r}: call it"
+            " for each of several, as in holders('a', limit=2)"
         )
     try:
         ballot = await client.peek(checked_names(resource), limit, timeout)

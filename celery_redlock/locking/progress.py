@@ -109,7 +109,7 @@ class Progress:
             self._silent,
             printable(self._held.resource),
             loss.owner,
-            "goes on" if goes_on else "is told to end, and is locked until then",
+            "goes on" if goes_on else "is interrupted, and keeps the lock until it ends",
             extra=event("progress_stalled", self._held.resource),
         )
         emit("lost", loss)

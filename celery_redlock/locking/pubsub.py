@@ -183,7 +183,7 @@ class ReleaseSubscriber:
             if why:
                 # Only a debug line: waiters poll meanwhile, and the node's own connection reports
                 # the failures that matter.
-                logger.debug("not listening to %s: %s", address.name, why)
+                logger.debug("node %s sends no notifications: %s", address.name, why)
                 if self._closing.wait(JITTER.uniform(*retry)):
                     return
             subscription = subscribe(address, self.channel)

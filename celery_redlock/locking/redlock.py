@@ -76,8 +76,8 @@ class Redlock:
         for address in addresses:
             if address.unverified:
                 logger.warning(
-                    "node %s: its certificate is not checked (%s); whoever answers in its place"
-                    " learns the password, and votes",
+                    "the certificate of node %s is not checked (%s): any server that answers in its"
+                    " place receives the password, and votes",
                     address.name,
                     address.unverified,
                     extra=event("node_unverified"),

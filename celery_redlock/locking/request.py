@@ -85,8 +85,9 @@ class LockRequest:
             )
         if outer.shared and not self.shared:
             raise ConfigurationError(
-                f"{self.resource}: it is asked for alone inside a shared lock of the same resource:"
-                " two who did so would wait for each other; ask for it alone in the outer one"
+                f"{self.resource}: an exclusive lock is asked for inside a shared one of the same"
+                " resource: two holders that did so would wait for each other; ask for the"
+                " exclusive lock in the outer block"
             )
         theirs = outer.limits
         for name, limit in self.limits.items():

@@ -106,7 +106,7 @@ class ReservedDelivery:
                 # Go on: its lock decides. If too few nodes answer for the lock as well, its own
                 # policy applies.
                 level = logging.WARNING if scope == "until_executing" else logging.DEBUG
-                line = "%s does not know if it is a duplicate, and goes on: %s"
+                line = "%s may be a duplicate, but goes on: %s"
                 extra = event("duplicate_unknown", self._message.resource)
                 logger.log(level, line, self._message.called, refusal, extra=extra)
             if holder is not None:

@@ -261,7 +261,7 @@ class Delivery:
             if self._message.options.on_unavailable == "retry":
                 raise
             logger.warning(
-                "%s: cannot tell whether it is done: %s",
+                "%s goes on, although it may be done already: %s",
                 self._message.called,
                 error,
                 extra=event("done_mark_unread", self._message.resource),
@@ -280,7 +280,7 @@ class Delivery:
             return state_of(self._message.task, self._request.id) == states.SUCCESS
         except Exception as error:  # no backend, or it is down: to run twice is better than never
             logger.warning(
-                "%s: cannot tell whether it is done: %r",
+                "%s goes on, although it may be done already: %r",
                 self._message.called,
                 error,
                 extra=event("done_mark_unread", self._message.resource),

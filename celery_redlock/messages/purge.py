@@ -90,7 +90,7 @@ def purge(app: Any, queue: str, most: int) -> Iterator[Purged]:
                 if message is not None:
                     message = channel.message_to_python(message)
             except UNREADABLE as error:  # raised by kombu's Redis, which has popped the message
-                line = "%s: a message that is none of Celery's is gone: %s"
+                line = "%s: a message that is not from Celery was purged: %s"
                 logger.warning(
                     line,
                     printable(queue),
@@ -127,10 +127,9 @@ def silent_nodes_warning(redlock: Redlock) -> str:
     if not away:
         return ""
     return (
-        f"{', '.join(away)} did not answer: the keys stay there until their ttl is over, which is"
-        " an hour if nothing else is said. That costs nothing while the other nodes work. When it"
-        " is back, celery redlock ls shows them, and celery redlock release KEY --reservation frees"
-        " one"
+        f"{', '.join(away)} did not answer: the keys stay there until their ttl is over, an hour by"
+        " default. That does no harm while the other nodes work. When it is back, celery redlock ls"
+        " shows them, and celery redlock release KEY --reservation frees one"
     )
 
 
@@ -155,7 +154,7 @@ def purge_first(app: Any, queue: str) -> tuple[int, bool]:
         if freed and (left := silent_nodes_warning(Redlock.from_app(app))):
             logger.warning("%s is purged; %s", printable(queue), left, extra=event("queue_purged"))
     except (QuorumUnavailable, ConfigurationError) as error:
-        line = "%s is purged, and what its messages have reserved may stay so until it ends: %s"
+        line = "%s is purged, but keys of its messages may stay reserved until they expire: %s"
         logger.warning(line, printable(queue), error, extra=event("queue_purged"))
         return gone, True
     return gone, False

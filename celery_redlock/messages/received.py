@@ -123,7 +123,7 @@ def _run() -> None:
             _look(held)
         except Exception:
             logger.exception(
-                "could not prolong or free reservations; trying again in %g s",
+                "reservations could not be prolonged or freed; trying again in %g s",
                 POLL_INTERVAL_S,
                 extra=event("reservations_unattended"),
             )

@@ -69,7 +69,7 @@ class Places:
         assert owner is not None
         called = printable(self._task.name), printable(owner.task_id)
         if owner.task_id == short_id(self._task_id):
-            why = "to revoke it would be to revoke this one too; leave task_id out to replace it"
+            why = "revoking it would revoke this one as well; leave task_id out to replace it"
             logger.warning(
                 f"%s is queued twice under the id %s: {why}",
                 *called,

@@ -61,7 +61,7 @@ def store_retry(task: Any, request: Any, refusal: NotAcquired) -> None:
         raise
     except Exception as error:  # go on: RETRY is only a state in between
         logger.warning(
-            "%s[%s]: cannot store RETRY: %r",
+            "the state RETRY of %s[%s] could not be stored: %r",
             task.name,
             request.id,
             error,

@@ -201,7 +201,7 @@ def _check_together(names: Sequence[str]) -> None:
     if size > MAX_NAMES_BYTES:
         raise ConfigurationError(
             f"the names of one lock have at most {MAX_NAMES_BYTES} bytes together, because its"
-            f" keeper reads them; these {len(names)} have {size}: put digests of them into the"
+            f" extender reads them; these {len(names)} have {size}: put digests of them into the"
             " names"
         )
 

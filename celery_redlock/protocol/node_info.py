@@ -89,7 +89,7 @@ class NodeInfo:
         if self.role not in ("", "master"):
             return f"it is a replica (READONLY) of {self.master}; configure its master instead"
         if self.scripts:
-            return f"it runs no scripts, so no lock could be given back there: {self.scripts}"
+            return f"it runs no scripts, so no lock could be released there: {self.scripts}"
         if self.cluster:
             return "it is a member of a Redis Cluster (cluster_enabled:1), no independent master"
         return ""

@@ -211,7 +211,7 @@ def all_held(
         first = min([n for n in queries if tokens(ballot, n)], key=readiness)
         shown_as = name if rate is None else resource
         who = holder(shown_as, tokens(ballot, first), ballot.quorum, free_in(ballot, first))
-    said = f"is held by as many as may, {many} at a time; one is {who}"
+    said = f"has all of its {many} holders; one is {who}"
     if rate is not None:
         said = (
             f"has its {rate.starts} starts of the last {rate.window:g} s ({rate.text}); the next in"

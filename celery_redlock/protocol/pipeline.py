@@ -74,7 +74,7 @@ class Pipeline:
         """Take up a round; return True if it must be written to the connection now, in order."""
         if self.up:
             if self.stalled(now) and not self._pending_release(round_):
-                why = "it does not read what it is asked"
+                why = "it does not read its requests"
                 if self.unanswered:
                     why = f"no answer for {now - self.unanswered[0].sent:.1f} s"
                 round_.silence(self.node, why)

@@ -51,7 +51,7 @@ def decode(round_: Round, reply: Any) -> Any:
     try:
         return verb.decode(round_.claims, reply)
     except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError):
-        what = f"a {type(reply).__name__} that is no answer to it"
+        what = f"a {type(reply).__name__}, which is no valid reply"
         raise NodeError(f"answered {verb.word} with {what}") from None
 
 

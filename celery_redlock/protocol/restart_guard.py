@@ -238,9 +238,9 @@ class RestartGuard:
             why = f" ({facts.denied})" if facts.denied else ""
             self._once(
                 "denied",
-                f"node {name} does not tell us about itself{why}: nobody will notice if it has"
-                " been restarted without its locks, is a replica or evicts keys; allow INFO, see"
-                " the ACL rule in the docs. (The same may hold for other nodes.)",
+                f"node {name} does not show its INFO{why}: nobody will notice if it has been"
+                " restarted without its locks, is a replica or evicts keys; allow INFO, see the ACL"
+                " rule in the docs. (The same may be true of other nodes.)",
             )
         if facts.eviction not in ("", "noeviction"):
             self._once(
@@ -251,9 +251,9 @@ class RestartGuard:
         if doubt is not None:
             self._once(
                 f"doubt {name} {facts.run_id} {facts.replication} {memory.began}",
-                f"node {name} {doubt}. There is nothing to do but to wait: the longest ttl in use"
-                f" is {self.longest:g} s.{_cause(memory)} redlock_restart_guard = 'off' gives up"
-                " this protection",
+                f"node {name} {doubt}. You can only wait: the longest ttl in use is"
+                f" {self.longest:g} s.{_cause(memory)} redlock_restart_guard = 'off' switches this"
+                " protection off",
             )
 
     def _once(self, key: str, text: str) -> None:
@@ -370,7 +370,7 @@ def _span(seconds: float) -> float:
 
 def _cause(memory: Memory) -> str:
     if memory.what == ANOTHER:
-        return " It was up while the one before it answered, so it is not that one, started again."
+        return " It was running while the previous server answered, so it is a different server."
     if memory.facts.history:
         return " It was a replica once; nobody knows when it was promoted."
     return ""

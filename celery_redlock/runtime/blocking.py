@@ -24,4 +24,4 @@ def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         return stop.value  # type: ignore[no-any-return]
     finally:
         coroutine.close()  # no warning if an exception struck before it has begun
-    raise RuntimeError("it was suspended, and there is no event loop")
+    raise RuntimeError("the coroutine was suspended, but there is no event loop")

@@ -72,7 +72,7 @@ class Complaints:
             advice = "Look at its latency and its network; if it is only far away, raise"
             advice += " redlock_node_timeout"
             if not self._late:  # the reason of a failure says more
-                advice = next((line for _kind, line in self.failing.values()), "It works just now")
+                advice = next((line for _kind, line in self.failing.values()), "It works now")
             self._say(
                 logging.WARNING,
                 "node_unstable",
@@ -82,10 +82,12 @@ class Complaints:
         elif self._summed_up:
             self._summed_up = False
             for _kind, line in self.failing.values():
-                self._say(logging.WARNING, "node_failing", f"{line} (for a minute by now)")
+                self._say(logging.WARNING, "node_failing", f"{line} (for a minute)")
             if not self.failing:
                 self._say(
-                    logging.INFO, "node_back", f"node {self._name} is back, for a minute by now"
+                    logging.INFO,
+                    "node_back",
+                    f"node {self._name} is back, and has worked for a minute",
                 )
         self._begin(now)
 
@@ -100,8 +102,8 @@ class Complaints:
         if self._changes > MAX_CHANGES:
             self._summed_up, level, event = True, logging.WARNING, "node_unstable"
             line = (
-                f"node {self._name} fails and works again, over and over; from now on it is summed"
-                f" up once a minute ({line})"
+                f"node {self._name} fails and recovers again and again; from now on there is one"
+                f" summary a minute ({line})"
             )
         self._say(level, event, line)
 

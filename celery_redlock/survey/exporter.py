@@ -43,23 +43,23 @@ OTHERS = "(others)"
 
 GAUGES = {
     "survey_seconds": "How long the last survey of the nodes took",
-    "survey_age_seconds": "How old it is",
+    "survey_age_seconds": "Age of the survey that is shown",
     "nodes": "How many nodes there are",
-    "quorum_up": "Whether a quorum of nodes told what they have",
-    "quorum_votes_in_seconds": "Until a quorum has a vote, for a worker that starts; 0: it has",
-    "node_up": "Whether a node told what it has",
+    "quorum_up": "1 if a quorum of nodes answered the survey, otherwise 0",
+    "quorum_votes_in_seconds": "Time until a quorum has a vote, for a worker that starts now",
+    "node_up": "1 if a node answered the survey, otherwise 0",
     "node_ping_seconds": "How long a node took for one answer",
-    "held": "Locks that a quorum of nodes has",
-    "reserved": "Reservations that a quorum has",
+    "held": "Locks on a quorum of nodes",
+    "reserved": "Reservations on a quorum of nodes",
     "oldest_hold_seconds": "For how long the oldest lock has been held",
-    "waiting": "Tasks and blocks that wait, by the task that holds what they wait for",
-    "longest_line": "The most waiters that one key has",
+    "waiting": "Waiters, by the task that holds the lock",
+    "longest_line": "Length of the longest wait queue of a key",
     "oldest_wait_seconds": "How long the longest waiter has waited",
-    "locks_on_nodes": "Locks, by how many nodes have them",
-    "split": "Keys for which the nodes have several tokens, none a quorum",
+    "locks_on_nodes": "Locks, by the number of nodes that have them",
+    "split": "Keys with several tokens, none of them on a quorum",
     "foreign_keys": "Keys below the prefix that are not of this library",
     "leaked_keys": "Keys below the prefix without a ttl",
-    "pause_ends_in_seconds": "Until a pause ends: of each that is in force",
+    "pause_ends_in_seconds": "Time until the end of each pause that is in force",
     "runbook": "Always 1; its label is the address of the runbook, for alerts",
 }
 """The help text of each gauge."""
@@ -161,7 +161,7 @@ class Nodes:
             self._errors += 1
         except Exception:
             # The scrape must still show what is known, and count the error.
-            logger.exception("could not look at the nodes", extra=event("survey_failed"))
+            logger.exception("the survey of the nodes failed", extra=event("survey_failed"))
             self._errors += 1
         self._at = time.monotonic()
 

@@ -67,8 +67,8 @@ def force_release(
     silent = tuple(node.name for node in looks if not node.reachable)
     if total - len(silent) < needed:
         raise QuorumUnavailable(
-            f"{entry.key}: {of_nodes(total - len(silent), total)} told what they have;"
-            f" {are_needed(needed)}, and nothing was done: {', '.join(silent)} did not",
+            f"{entry.key}: {of_nodes(total - len(silent), total)} answered the survey;"
+            f" {are_needed(needed)}, and nothing was done: {', '.join(silent)} did not answer",
             resource=entry.resource,
         )
     shown = (t for t in tokens if t and token_digest(t) == entry.digest)

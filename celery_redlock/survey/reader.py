@@ -60,7 +60,7 @@ class _NodeThread(threading.Thread, Generic[T]):
                 continue
             why = f"no answer within {self._timeout:g} s"
             if now >= until:
-                why = f"has not told all within {MAX_TIMEOUTS * self._timeout:g} s"
+                why = f"has not sent all its keys within {MAX_TIMEOUTS * self._timeout:g} s"
             return NodeLook(self.look.name, False, why), None
         return self.look, self.result
 

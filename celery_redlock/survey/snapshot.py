@@ -193,8 +193,8 @@ def _survey(
     reached, quorum = sum(node.reachable for node in looks), quorum_of(len(looks))
     if reached < quorum:
         forbidden = any(_FORBIDDEN.search(node.error) for node in looks)
-        hint = "; docs/cli.md has what users who only look need" if forbidden else ""
-        said = f"{of_nodes(reached, len(looks))} told what they have; {are_needed(quorum)}{hint}: "
+        hint = "; docs/cli.md has the ACL of users who only read" if forbidden else ""
+        said = f"{of_nodes(reached, len(looks))} answered; {are_needed(quorum)}{hint}: "
         votes = [
             NodeVote(node.name, Vote.YES if node.reachable else Vote.SILENT, node.error)
             for node in looks

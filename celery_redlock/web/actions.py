@@ -59,7 +59,7 @@ def login(ask: Ask) -> PageData | Response:
         raise Forbidden("This form was sent by another site.")
     if not ask.door.accepts_token(request, request.form.get("token", ""), "form"):
         logger.warning(
-            "the web dashboard was given a wrong token, from %s",
+            "a wrong token was entered in the web dashboard, from %s",
             request.remote_addr,
             extra=event("dashboard_token_wrong"),
         )
@@ -143,7 +143,7 @@ def _pause_or_resume(ask: Ask, redlock: Redlock, pattern: str) -> str:
     seconds = form.get("seconds", 0.0, type=float)
     pause = begin(redlock, pattern, seconds, user[:MAX_TEXT_CHARS], form.get("reason", ""))
     logger.warning("%s in the web dashboard", pause, extra=event("key_paused"))
-    return f"{pause}. Every worker knows within 2 seconds."
+    return f"{pause}. Every worker applies it within 2 seconds."
 
 
 def release(ask: Ask) -> PageData | Response:

@@ -58,7 +58,7 @@ class PauseWatch:
                 self._look()
             except Exception:
                 logger.exception(
-                    "could not look for pauses; trying again in a second",
+                    "the pauses could not be read; trying again in a second",
                     extra=event("pauses_unread"),
                 )
             pause = JITTER.uniform(*(PAUSED_LOOK_S if self._known else LOOK_S))
@@ -69,7 +69,7 @@ class PauseWatch:
         for limit in now:
             if limit.limit and limit.token not in known:
                 logger.warning(
-                    "%s; tasks that declare a limit wait beyond that",
+                    "%s; further tasks that declare a limit wait",
                     limit,
                     extra=event("key_limited"),
                 )
@@ -77,7 +77,7 @@ class PauseWatch:
         for limit in before:
             if limit.limit and limit.pattern not in there:
                 logger.info(
-                    "%s is limited no more but by its tasks",
+                    "the operator's limit for %s has ended; declared limits apply",
                     printable(limit.pattern),
                     extra=event("key_unlimited"),
                 )

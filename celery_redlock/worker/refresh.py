@@ -52,7 +52,7 @@ class _Strategy:
                     return None
             except Exception:
                 logger.exception(
-                    "%s: the broker may drop one of its messages",
+                    "%s: one of its messages could not be renewed, and the broker may drop it",
                     task.name,
                     extra=event("delivery_not_renewed"),
                 )
@@ -94,7 +94,7 @@ def _resend(app: Any, message: Any) -> bool:
         )
     message.ack()
     logger.info(
-        "%s was sent again: it waits, and %s would drop it when it is returned once more",
+        "%s was sent again: it waits, and %s would drop it at its next return",
         printable(f"{message.headers.get('task')}[{message.headers.get('id')}]"),
         printable(queue.name),
         extra=event("delivery_renewed"),

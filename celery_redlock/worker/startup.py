@@ -144,8 +144,8 @@ def supervise(sender: Any = None, **_signal: Any) -> None:
 
     if get_start_method() != "fork" and table.address is None:
         logger.warning(
-            "this worker spawns its pool children, and cannot see what they hold: the lock of one"
-            " that dies stays held for its ttl. Set redlock_keeper = 'process', or"
+            "this worker spawns its pool children, and cannot see their leases: if a child dies,"
+            " its lock stays held for the ttl. Set redlock_keeper = 'process', or"
             " worker_pool_start_method = 'fork'",
             extra=event("children_unsupervised"),
         )
@@ -236,8 +236,8 @@ def leave(sender: Any = None, **_signal: Any) -> None:
         return
     for claim in _unconfirmed(Redlock.from_app(sender.app)):
         logger.warning(
-            "this worker ends before enough nodes have heard that %s is free: it stays taken for"
-            " up to %.0f s, or until `celery redlock release` when they are back",
+            "this worker ends before enough nodes have released %s: it stays taken for up to %.0f"
+            " s, or until `celery redlock release` when they are back",
             claim.resource,
             claim.ttl,
             extra=event("release_unconfirmed", claim.resource),

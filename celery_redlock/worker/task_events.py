@@ -162,7 +162,7 @@ class _Sender:
                     self._next_log = time.monotonic() + LOG_INTERVAL_S
                     kind = type(error).__name__
                     logger.warning(
-                        "cannot tell monitors of waiting and lost locks: %s",
+                        "events about waiting and lost locks could not be sent: %s",
                         kind,
                         extra=event("events_unsent"),
                     )

@@ -67,11 +67,11 @@ def test_nodes_of_an_app_win_over_the_environment(monkeypatch: pytest.MonkeyPatc
 def test_each_wrong_or_unreachable_node_has_a_line_of_its_own() -> None:
     away = CliRunner().invoke(main, ["ls", "--nodes", "redis://127.0.0.1:1,redis://127.0.0.1:2"])
     head, first, second = away.stderr.splitlines()
-    assert head == "0 of 2 nodes told what they have; 2 are needed"
+    assert head == "0 of 2 nodes answered; 2 are needed"
     assert first.startswith("node 127.0.0.1:1 does not answer: ")
     assert second.startswith("node 127.0.0.1:2 does not answer: ")
     alone = CliRunner().invoke(main, ["ls", "--nodes", "redis://127.0.0.1:1"])
-    assert alone.stderr.splitlines()[0] == "0 of 1 node told what they have; 1 is needed"
+    assert alone.stderr.splitlines()[0] == "0 of 1 node answered; 1 is needed"
     wrong = "host:6379,redis://127.0.0.1:1,http://host,redis://user:SECRET/x@host:1/0"
     result = CliRunner().invoke(main, ["--nodes", wrong, "ls"])
     said = result.stderr.partition("Error: ")[2].splitlines()

@@ -291,7 +291,7 @@ def test_doctor_finds_a_task_locked_otherwise_in_a_worker(monkeypatch: pytest.Mo
     declare(app, lock_key="order:{order_id}")
     declare(other, lock_key="invoice:{order_id}")
     (one,) = compared(monkeypatch, app, {"worker1": answer(other)})
-    assert one.what.startswith("shop.slow is locked otherwise")
+    assert one.what.startswith("shop.slow is locked differently")
 
 
 @pytest.mark.parametrize("unasked", ["", "no worker was asked: no answer from the broker"])

@@ -339,7 +339,7 @@ def test_doctor_checks_the_certificates_of_a_database() -> None:
         postgres.sql(host, "SELECT pg_reload_conf()")
         url = f"{host.url}?sslrootcert={ours.ca}&sslmode="
         for mode in ("require", "verify-ca"):
-            assert "learns the password" in only(f"{url}{mode}", "tls", "warning")["what"]
+            assert "receives the password" in only(f"{url}{mode}", "tls", "warning")["what"]
         assert examined(of(f"{url}verify-full"))[1]["findings"] == []
         other = f"{host.url}?sslrootcert={theirs.ca}&sslmode=verify-full"
         refused = found(examined(of(other))[1], "wrong")["reachable"]["what"]

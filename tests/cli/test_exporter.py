@@ -186,7 +186,7 @@ def test_exporter_counts_a_bug_as_a_survey_error_and_answers(
     monkeypatch.setattr(exporter, "survey", broken)
     text = exposition(make_registry(redlock))
     assert "celery_redlock_survey_errors_total 1.0" in text
-    assert "could not look at the nodes" in caplog.text
+    assert "the survey of the nodes failed" in caplog.text
 
 
 def test_exporter_serves_many_scrapes_from_one_look(redlock: Redlock, monkeypatch: Patch) -> None:

@@ -97,7 +97,7 @@ def test_handshake_with_a_surplus_reply_makes_no_connection(servers: Servers) ->
 
         def refused() -> bool:
             redlock.release(redlock.acquire("r"))
-            return "nobody asked for" in (channel.down or "")
+            return "a reply without a request" in (channel.down or "")
 
         wait_until(refused, 5, "it is none")
 

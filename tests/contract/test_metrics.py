@@ -157,7 +157,7 @@ def test_port_taken_for_metrics_is_logged_and_stops_nothing(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         installed.begin(Consumer(), port, "127.0.0.1")
-    assert f"no metrics on 127.0.0.1:{port}" in caplog.text
+    assert f"metrics cannot be served on 127.0.0.1:{port}" in caplog.text
 
 
 def test_prefork_worker_without_a_metrics_directory_logs_a_warning(

@@ -300,7 +300,7 @@ def test_server_under_two_names_is_found_without_info(
         told_all(redlock)
 
         def said() -> list[str]:
-            return [text for text in log.messages if "does not tell us about itself" in text]
+            return [text for text in log.messages if "does not show its INFO" in text]
 
         wait_until(said, 5.0, "it is said")  # by whichever thread has met the node
         (_line,) = said()

@@ -93,7 +93,7 @@ def test_missing_notifications_through_a_pooler_are_logged_once_and_waiters_poll
     for thread in threads:
         thread.join(10.0)
     assert len(got) == 2
-    assert sum("a pooler stands in front of it" in said for said in caplog.messages) == 1
+    assert sum("a pooler is in front of node" in said for said in caplog.messages) == 1
     assert sum("subscribe" in name for name in opened) == 2, "nobody tries again and again"
     locks = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
     assert postgres.sql(database, locks) == [(0,)]

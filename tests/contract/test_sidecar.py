@@ -1,4 +1,4 @@
-"""Start of a helper process: its imports, and forks of other threads meanwhile."""
+"""Start of an extender process: its imports, and forks of other threads meanwhile."""
 
 from __future__ import annotations
 

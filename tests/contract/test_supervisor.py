@@ -342,7 +342,7 @@ def test_release_of_a_dead_process_is_repeated_until_a_quorum_confirms_it(
     caplog: Log,
 ) -> None:
     """Such nodes have closed the connections of a supervisor that seldom asks them anything."""
-    refused = "cannot free r yet"
+    refused = "r cannot be freed yet"
     with killed_while_away(keeper, redlock, servers[:3]) as child:
         wait_until(lambda: keeper.run_once() or refused in caplog.text, 10.0, "too few answer")
         assert len(list(table.blocks())) == 1

@@ -256,7 +256,7 @@ def test_survey_of_too_few_nodes_is_an_error_that_names_them(
     for server in servers[:3]:
         server.kill()
     for ask in (lambda: survey(redlock), lambda: look(redlock, "order:1")):
-        with pytest.raises(QuorumUnavailable, match="2 of 5 nodes told") as raised:
+        with pytest.raises(QuorumUnavailable, match="2 of 5 nodes answered") as raised:
             ask()
         assert redlock.nodes[0] in str(raised.value)
 
@@ -320,7 +320,7 @@ def test_survey_waits_for_a_node_that_goes_on_answering_but_not_for_ever(
     assert results == [5] * 5 and all(node.reachable for node in looks)
     monkeypatch.setattr("celery_redlock.survey.reader.MAX_TIMEOUTS", 2)
     looks, _ = read_nodes(nodes, "redlock:", lambda reader: query(reader, 10**6, 0.02), 0.3)
-    assert {node.error for node in looks} == {"has not told all within 0.6 s"}
+    assert {node.error for node in looks} == {"has not sent all its keys within 0.6 s"}
     wait_until(lambda: not reading(), 20, "they have ended")
 
 

@@ -245,7 +245,7 @@ def test_missing_right_to_info_changes_nothing_and_is_logged_once(
         for _ in range(2):
             time.sleep(2 * LOOK_AFTER_S)  # idle
             redlock.release(redlock.acquire("r"))
-    assert len([line for line in caplog.messages if "does not tell us about itself" in line]) == 1
+    assert len([line for line in caplog.messages if "does not show its INFO" in line]) == 1
 
 
 def test_busy_connection_is_not_asked_for_its_role(

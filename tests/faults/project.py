@@ -63,7 +63,7 @@ if os.environ.get("TEST_MUTANT"):
     mutants.plant(os.environ["TEST_MUTANT"])
 
 tracing.install()
-# The helper process writes a trace as well.
+# The extender process writes a trace as well.
 sidecar.START = sidecar.START.replace(
     "; from", "; from tests.faults import tracing; tracing.install(); from", 1
 )

@@ -33,7 +33,7 @@ TTL = 2.0
 BACKOFF_MAX = 1.0
 """Seconds until a task that met a held lock tries again, at most."""
 HELPED = "threads"
-"""The worker that has a helper process, which frees what it held when it is killed."""
+"""The worker that has an extender process, which frees what it held when it is killed."""
 POOLS: dict[str, tuple[str, ...]] = {
     "one": ("-c", "2"),
     "two": ("-c", "2", "--max-tasks-per-child", "60"),

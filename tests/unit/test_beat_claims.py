@@ -294,7 +294,7 @@ def test_unsent_tick_logs_that_its_claim_is_freed(monkeypatch: Patch, caplog: Lo
     guard = world.beats[0].guard
     guard._claims.decide(due(world.beats[0]), TIMEOUT).claim.finish(sent=False)
     what = "job-0 (due 2026-11-21T10:00:00Z) could not be sent from here"
-    assert said(caplog) == [("WARNING", f"{what}: its claim is freed, for another beat")]
+    assert said(caplog) == [("WARNING", f"{what}: its claim is released for another beat")]
 
 
 @pytest.mark.parametrize("sent", [True, False])
@@ -326,7 +326,7 @@ def test_tick_sent_without_a_confirmed_claim_is_logged_as_maybe_sent_again(
     turn = beat.guard._claims.decide(due(beat), TIMEOUT)
     beat.driver.dead = {0, 1, 2}
     turn.claim.finish(sent=True)
-    what = "job-0 (every-10s) is sent, but a quorum could not be told"
+    what = "job-0 (every-10s) was sent, but a quorum has not confirmed that"
     assert said(caplog) == [("WARNING", f"{what}: another beat may send it again")]
 
 
@@ -340,15 +340,13 @@ def test_outage_log_names_the_waiting_entries(monkeypatch: Patch, caplog: Log) -
     assert level == "ERROR"
     assert first.startswith("no quorum for 0 s: job-")
     assert len(rest) == 6
-    assert all(text.endswith(" is held back too") for _level, text in rest)
+    assert all(text.endswith(" is held back as well") for _level, text in rest)
     caplog.clear()
     beat.driver.dead = set()
     world.run(2.0)
     again = [text for level, text in said(caplog) if level == "WARNING"]
     assert again[0].startswith("a quorum answers again, after 5.")
-    assert again[0].endswith(
-        "what was due is sent now: job-0, job-1, job-2, job-3, job-4 and 2 more"
-    )
+    assert again[0].endswith("due ticks are sent now: job-0, job-1, job-2, job-3, job-4 and 2 more")
 
 
 def test_invalid_redlock_header_of_an_entry_is_logged_once(monkeypatch: Patch, caplog: Log) -> None:
@@ -357,5 +355,6 @@ def test_invalid_redlock_header_of_an_entry_is_logged_once(monkeypatch: Patch, c
     world = World(monkeypatch, lambda: entries(crontab(), **odd), beats=[0.0, 0.0])
     world.run(181.0)
     assert len(world.sent) == 3
-    words = "job-0: the option 'redlock' must be True or False, it is 'false': claimed like others"
+    words = "job-0 is claimed like others: its option 'redlock' must be True or False"
+    words += ", but is 'false'"
     assert said(caplog).count(("WARNING", words)) == 2

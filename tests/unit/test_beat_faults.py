@@ -147,7 +147,7 @@ def test_beat_ended_while_it_sends_frees_the_tick(any_kind: Worlds, caplog: Log)
     with pytest.raises(SystemExit):
         world.run(61.5)
     assert all(not node.held for node in world.nodes)
-    assert "may have been sent as this beat was ended" in caplog.text
+    assert "may have been sent when this beat was stopped" in caplog.text
     world.run(61.5 - world.time)
     (message,) = world.sent
     assert world.beats[message.beat].alive

@@ -72,7 +72,7 @@ def test_beat_is_guarded_and_logs_its_settings(conf: dict[str, Any], caplog: Log
     (said,) = [record.getMessage() for record in caplog.records]
     on_unavailable = conf.get("redlock_beat_on_unavailable", "hold")
     assert said.startswith("each tick is sent by one beat: claims redlock:beat:shop:* on 127.0.0.1")
-    assert said.endswith(f", quorum 3, ttl 10 s, without one: {on_unavailable}")
+    assert said.endswith(f", quorum 3, ttl 10 s, without a quorum: {on_unavailable}")
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_beat_without_any_node_is_not_guarded_and_warns_once(
     assert not is_guarded(service)
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
-    assert record.getMessage().startswith("this beat sends every tick, and so does any other: ")
+    assert record.getMessage().startswith("this beat sends every tick, and so does every other: ")
     assert "set redlock_nodes" in record.getMessage()
 
 

@@ -379,7 +379,7 @@ def test_done_mark_look_up_is_certain_once_no_quorum_can_have_the_mark(
     lease.mark = (MARK, 60.0)
     assert look_up(lease) == (False, False)
     redlock.driver.dead.update({2})
-    with pytest.raises(QuorumUnavailable, match="too few nodes tell whether the task is done"):
+    with pytest.raises(QuorumUnavailable, match="too few nodes answered whether the task is done"):
         look_up(lease)
     redlock.driver.dead.clear()
     for node in redlock.fakes[:2]:

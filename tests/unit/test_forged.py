@@ -411,7 +411,7 @@ def test_lockless_task_without_a_quorum_logs_that_it_may_be_a_duplicate(
     deliver(ran.task("until_executing"), 1)
     assert ran.locked == [False]
     (line,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert "does not know if it is a duplicate, and goes on: " in line
+    assert "may be a duplicate, but goes on: " in line
     assert "3 of 5 nodes did not vote" in line
 
 

@@ -38,9 +38,7 @@ def test_limit_admits_that_many_holders_and_no_more(redlock: FakeRedlock) -> Non
     leases = [redlock.acquire("r", limit=3) for _ in range(3)]
     assert {lease.resource for lease in leases} == {"r"}
     assert {lease.resources for lease in leases} == {(slot,) for slot in SLOTS}
-    with pytest.raises(
-        ResourceHeld, match=r"^r is held by as many as may, 3 at a time; one is pid "
-    ):
+    with pytest.raises(ResourceHeld, match=r"^r has all of its 3 holders; one is pid "):
         redlock.acquire("r", limit=3)
     assert redlock.try_acquire("r", limit=3) is None
     redlock.release(leases[1])
@@ -167,14 +165,12 @@ def test_each_of_several_keys_has_its_own_limit(redlock: FakeRedlock) -> None:
     leases = [redlock.acquire(**PAIR) for _ in range(2)]
     assert {lease.resource for lease in leases} == {"all + tenant"}
     with pytest.raises(
-        ResourceHeld, match=r"^all \+ tenant: tenant is held by as many as may, 2 at a time; one is"
+        ResourceHeld, match=r"^all \+ tenant: tenant has all of its 2 holders; one is"
     ) as refusal:
         redlock.acquire(**PAIR)
     assert refusal.value.conflicting == ("tenant",)
     other = redlock.acquire(["other", "all"], limit=[2, 3])
-    with pytest.raises(
-        ResourceHeld, match=r"^all \+ other: all is held by as many as may, 3"
-    ) as no:
+    with pytest.raises(ResourceHeld, match=r"^all \+ other: all has all of its 3 holders") as no:
         redlock.acquire(["other", "all"], limit=[2, 3])
     assert no.value.conflicting == ("all",)
     redlock.release(other)
@@ -259,7 +255,7 @@ def test_limits_that_do_not_fit_the_keys_are_refused(
 
 
 def test_holders_can_be_asked_for_one_resource_at_a_time(redlock: FakeRedlock) -> None:
-    with pytest.raises(ConfigurationError, match=r"of one resource.*holders\('a', limit=2\)"):
+    with pytest.raises(ConfigurationError, match=r"one resource.*holders\('a', limit=2\)"):
         redlock.holders(["a", "b"], limit=(2, 3))  # type: ignore[arg-type]
 
 
@@ -286,7 +282,7 @@ def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:
     try:
         return blocking(leases.acquire(redlock.client, request))
     except ResourceHeld as refusal:
-        assert f"is held by as many as may, {limit} at a time" in str(refusal)
+        assert f"has all of its {limit} holders" in str(refusal)
         return None
 
 

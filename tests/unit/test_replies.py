@@ -359,7 +359,7 @@ def test_node_that_answers_and_does_not_read_is_asked_nothing_more(
         now[0] += 0.001
         most = max(most, len(node.unsent))
     assert 300_000 < most < 700_000, "of one second, or as much as may be"
-    assert said == {None, "it does not read what it is asked"}
+    assert said == {None, "it does not read its requests"}
     # It reads again, and is asked again.
     while node.unsent:
         with contextlib.suppress(BlockingIOError):

@@ -390,7 +390,7 @@ def test_node_that_denies_info_has_no_guard_and_is_logged_once(
     guard.welcome("a:1", mute, NOW)
     guard.welcome("b:1", mute, NOW)
     (line,) = said
-    assert "node a:1 does not tell us about itself (no permission to INFO)" in line
+    assert "node a:1 does not show its INFO (no permission to INFO)" in line
 
 
 def test_restarted_node_is_logged_once_a_run(guard: RestartGuard, said: list[str]) -> None:

@@ -138,7 +138,7 @@ def test_broker_that_is_away_delays_no_sender_of_task_events(
     wait_until(lambda: not post._events.qsize(), 30.0, "all are tried")
     said = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [record.getMessage() for record in said] == [
-        "cannot tell monitors of waiting and lost locks: OSError"
+        "events about waiting and lost locks could not be sent: OSError"
     ]
 
 

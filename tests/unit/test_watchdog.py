@@ -189,7 +189,7 @@ def test_body_is_looked_at_when_it_asks_and_while_its_lease_is_held(caplog: Log)
     thread.turn(NOW + 4.0)
     assert thread.dog.next_due == NOW + 6.0
     thread.turn(NOW + 6.0)
-    assert "could not look at the work under r" in caplog.text
+    assert "could not check the progress of the work under r" in caplog.text
     assert thread.dog.next_due == NOW + 30.0  # and goes on with the leases
     answers += [1.0, 1.0]
     thread.dog.look_at(claim, look)

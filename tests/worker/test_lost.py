@@ -192,7 +192,7 @@ def test_silent_body_is_interrupted_and_stays_locked_until_it_has_ended(
     (loss,) = cluster.lines("loss", f"k:{key}")  # the listener
     assert loss.detail[-2] == "stalled"
     line = shown(worker, f"s under the lock k:{key} held by {TASKS}.silent[{sent.id}]")
-    assert "ERROR/" in line and "is told to end" in line
+    assert "ERROR/" in line and "is interrupted" in line
     assert f"lost the lock k:{key}" not in worker.text  # which was kept
 
 

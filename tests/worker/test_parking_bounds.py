@@ -228,7 +228,7 @@ def test_parked_tasks_given_to_another_worker_are_dropped_here(
             client.delete("unacked", "unacked_index")  # given away, and acknowledged there
         begin = time.monotonic()
         held.close()
-        left = "was given to another worker"
+        left = "was redelivered to another worker"
         wait_until(lambda: worker.text.count(left) == 60, 10.0, "they are left to it")
         in_time(begin, time.monotonic(), 4.0, "to leave 60 of them")  # one at a time: 6 s
         assert len(cluster.runs(key)) == 0

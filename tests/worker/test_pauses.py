@@ -167,14 +167,14 @@ def test_limit_lowered_while_tasks_run_is_obeyed(place: tuple[Cluster, Worker]) 
     begun = time.monotonic()
     pauses.begin(cluster.redlock, f"crowd:{key}", 60.0, WHO, "slow", 1)
     worker.said(f"crowd:{key} is limited to 1 at a time by {WHO} until")
-    worker.said("UTC: slow; tasks that declare a limit wait beyond that")
+    worker.said("UTC: slow; further tasks that declare a limit wait")
     wait_until(lambda: time.monotonic() > begun + KNOWN_S, 10.0, "every worker must know")
     sent = [cluster.send("crowd", key, 0.6) for _ in range(3)]
     for number in range(1, 3):
         wait_until(lambda n=number: len(cluster.lines("in", key)) >= n, 20.0, "it begins")
         assert at_work(cluster, key) == 1
     pauses.resume(cluster.redlock, f"crowd:{key}")
-    worker.said(f"crowd:{key} is limited no more but by its tasks")
+    worker.said(f"the operator's limit for crowd:{key} has ended; declared limits apply")
     assert {cluster.state(one, 20.0) for one in sent} == {"SUCCESS"}
     more = [cluster.send("crowd", key, 3.0) for _ in range(2)]
     wait_until(lambda: at_work(cluster, key) == 2, 20.0, "two are at work again")

@@ -65,7 +65,7 @@ def test_reservation_of_a_child_is_freed_by_its_parent_when_the_node_is_back(
         begun_without_node(cluster, reservations, node, worker, key)
         if limit:
             wait_until(lambda: not child.is_running(), 10.0, "the child has ended")
-            worker.said(f"cannot free k:{key}#reserved yet")
+            worker.said(f"k:{key}#reserved cannot be freed yet")
         node.start()
         reservations.freed(key, 10.0)
 
@@ -78,7 +78,7 @@ def test_ending_worker_logs_the_reservations_it_could_not_free(
         begun_without_node(cluster, reservations, node, worker, key)
         worker.terminate()
         worker.ended()
-        said = {"prefork": "cannot free", "threads": "`celery redlock release`"}
+        said = {"prefork": "cannot be freed", "threads": "`celery redlock release`"}
         assert f"k:{key}#reserved" in worker.text
         assert said[pool] in worker.text
         node.start()

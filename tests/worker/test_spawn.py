@@ -66,5 +66,5 @@ def test_spawning_worker_without_a_shared_table_logs_a_warning(
     pool = TaskPool.__new__(TaskPool)
     supervise(SimpleNamespace(pool=pool, app=cluster.app))
     assert [line.partition(":")[0] for line in caplog.messages] == [
-        "this worker spawns its pool children, and cannot see what they hold"
+        "this worker spawns its pool children, and cannot see their leases"
     ]

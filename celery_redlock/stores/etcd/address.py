@@ -31,7 +31,7 @@ MIN_TIMEOUT_S = 2.0
 """Minimum seconds to wait for an answer if there is another member, so that it can still answer
 once the first one is left (`LEAVE_S`)."""
 OPTIONS = ("ca", "cert", "key", "verify")
-NO_ANSWER = "it answers what is no answer"
+NO_ANSWER = "its response is malformed"
 TOKEN = re.compile(rb"[ -~]{1,8192}")
 """The login token that a member may give us, for the head of each request."""
 VERSION = re.compile(r"\d{1,9}\.\d{1,9}[\w.+-]{0,40}", re.ASCII)
@@ -196,7 +196,7 @@ class Connection:
                 raise NodeError("more than is read of one node")
             found += self._replies.feed(data)
         if len(found) > 1 or self._replies.partial:
-            raise NodeError("it sent what nobody asked for")
+            raise NodeError("it sent a reply without a request")
         said = answer(*found[0])
         if why := refusal(said):
             raise NodeError(why)

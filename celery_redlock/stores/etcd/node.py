@@ -155,7 +155,7 @@ class EtcdNode(StreamNode):
                 return  # the connection was dropped while an answer was handled
             self._heard = now  # not at each byte: a member whose answer drips is left, too
             if not self._exchanges:
-                raise NodeError("it sent what nobody asked for")
+                raise NodeError("it sent a reply without a request")
             exchange = self._exchanges[0]
             exchange.answers.append(answer(status, body))
             if len(exchange.answers) == exchange.asked:

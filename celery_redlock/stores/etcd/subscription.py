@@ -87,11 +87,11 @@ class EtcdSubscription(Subscription):
             return
         result = answer(status, line).get("result")
         if result is None or result.get("canceled"):
-            raise NodeError("it does not watch any more")
+            raise NodeError("the watch was cancelled")
         self._listens = self._listens or bool(result.get("created"))
         for event in result.get("events", ()):
             if event.get("type") == "DELETE":
-                raise NodeError("it was not heard of for too long")
+                raise NodeError("the lease of the subscription has expired")
             yield value_of(event["kv"].get("value", ""))
 
     def _keep(self) -> None:
@@ -117,9 +117,9 @@ class EtcdSubscription(Subscription):
             except MALFORMED:
                 raise NodeError(NO_ANSWER) from None
             if left <= 0:
-                raise NodeError("it was not heard of for too long")
+                raise NodeError("the lease of the subscription has expired")
         if self._asked:
-            raise NodeError("it sends half an answer")
+            raise NodeError("its response is incomplete")
 
     def close(self) -> None:
         """Close the connections, and delete the key that shows that this process listens."""

@@ -53,7 +53,7 @@ def introduce(connection: psycopg.Connection[Any]) -> NodeInfo:
     if isolation != ISOLATION:
         return NodeInfo(
             unfit=f"its default_transaction_isolation is {isolation!r} for this user, under which"
-            f" who is refused a lock gets an error; ALTER ROLE this_user SET"
+            f" a refused lock is an error; ALTER ROLE this_user SET"
             f" default_transaction_isolation = '{ISOLATION}'"
         )
     return NodeInfo(run_id=identity, uptime=min(float(age), MAX_AGE_S), role="master")

@@ -124,7 +124,7 @@ class PostgresNode(Node):
         while self._sweeps and not pgconn.is_busy():
             before, result = result, pgconn.get_result()
             if result is None and before is None:
-                raise NodeError("it answers less than it was asked")  # or this loop would never end
+                raise NodeError("its response is incomplete")  # or this loop would never end
             if result is None or result.status == pq.ExecStatus.PIPELINE_SYNC:
                 continue  # between two requests
             if result.status != pq.ExecStatus.TUPLES_OK and _ends(pgconn, result):

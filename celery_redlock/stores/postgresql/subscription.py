@@ -55,8 +55,8 @@ class PostgresSubscription(Subscription):
         if not PostgresSubscription._said:
             PostgresSubscription._said = True
             logger.warning(
-                "%s: a pooler stands in front of it, through which LISTEN does not work:"
-                " waiters look every second in place of being called",
+                "a pooler is in front of node %s, and LISTEN does not work through it: waiters ask"
+                " every second instead of being notified",
                 self._address.name,
                 extra=event("node_pooled"),
             )

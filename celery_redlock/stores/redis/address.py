@@ -120,7 +120,7 @@ class Address:
             connection.connect()
             result = greet(connection)
             if connection.can_read():
-                raise NodeError("it sent what nobody asked for")
+                raise NodeError("it sent a reply without a request")
             connection._sock.setblocking(False)
         except Exception as error:  # including those of a credential provider
             if connection is not None:

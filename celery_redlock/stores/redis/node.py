@@ -88,7 +88,8 @@ class RedisNode(StreamNode):
         watch = self._watch
         if watch is not None and self.connection is not None and watch.moved(now):
             why = "the Sentinels have named another master"
-            self.reports.log(logging.INFO, "node_left", f"node {self.name} is left: {why}")
+            line = f"node {self.name} gets a new connection: {why}"
+            self.reports.log(logging.INFO, "node_left", line)
             self._drop(why, blame=False)
         super().ask(round_, payload, now, more)
 
@@ -122,7 +123,7 @@ class RedisNode(StreamNode):
             if self.connection is None:
                 return  # it was dropped while one of the replies was handled
             if not unanswered:
-                raise NodeError("it sent what nobody asked for")
+                raise NodeError("it sent a reply without a request")
             round_ = unanswered.popleft()
             if isinstance(reply, ResponseError):
                 self._refused(round_, reply, now)
@@ -144,7 +145,7 @@ class RedisNode(StreamNode):
             # If our right to ask was withdrawn, there is no guard from now on, as without it.
             why, forbidden = reason(error), isinstance(error, NoPermissionError)
             self._trust.not_told(
-                f"does not tell if it still is a master: {why}", forbidden=forbidden
+                f"did not answer if it still is a master: {why}", forbidden=forbidden
             )
             if forbidden:
                 self._welcome(Memory(NodeInfo(denied=why)), now)

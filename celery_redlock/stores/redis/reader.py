@@ -259,7 +259,7 @@ def _checked(command: str, reply: Any, fits: bool) -> Any:
     if isinstance(reply, redis.ResponseError):
         raise reply
     if not fits:
-        raise NodeError(f"answered {command} with what is no answer to it")
+        raise NodeError(f"answered {command} with a malformed reply")
     return reply
 
 

@@ -35,7 +35,7 @@ class RedisSubscription(Subscription):
         self._connection = connection = self._address.connection()
         connection.connect()
         if connection.can_read():
-            raise NodeError("it sent what nobody asked for")
+            raise NodeError("it sent a reply without a request")
         # Keep a reference: redis-py drops the socket on a failed read.
         self._socket = stream = connection._sock
         until = monotonic() + connection.socket_timeout
@@ -65,14 +65,14 @@ class RedisSubscription(Subscription):
             if isinstance(reply, Exception):
                 raise reply
             if not isinstance(reply, list) or len(reply) != 3:
-                raise NodeError("it sends what is no message")
+                raise NodeError("it sent something that is not a message")
             if reply[0] == b"message" and isinstance(reply[2], bytes):
                 names.append(reply[2])
             elif reply[0] == b"subscribe" and not self._confirmed:
                 self._confirmed = True
             else:
                 # If accepted, each of these would make all waiters try.
-                raise NodeError("it confirms what nobody asked for")
+                raise NodeError("it confirmed a subscription without a request")
         return names
 
     def close(self) -> None:

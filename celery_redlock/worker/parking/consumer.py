@@ -160,7 +160,7 @@ class Parking(bootsteps.StartStopStep):
         try:
             waits = (self._pauses and self._hold_back(request)) or self._park(request)
         except Exception:
-            logger.exception("%s[%s] is not parked", request.name, request.id, extra=FAILED)
+            logger.exception("%s[%s] could not be parked", request.name, request.id, extra=FAILED)
             waits = False
         if not waits:
             self._to_pool(request)
@@ -228,7 +228,8 @@ class Parking(bootsteps.StartStopStep):
             self.dispatcher.watch(resources)
             self._reports.parked(request, resources, since)
         except Exception:  # it is parked all the same, and must not go to the pool twice
-            logger.exception("%s[%s] is parked", request.name, request.id, extra=FAILED)
+            line = "%s[%s] is parked, but with an error"
+            logger.exception(line, request.name, request.id, extra=FAILED)
         return True
 
     def _hold_back(self, request: Any) -> bool:
@@ -257,7 +258,8 @@ class Parking(bootsteps.StartStopStep):
             self._prefetch.widen(self._extra)
             self._reports.held_back(request, resources, pause)
         except Exception:  # it is kept all the same, and must not go to the pool twice
-            logger.exception("%s[%s] is held back", request.name, request.id, extra=FAILED)
+            line = "%s[%s] is held back, but with an error"
+            logger.exception(line, request.name, request.id, extra=FAILED)
         return True
 
     # -- In whichever thread Celery reports it ---------------------------------------------------
@@ -332,7 +334,8 @@ class Parking(bootsteps.StartStopStep):
             return False
         if self._prefetch.keep(request):
             return True
-        logger.info("%s was given to another worker", request.id, extra=event("delivery_moved"))
+        line = "%s was redelivered to another worker, and is dropped here"
+        logger.info(line, request.id, extra=event("delivery_moved"))
         self._prefetch.drop(request)
         state.task_ready(request)
         return False

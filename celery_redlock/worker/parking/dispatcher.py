@@ -155,7 +155,7 @@ class ParkingDispatcher:
             try:
                 self._bell.wait(self._work())
             except Exception:
-                logger.exception("parking dispatcher failed; retrying in 1 s", extra=FAILED)
+                logger.exception("the parking dispatcher failed; it goes on in 1 s", extra=FAILED)
                 self._bell.wait(1.0)
         for watched in list(self.watched.values()):
             self._unwatch(watched)
@@ -185,7 +185,8 @@ class ParkingDispatcher:
                     looks.append(watched)
             except Exception:  # the other resources must go on
                 name = printable(shown(watched.resources))
-                logger.exception("%s is looked after again in 1 s", name, extra=FAILED)
+                line = "the parking dispatcher failed for %s; it tries again in 1 s"
+                logger.exception(line, name, extra=FAILED)
                 watched.due = now + 1.0
         for batch in batches(looks, self._admission):
             self._look(batch)

@@ -216,8 +216,8 @@ class Prefetch:
         except Exception as error:
             if not self._failing:
                 logger.warning(
-                    "cannot tell the broker to give parked tasks to another worker soon if this"
-                    " one dies; trying again until it answers: %r",
+                    "the broker could not be asked to redeliver parked tasks soon if this worker"
+                    " dies; trying again until it answers: %r",
                     error,
                     extra=event("broker_uninformed"),
                 )
@@ -227,7 +227,8 @@ class Prefetch:
             one.dated = now
         if self._failing:
             logger.info(
-                "the broker knows again what is parked here", extra=event("broker_informed")
+                "the broker will redeliver parked tasks soon again if this worker dies",
+                extra=event("broker_informed"),
             )
         self._failing = False
 
@@ -238,7 +239,7 @@ class Prefetch:
             return qos is None or self._date(qos, [request], time.time()) > 0
         except Exception as error:  # if in doubt, it runs here as well
             logger.warning(
-                "%s: the broker does not say who has it now: %r",
+                "%s runs here, though another worker may have it: the broker failed: %r",
                 request.id,
                 error,
                 extra=event("broker_uninformed"),
