@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 VARIES = r"(?:10\.0\.0\.\d:6379(?:, )?)+", r"\b\d+(?= s\b)"
 """Patterns of what differs from run to run on the pages: nodes' addresses, and seconds."""
 MEANS = r"(?:127\.0\.0\.1:\d+(?:, )?)+", r"\d+"
-"""What stands in the place of each of these. Nodes with equal findings share a line."""
+"""The placeholder for each of these. Nodes with equal findings share a line."""
 
 
 def quoted(page: str, heading: str) -> list[re.Pattern[str]]:
