@@ -147,7 +147,7 @@ def test_worker_of_one_process_serves_its_metrics(
     installed.begin(Consumer(), 0, "127.0.0.1")
     with lock().lock("r"):
         (said,) = caplog.messages
-        text = served(said.removeprefix("metrics on "))
+        text = served(said.removeprefix("metrics are served on "))
     assert 'celery_redlock_acquire_total{outcome="acquired",task=""} 1.0' in text
 
 

@@ -50,8 +50,8 @@ class Shown:
     """The metrics of the worker's main process."""
 
     def __init__(self, worker: Worker) -> None:
-        worker.said("metrics on http://", READY)
-        found = re.search(r"metrics on (http://127\.0\.0\.1:\d+/metrics)", worker.text)
+        worker.said("metrics are served on http://", READY)
+        found = re.search(r"metrics are served on (http://127\.0\.0\.1:\d+/metrics)", worker.text)
         assert found, worker.text
         with urllib.request.urlopen(found[1], timeout=LONG) as answer:
             self.text = answer.read().decode()
