@@ -281,7 +281,7 @@ def test_failing_resource_holds_up_no_other(
     monkeypatch.setattr(ParkingDispatcher, "_attend", fails)
     watch.run(1.0)
     assert ("good", True, False) in watch.went
-    assert "the parking dispatcher failed for bad; it tries again in 1 s" in caplog.text
+    assert "parking failed for bad; it goes on in 1 s" in caplog.text
 
 
 def rounds_a_second(watch: Watch, count: int) -> float:

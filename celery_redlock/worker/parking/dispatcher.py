@@ -185,8 +185,7 @@ class ParkingDispatcher:
                     looks.append(watched)
             except Exception:  # the other resources must go on
                 name = printable(shown(watched.resources))
-                line = "the parking dispatcher failed for %s; it tries again in 1 s"
-                logger.exception(line, name, extra=FAILED)
+                logger.exception("parking failed for %s; it goes on in 1 s", name, extra=FAILED)
                 watched.due = now + 1.0
         for batch in batches(looks, self._admission):
             self._look(batch)
