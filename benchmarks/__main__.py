@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks import (
     beside,
+    capacity,
     celery_rate,
     coroutines,
     faults,
@@ -45,6 +46,7 @@ SECTIONS = (
     "publishing",
     "signals",
     "listing",
+    "capacity",
     "import",
     "beside",
 )
@@ -116,6 +118,9 @@ def main() -> None:
         if "listing" in chosen:
             figures = listing.measure(urls, rounds=3 if quick else 11)
             report("listing", figures, listing.show(figures))
+    if "capacity" in chosen:
+        figures = capacity.on_servers(capacity.QUICK if quick else capacity.FULL)
+        report("capacity", figures, capacity.show(figures))
     if "beside" in chosen and not quick:
         figures = beside.measure()
         report("beside", figures, beside.show(figures))

@@ -7,8 +7,10 @@ import builtins
 import functools
 import importlib
 import importlib.util
+import itertools
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -484,3 +486,36 @@ def test_commands_named_in_docs_exist_with_their_options(page: str) -> None:
         known = {option for parameter in command.params for option in parameter.opts}
         for option in re.findall(r"(?<!\S)--[\w-]+", rest):
             assert option in {*known, "--help"}, f"{page}: redlock {name} {option}"
+
+
+def command_lines(page: str) -> list[list[str]]:
+    """Return the words of each command in the shell blocks, the parts of a pipe by themselves."""
+    found: list[list[str]] = []
+    text = "\n".join([*blocks(page, "sh"), *blocks(page, "console")]).replace("\\\n", " ")
+    for line in text.splitlines():
+        words = [word for word in shlex.split(line, comments=True) if word != "$"]
+        for is_between, part in itertools.groupby(words, ("|", "&", "&&", ";").__contains__):
+            if not is_between:
+                found.append([*part])
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_shell_lines_with_our_commands_parse_to_the_last_word(page: str) -> None:
+    for line in command_lines(page):
+        if line[0] == "celery" and line[3:4] == ["redlock"]:
+            group, words = cli.redlock, line[4:]
+        elif line[0].endswith("celery-redlock"):
+            group, words = cli.main, line[1:]
+        else:
+            continue
+        try:
+            outer = group.make_context("redlock", [*words])
+            rest = [*getattr(outer, "_protected_args", ()), *outer.args]
+            name, command, rest = group.resolve_command(outer, rest)
+            assert command is not None
+            command.make_context(name, rest, parent=outer)
+        except click.exceptions.Exit:
+            pass  # it has shown its help
+        except click.ClickException as error:
+            pytest.fail(f"{page}: {shlex.join(line)}: {error.format_message()}")
