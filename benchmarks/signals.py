@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.stats import paired_ratio, table
 from celery_redlock import Redlock
-from celery_redlock.events import heard
+from celery_redlock.events import has_listeners
 from celery_redlock.messages import signals
 
 EACH = 150
@@ -62,7 +62,7 @@ def _lock(redlock: Redlock) -> float:
 def _unheard() -> float:
     """Seconds that one lock spends on finding that nobody listens."""
     times = 200_000
-    return LOOKS * min(timeit.repeat(heard, number=times, repeat=5)) / times
+    return LOOKS * min(timeit.repeat(has_listeners, number=times, repeat=5)) / times
 
 
 @contextmanager

@@ -17,10 +17,7 @@ from .protocol.lease import Lease
 from .protocol.texts import event
 from .protocol.values import Owner
 
-__all__ = [
-    *("Ask", "Listener", "emit", "emit_node", "heard", "heard_nodes", "heard_releases"),
-    *("subscribe", "unsubscribe"),
-]
+__all__ = ["Ask", "Listener", "subscribe", "unsubscribe"]
 
 logger = logging.getLogger("celery_redlock.events")
 
@@ -134,17 +131,17 @@ def _overriding(*hooks: Callable[..., None]) -> tuple[Listener, ...]:
     )
 
 
-def heard() -> bool:
+def has_listeners() -> bool:
     """Return True if there is a listener; if not, the arguments of hooks need not be made."""
     return bool(_listeners)
 
 
-def heard_nodes() -> bool:
+def has_node_listeners() -> bool:
     """Return True if there is a listener to the events of nodes."""
     return bool(_of_nodes)
 
 
-def heard_releases() -> bool:
+def has_release_listeners() -> bool:
     """Return True if there is a listener to releases, which needs the answers of the nodes."""
     return bool(_of_releases)
 

@@ -25,7 +25,7 @@ import signal
 import time
 from functools import partial
 
-from ..events import emit, heard
+from ..events import emit, has_listeners
 from ..protocol import quorum
 from ..protocol.claim import Claim
 from ..protocol.lease import Lease
@@ -95,7 +95,7 @@ class LeaseSupervisor:
         self._pause = 0.0
         self._looked = math.inf
         self._away = 0.0  # seconds in which this process did not run, in all
-        self._silent: dict[Name, tuple[float, float]] = {}  # see `_is_deaf`
+        self._silent: dict[Name, tuple[float, float]] = {}  # see `_is_silent_too_long`
 
     def run(self) -> None:
         """Supervise until the client is gone; then release the leases of its processes."""
@@ -176,7 +176,7 @@ class LeaseSupervisor:
                 shortest = min(shortest, record.ttl)
                 if not record.held:
                     continue
-                if self._is_deaf(record, here, before) and pid not in self._killed:
+                if self._is_silent_too_long(record, here, before) and pid not in self._killed:
                     self._kill(record, pid, self._watched[block])
                 claim = seen[record.name] = self._claim(record, now)
                 if not claim.held(now):
@@ -192,7 +192,7 @@ class LeaseSupervisor:
         if late and self._driver.nodes[0].kind.can.ttl_per_key:  # else only its holder can
             self._extend(late, now)
 
-    def _is_deaf(self, record: LeaseRecord, here: float, before: float) -> bool:
+    def _is_silent_too_long(self, record: LeaseRecord, here: float, before: float) -> bool:
         """Return True if a body has been silent for so long that its process may be killed.
 
         Time in which this process did not run does not count: most likely the whole worker was
@@ -283,7 +283,11 @@ class LeaseSupervisor:
                         who,
                         extra=event("dead_holder_released", record.resource),
                     )
-                if heard() and record.held and not record.resource.endswith(RESERVED_SUFFIX):
+                if (
+                    has_listeners()
+                    and record.held
+                    and not record.resource.endswith(RESERVED_SUFFIX)
+                ):
                     self._tell(record)
                 self._table.remove(record)
             elif not again:

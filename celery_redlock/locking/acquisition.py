@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..events import Ask, emit, heard
+from ..events import Ask, emit, has_listeners
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
 from ..protocol.errors import NotAcquired, QuorumUnavailable, ResourceHeld
@@ -73,7 +73,7 @@ class Acquisition:
         Raises:
             NotAcquired: The last try was refused.
         """
-        if not heard():
+        if not has_listeners():
             return await self._run()
         began = monotonic()
         try:

@@ -20,7 +20,7 @@ from typing import TypeVar
 
 from ..config.checks import MIN_TTL
 from ..config.options import check_option
-from ..events import emit, heard, heard_releases
+from ..events import emit, has_listeners, has_release_listeners
 from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
@@ -203,7 +203,7 @@ class LockClient:
         claim.silent = outcome.silent(ballot)
         if claim.fencing_token is not None:
             self._last_fence = max(self._last_fence, claim.fencing_token)
-        if heard():
+        if has_listeners():
             emit("acquired", claim.lease(monotonic))
 
     def proposal(self) -> int:
@@ -248,7 +248,9 @@ class LockClient:
         self.watchdog.drop(claim)
         self.registry.releasing(claim)
         try:
-            if not (wait or claim.kept is None or claim.mark is not None or heard_releases()):
+            if not (
+                wait or claim.kept is None or claim.mark is not None or has_release_listeners()
+            ):
                 held = claim.held(monotonic())
                 self.unread.add(claim.token)
                 self.driver.start(partial(self._release, claim), partial(self._released, claim))
@@ -262,7 +264,7 @@ class LockClient:
                 self.forget(claim)
             raise
         self._released(claim, released)
-        if heard() and claim.granted_at is not None:
+        if has_listeners() and claim.granted_at is not None:
             emit("released", claim.lease(monotonic), released.held)
         return released.held
 
@@ -332,7 +334,7 @@ class LockClient:
                 claim.silent = silent
         renewed = [claim for ballot in ballots for claim in ballot.confirmed()]
         self.registry.renewed(renewed)
-        if heard():
+        if has_listeners():
             tokens = {claim.token for claim in renewed}
             for claim in claims:
                 if claim.token in tokens:

@@ -14,7 +14,7 @@ still be lost:
 - The notified waiter has died: its process no longer listens, and the nodes skip it. If it dies
   after the notification, or is stopped or interrupted between, the others try by themselves after
   one to two seconds.
-- More than 200 dead waiters are in front of it (`names.MAX_DEAF`): it tries by itself.
+- More than 200 dead waiters are in front of it (`names.MAX_DEAD_WAITERS`): it tries by itself.
 - It stops waiting just as it is notified: it notifies the next waiter itself (HAND_ON).
 - A newcomer takes the lock first: the notified waiter joins the queue again, in its old place,
   before the newcomer releases. A holder that releases the lock and wants it again joins the queue,

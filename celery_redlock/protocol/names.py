@@ -74,7 +74,7 @@ is the number of seconds for which the node had been known by then, and its `Nod
 has no ttl. No resource's name may end so."""
 QUEUE_LIFE_S = 60.0
 """The ttl of a wait queue, in seconds; every waiter that tries renews it."""
-MAX_DEAF = 200
+MAX_DEAD_WAITERS = 200
 """Maximum number of waiters that one wake-up passes over because they do not listen (schema.sql
 repeats the number). The limit is there because the node serves nobody else meanwhile, and a queue
 may have any length. The next waiter tries by itself soon."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from ..events import heard_nodes
+from ..events import has_node_listeners
 from ..protocol.claim import Claim
 from ..protocol.errors import NodeError
 from ..protocol.node_info import NodeInfo
@@ -250,7 +250,7 @@ class Node(ABC):
 
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
         verb = round_.verb
-        if heard_nodes():
+        if has_node_listeners():
             self._tell(round_, now)
         trust, sent = self._trust, round_.sent
         if sent > trust.heard:
@@ -295,7 +295,12 @@ class Node(ABC):
     def _tell(self, round_: Round, now: float) -> None:
         # Not of a round that nobody waits for: its answers are read whenever something is read, so
         # the time of their arrival is unknown. Nor of a round that waited for a connection.
-        if heard_nodes() and not round_.closed and round_.waits and round_.sent >= self._opened:
+        if (
+            has_node_listeners()
+            and not round_.closed
+            and round_.waits
+            and round_.sent >= self._opened
+        ):
             self.reports.answered(now - round_.sent)
 
     def _welcome(self, memory: Memory, now: float) -> None:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from ..events import emit_node, heard_nodes
+from ..events import emit_node, has_node_listeners
 from ..protocol.round import Verb
 from ..protocol.texts import event
 from ..runtime.complaints import Complaints
@@ -39,7 +39,7 @@ class Reports(Complaints):
 
     def failed(self, kind: str) -> None:
         """Report a failure to listeners; `kind` is one of `events.NODE_FAILURES`."""
-        if heard_nodes():
+        if has_node_listeners():
             self._later(partial(emit_node, "node_failed", self._name, kind))
 
     def late(self, verb: Verb, reason: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..protocol.claim import Claim
-from ..protocol.names import MAX_DEAF, base_of
+from ..protocol.names import MAX_DEAD_WAITERS, base_of
 from ..protocol.replies import DONE
 from ..protocol.round import REFUSED, RENEWED, SET_AGAIN, Held, Verb
 from ..protocol.values import SHARED, Owner, Query, QueueEntry, is_shared
@@ -126,21 +126,21 @@ class FakeNode:
         """Notify the first waiter whose process listens; after a reader also the next readers."""
         line = self.lines.get(name, {})
         self.barriers.pop(name, None)
-        called, deaf = False, 0
-        while line and deaf < MAX_DEAF:
+        called, dead = False, 0
+        while line and dead < MAX_DEAD_WAITERS:
             first = min(line, key=lambda member: (line[member], member))
             if called and not is_shared(first):
                 break
             del line[first]
             process, _, waiter = first.rpartition(":")
-            if self._hears(process, waiter):
+            if self._notifies(process, waiter):
                 called = True
                 if not is_shared(first):
                     if is_shared(freed_by):
                         self.barriers[name] = (now + BARRIER_S, freed_by)
                     break
             else:
-                deaf += 1
+                dead += 1
         return called
 
     def _in_the_way(self, asks: Claim | Query, now: float) -> tuple[str, float] | None:
@@ -166,7 +166,7 @@ class FakeNode:
         """Return True if the process of a waiter listens."""
         return member.rpartition(":")[0] in self.listening
 
-    def _hears(self, process: str, waiter: str) -> bool:
+    def _notifies(self, process: str, waiter: str) -> bool:
         """Notify a waiter; return True if its process listens."""
         if process in self.listening:
             self.called.append(f"{process}:{waiter}")

@@ -47,18 +47,22 @@ class Store(FakeNode):
         super().__init__()
         self._node = node
 
-    def _hears(self, process: str, waiter: str) -> bool:
-        ears = self._ears(process)
-        for ear in ears:
-            ear.hear(waiter.encode())
-        return bool(ears)
+    def _notifies(self, process: str, waiter: str) -> bool:
+        subscriptions = self._subscriptions(process)
+        for subscription in subscriptions:
+            subscription.notify(waiter.encode())
+        return bool(subscriptions)
 
     def _listens(self, member: str) -> bool:
-        return bool(self._ears(member.rpartition(":")[0]))
+        return bool(self._subscriptions(member.rpartition(":")[0]))
 
-    def _ears(self, process: str) -> list[Ear]:
+    def _subscriptions(self, process: str) -> list[MemorySubscription]:
         channel = process.encode("utf-8", "surrogatepass")
-        return [ear for ear in self._node.ears if ear.channel == channel]
+        return [
+            subscription
+            for subscription in self._node.subscriptions
+            if subscription.channel == channel
+        ]
 
 
 class MemoryNode:
@@ -69,7 +73,7 @@ class MemoryNode:
         skew: Seconds that its clock is ahead: a step of the clock makes keys expire early.
         cut: True if no client reaches it.
         stores: Its keys, by prefix.
-        ears: The subscriptions to it.
+        subscriptions: The subscriptions to it.
     """
 
     def __init__(self, name: str) -> None:
@@ -77,7 +81,7 @@ class MemoryNode:
         self.skew = 0.0
         self.cut = False
         self.stores: dict[str, Store] = {}
-        self.ears: list[Ear] = []
+        self.subscriptions: list[MemorySubscription] = []
 
     def __repr__(self) -> str:
         return f"<{self.name} in memory{', cut off' if self.cut else ''}>"
@@ -232,9 +236,11 @@ class MemoryWakeup(ReleaseSubscriber):
 
     def __init__(self, memory: Memory, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._ears = [Ear(self, *node) for node in enumerate(memory.nodes)]
+        self._memory_subscriptions = [
+            MemorySubscription(self, *node) for node in enumerate(memory.nodes)
+        ]
 
-    def ring(self) -> None:
+    def wake_all(self) -> None:
         """Wake all waiters, because time was moved."""
         with self._lock:
             for waiter in list(self._waiters.values()):
@@ -242,16 +248,16 @@ class MemoryWakeup(ReleaseSubscriber):
 
     def close(self) -> None:
         """Listen no more, and wake all waiters."""
-        for ear in self._ears:
-            ear.close()
+        for subscription in self._memory_subscriptions:
+            subscription.close()
         super().close()
 
     def _connect_missing(self, why: str = "") -> None:
-        for ear in self._ears:
-            ear.start()
+        for subscription in self._memory_subscriptions:
+            subscription.start()
 
 
-class Ear:
+class MemorySubscription:
     """Subscription to one node in memory, in place of a `Subscription`."""
 
     def __init__(self, wakeup: MemoryWakeup, index: int, node: MemoryNode) -> None:
@@ -262,15 +268,15 @@ class Ear:
 
     def start(self) -> None:
         """Begin to receive notifications for this process, if it does not yet."""
-        if self not in self._memory_node.ears:
-            self._memory_node.ears.append(self)
+        if self not in self._memory_node.subscriptions:
+            self._memory_node.subscriptions.append(self)
             self._wakeup.subscribed(self.node)
 
-    def hear(self, name: bytes) -> None:
+    def notify(self, name: bytes) -> None:
         """Pass a node's notification on to its waiter."""
         self._wakeup.called(self.node, name)
 
     def close(self) -> None:
         """Stop receiving."""
-        if self in self._memory_node.ears:
-            self._memory_node.ears.remove(self)
+        if self in self._memory_node.subscriptions:
+            self._memory_node.subscriptions.remove(self)

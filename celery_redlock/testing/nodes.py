@@ -253,7 +253,7 @@ class FakeNodes(Nodes):
             watchdog.wake()
         for client in self._clients():
             if isinstance(client.wakeup, MemoryWakeup):
-                client.wakeup.ring()
+                client.wakeup.wake_all()
 
     def _cut(self, number: int) -> None:
         self._memory.cut(number)

@@ -10,7 +10,13 @@ import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable, Redlock
-from celery_redlock.events import NODE_FAILURES, Listener, heard_nodes, subscribe, unsubscribe
+from celery_redlock.events import (
+    NODE_FAILURES,
+    Listener,
+    has_node_listeners,
+    subscribe,
+    unsubscribe,
+)
 from celery_redlock.server import start_servers
 from tests.support.names import Locks, Servers
 from tests.support.wait import wait_until
@@ -182,6 +188,6 @@ def test_listener_without_node_hooks_is_not_called() -> None:
     for listener in (Other(), Duck()):
         subscribe(listener)  # type: ignore[arg-type]
         try:
-            assert not heard_nodes()
+            assert not has_node_listeners()
         finally:
             unsubscribe(listener)  # type: ignore[arg-type]

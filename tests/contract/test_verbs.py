@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from celery_redlock.keepalive import supervisor
 from celery_redlock.protocol import quorum, replies
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.names import MAX_DEAF
+from celery_redlock.protocol.names import MAX_DEAD_WAITERS
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.round import VERBS, Verb
 from celery_redlock.protocol.values import SHARED, QueueEntry
@@ -175,9 +175,9 @@ def test_release_passes_over_dead_waiters(node: Subject) -> None:
 
 def test_release_passes_over_a_limited_number_of_dead_waiters(node: Subject) -> None:
     node.listen("p1")
-    for since in range(MAX_DEAF):
+    for since in range(MAX_DEAD_WAITERS):
         node.ask(Verb.ENQUEUE, place(f"dead:{since}", since))
-    node.ask(Verb.ENQUEUE, place("p1:1", MAX_DEAF))
+    node.ask(Verb.ENQUEUE, place("p1:1", MAX_DEAD_WAITERS))
     node.ask(Verb.ACQUIRE, claim())
     assert node.ask(Verb.RELEASE, claim()) is True
     assert node.calls(0) == []
@@ -191,11 +191,11 @@ def test_queue_of_any_length_costs_a_request_no_more_than_a_short_one(valkey: Re
     valkey.admin.zadd(line, {f"{PREFIX}dead:{number}": number for number in range(many)})
     valkey.ask(Verb.ACQUIRE, claim())
     assert valkey.ask(Verb.RELEASE, claim()) is True
-    assert valkey.admin.zcard(line) == many - MAX_DEAF
+    assert valkey.admin.zcard(line) == many - MAX_DEAD_WAITERS
     for who in ("one", "another"):
         valkey.ask(Verb.ACQUIRE, claim(who + SHARED))
     calls = valkey.admin.info("commandstats")["cmdstat_pubsub|numsub"]["calls"]
-    assert calls <= 2 * MAX_DEAF
+    assert calls <= 2 * MAX_DEAD_WAITERS
 
 
 def test_waiter_that_left_the_queue_is_not_notified(node: Subject) -> None:

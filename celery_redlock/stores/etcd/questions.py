@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from ...protocol.names import MAX_DEAF, QUEUE_LIFE_S, SLOT_SUFFIX, base_of
+from ...protocol.names import MAX_DEAD_WAITERS, QUEUE_LIFE_S, SLOT_SUFFIX, base_of
 from ...protocol.replies import DONE, MAX_TTL_S
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
 from .wire import Keys, Request, above, number, text, value_of
@@ -234,7 +234,7 @@ def _call(queues: Sequence[tuple[bytes, Any]]) -> Generator[Any, Any, bool]:
     """Notify the first waiter of each queue whose process listens; return True if there is any."""
     called = False
     queues = [(line, _found(part)) for line, part in queues]
-    for _ in range(MAX_DEAF):
+    for _ in range(MAX_DEAD_WAITERS):
         asked = []
         queues = [(line, first) for line, first in queues if first]
         if not queues:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from ...protocol.names import MAX_DEAF
+from ...protocol.names import MAX_DEAD_WAITERS
 from ...protocol.replies import DONE, FOREIGN
 from ...protocol.values import SHARED
 
@@ -190,7 +190,7 @@ local function call(name, by)
   until called and not (behind and shared(behind))
   return true
 end
-""" % (BARRIER, BARRIER_MS, BARRIER_MS, MAX_DEAF)
+""" % (BARRIER, BARRIER_MS, BARRIER_MS, MAX_DEAD_WAITERS)
 
 # A release wakes the next waiter, whoever held the key here. All slots of a resource share a queue
 # under its name. With ARGV[2], the last key is a mark that lives for that long. It is set first, in
@@ -262,7 +262,7 @@ local function in_the_way(key, token)
     if process and redis.pcall('PUBSUB', 'NUMSUB', process)[2] ~= 0 then return readers[1] end
   end
 end
-""" % (MAX_DEAF - 1, BARRIER)
+""" % (MAX_DEAD_WAITERS - 1, BARRIER)
 
 # Non-string keys report the longest-lived reader's token, or FOREIGN.
 _NAMED = b"""\
