@@ -23,7 +23,6 @@ from celery_redlock.testing import (
     fake_redlock,
     redlock_disabled,
 )
-from tests.support.wait import wait_until
 
 
 @pytest.fixture
@@ -111,20 +110,6 @@ def test_fake_refuses_a_child_process_and_the_number_of_no_node(
     for wrong in (5, -1):
         with pytest.raises(IndexError, match="they are 0 to 4"):
             fake.partition(wrong)
-
-
-def test_fake_release_notifies_the_waiter_in_the_queue(fake: FakeNodes, lock: Redlock) -> None:
-    def wait() -> None:
-        with fake.redlock.lock("order:1", wait=60.0):
-            pass
-
-    with lock.lock("order:1"):
-        thread = threading.Thread(target=wait)
-        thread.start()
-        lines = [node.store("redlock:").lines for node in fake.nodes]
-        wait_until(lambda: all(line.get("order:1") for line in lines), 20.0, "one stands in line")
-    assert lock.client.has_called("order:1", 60.0)
-    thread.join(20.0)
 
 
 @pytest.fixture

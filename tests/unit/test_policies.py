@@ -27,7 +27,15 @@ from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.conflict import end
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
-from celery_redlock.messages.policy import Action, backoff, decide, decide_reserved, is_split
+from celery_redlock.messages.policy import (
+    Action,
+    backoff,
+    decide,
+    decide_reserved,
+    is_split,
+    parks,
+    set_parking,
+)
 from celery_redlock.messages.revokes import END
 from celery_redlock.protocol.values import Holder, Owner, token_digest
 from celery_redlock.worker.startup import check
@@ -113,6 +121,27 @@ def test_policy_and_attempts_decide_the_action_of_a_refusal(
     every = {name: option.default for name, option in TASK.items()}
     options = TaskOptions(**{**every, **declared}, waits={"retry": 0.5, "skip": 0.0, "wait": 7.0})
     assert decide(options, refusal, attempts) == action
+
+
+@pytest.mark.parametrize(
+    ("declared", "parked"),
+    [
+        ({}, True),
+        ({"limit": 2}, True),
+        ({"on_conflict": "skip"}, False),
+        ({"on_conflict": print}, False),
+        ({"scope": "until_executing"}, False),
+    ],
+)
+def test_delivery_can_be_parked_by_its_policy_and_scope_where_a_worker_parks(
+    monkeypatch: Patch, declared: Any, parked: bool
+) -> None:
+    monkeypatch.setattr("celery_redlock.messages.policy._parking", [False])
+    every = {name: option.default for name, option in TASK.items()}
+    options = TaskOptions(**{**every, **declared}, waits={})
+    for parking in (False, True, False):
+        set_parking(parking)
+        assert parks(options) is (parking and parked)
 
 
 def test_tasks_put_off_until_a_moment_are_spread_after_it() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock import ConfigurationError, LeaseLost, ResourceHeld, current_lease
-from celery_redlock.keepalive.shared_table import SharedLeaseTable
-from celery_redlock.protocol.claim import Claim
 from tests.support.fake_lock import FakeRedlock
 
 NAMES = ["account:1", "account:2"]
@@ -175,20 +173,3 @@ def test_lock_entered_three_times_is_freed_by_the_outermost_block(redlock: FakeR
             assert not redlock.free("account:1")
         assert not redlock.free("account:1")
     assert redlock.free("account:1")
-
-
-# -- Noted for a keeper
-
-
-def test_record_in_the_shared_lease_table_has_all_names(redlock: FakeRedlock) -> None:
-    table = SharedLeaseTable(3)
-    table.read = True
-    names = ("a\0b", "order:1", "\ud800 " + "é" * 20)
-    table.register(Claim(names, "t|1", 10.0, 3))
-    table.register(
-        Claim([f"{number}:{'x' * 500}" for number in range(70)], "t|2", 10.0, 3)
-    )  # no room
-    (note,) = [note for block, _pid in table.blocks() for note in table.records(block)]
-    assert note.resources == tuple(sorted(names))
-    assert note.token == "t|1"
-    assert Claim(note.resources, "t", 10.0, 3).resources == note.resources

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +14,10 @@ from types import FrameType
 import pytest
 
 from celery_redlock.runtime import polling
-from celery_redlock.runtime.polling import PolledEvent, SharedPoll
+from celery_redlock.runtime.polling import SharedPoll
 from tests.support.names import Patch
 from tests.support.peer import DEADLINE, in_thread
+from tests.support.struck import Struck, struck_at_each_call
 from tests.support.wait import wait_until
 
 
@@ -159,10 +159,6 @@ def test_handler_that_waits_inside_a_wait_reads_the_event_of_both(
     join()
 
 
-class Struck(BaseException):
-    """The exception of a time limit, as the interrupted code sees it."""
-
-
 def test_exception_in_the_polling_thread_hands_the_poll_to_another(
     wired: Wired, on_alarm: Callable[[Callable[[], object]], Callable[[], None]]
 ) -> None:
@@ -187,27 +183,13 @@ def test_exception_in_the_polling_thread_hands_the_poll_to_another(
 
 
 def test_exception_at_any_call_keeps_nobody_from_being_woken(wired: Wired) -> None:
-    count = target = 0
-
-    def profile(frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal count
-        if event in ("call", "c_return") and frame.f_code.co_filename.endswith("polling.py"):
-            count += 1
-            if count == target:
-                sys.setprofile(None)
-                raise Struck
-
-    def work(event: PolledEvent) -> None:
+    def work() -> None:
         wired.send(0)
-        event.wait(2 * DEADLINE)
+        wired.events[0].wait(2 * DEADLINE)
 
-    while target <= count:
-        count, target = 0, target + 1
+    def check() -> None:
         wired.events[0].clear()
-        sys.setprofile(profile)
-        with contextlib.suppress(Struck):
-            work(wired.events[0])
-        sys.setprofile(None)
         wired.send(1)
         assert in_thread(lambda: wired.events[1].wait(2 * DEADLINE))()
-    assert target > 10
+
+    assert struck_at_each_call("/runtime/polling.py", work, before=check) > 10
