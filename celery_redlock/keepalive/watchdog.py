@@ -3,8 +3,8 @@
 One thread per process serves all leases, and one round extends all that are due: 10 000 leases cost
 one thread. A lease is extended every ttl/3, so that two rounds may fail before it is in danger, and
 every ttl/10 after a failure. The first lease starts the thread, which sleeps while nothing is due.
-A short task costs nothing: the thread is not even woken. In an event loop, a timer of the loop
-replaces the thread.
+Short tasks cost next to nothing: they wake the thread once a second at most. In an event loop, a
+timer of the loop replaces the thread.
 
 Where gevent has patched Python the thread is a greenlet, and runs only while the others wait.
 """
@@ -33,6 +33,9 @@ READ_AFTER_S = 0.05
 then, and this thread is woken at most twenty times a second."""
 CHASE_EVERY_S = 0.25
 """Seconds between later looks for missing answers: a node hangs, or has closed its connection."""
+LOOK_AGAIN_S = 1.0
+"""Seconds after which the thread looks again once it was woken: no lease that is due later wakes it
+until then."""
 TOGETHER = 1 / 20
 """Leases that are due within this part of the ttl are extended in one round, to save requests."""
 
@@ -246,7 +249,9 @@ class Watchdog:
             self._reads = math.inf
             self._read_all()
         with self.lock:
-            self._wakes = min(self.schedule.wakes, self._reads)
+            # The lease that woke it may be released by now; the next one need not wake it again.
+            look_again = now + LOOK_AGAIN_S if wakes > now else math.inf
+            self._wakes = min(self.schedule.wakes, self._reads, look_again)
             return None if self._closed else max(0.0, self._wakes - self._clock())
 
     def _read_all(self) -> None:

@@ -57,9 +57,10 @@ class LoopPoll(SharedPoll):
             stream.close()
 
     async def until(
-        self, done: Callable[[], bool], seconds: float, most: Callable[[], float] | None = None
+        self, done: Callable[[], bool], seconds: float, most: Callable[[], float] = lambda: math.inf
     ) -> None:
         """Wait until `done()`, for some seconds; not at all if there are none."""
+        most()
         if seconds <= 0 or done():
             return
         news = asyncio.Event()

@@ -183,6 +183,7 @@ class Connections:
 
     def _look(self) -> None:
         """Continue after a read, or after a new connection."""
+        self._flush_soon()
         self._settle()
 
     def _read_nodes(self, ready: Sequence[int]) -> None:
@@ -195,7 +196,6 @@ class Connections:
         for node in self._clogged:
             node.flush()
         self._reconnect()
-        self._flush_soon()
         if not ready and any([node.channel.unanswered for node in self.nodes]):
             self._poll.read_in(LEAVE_S / 4)
 

@@ -103,8 +103,7 @@ class Driver(Connections):
         with self._lock:
             self._write((round_,))
             self._unread += (_Unread(round_, steps, done),)
-            self._conclude()
-        self._settle()
+        self._look()
 
     def read(self, wait: float = 0.0) -> bool:
         """Read answers of started operations, for `wait` seconds; return True if all are there."""
@@ -198,7 +197,6 @@ class Driver(Connections):
             for index in round_.targets:
                 self.nodes[index].ask(round_, payload, now, more)
         self._reconnect()
-        self._flush_soon()
 
     async def _wait(self, rounds: Sequence[Round], seconds: float) -> None:
         """Hand answers to rounds until each of these is decided, or the time is over."""
@@ -213,6 +211,7 @@ class Driver(Connections):
 
     def _most(self) -> float:
         """Return the longest single poll of a thread, in seconds."""
+        self._flush_soon()
         is_connecting = self._connecting and any([node.channel.waiting for node in self.nodes])
         return UNWATCHED_POLL_S if self._clogged or is_connecting else POLL_S
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from celery_redlock.keepalive.watchdog import Schedule, Watchdog, Watched
+from celery_redlock.keepalive.watchdog import LOOK_AGAIN_S, Schedule, Watchdog, Watched
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.runtime.timer import Timer
 from tests.support.clock import FakeClock
@@ -198,6 +198,19 @@ def test_body_is_looked_at_when_it_asks_and_while_its_lease_is_held(caplog: Log)
     thread.dog.look_at(claim, look)
     looks = ["looks", "extends t", "looks", "extends t", "looks", "looks", "extends other"]
     assert thread.events == looks
+
+
+def test_short_leases_wake_the_extender_once_and_not_each() -> None:
+    thread = Thread()
+    woken: list[float] = []
+    thread.dog._timer.wake = lambda: woken.append(thread.clock.now)  # type: ignore[method-assign]
+    for number in range(3):
+        claim = held(str(number))
+        thread.watch(claim)
+        thread.dog.drop(claim)
+        assert thread.dog._turn() == LOOK_AGAIN_S
+        thread.clock.advance(0.1)
+    assert woken == [NOW]
 
 
 def test_extender_thread_extends_due_leases_and_ends_when_closed() -> None:
