@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
@@ -29,7 +28,6 @@ def main(names: list[str]) -> None:
         "tick": {"crontab": second},
         "interval": {"interval": two},
         "hourly": {"crontab": hourly},
-        "free": {"crontab": second, "headers": json.dumps({"redlock": False})},
     }
     for name in names:
         PeriodicTask.objects.create(name=name, task=f"tests.beat.{name}", **schedules[name])

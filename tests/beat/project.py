@@ -51,7 +51,6 @@ def entries() -> dict[str, dict[str, Any]]:
         "tick": lambda: {"schedule": every_second()},
         "interval": lambda: {"schedule": schedule(2.0)},
         "hourly": lambda: {"schedule": crontab(minute=os.environ["TEST_MINUTE"])},
-        "free": lambda: {"schedule": every_second(), "options": {"redlock": False}},
     }
     names = os.environ.get("TEST_ENTRIES", "tick,interval").split(",")
     return {name: {"task": f"tests.beat.{name}", **known[name]()} for name in names if name}
@@ -77,7 +76,7 @@ class Gated(Task):
 def job() -> None: ...
 
 
-for _name in ("tick", "interval", "hourly", "free"):
+for _name in ("tick", "interval", "hourly"):
     app.task(job, base=Gated, name=f"tests.beat.{_name}")
 
 
@@ -108,15 +107,14 @@ def _note(cls: Any, *tasks: str) -> None:
     cls.is_due = is_due
 
 
-_SECONDLY = ("tests.beat.tick", "tests.beat.free")
-_note(EverySecond, *_SECONDLY)
-_note(SecondCrontab, *_SECONDLY)
+_note(EverySecond, "tests.beat.tick")
+_note(SecondCrontab, "tests.beat.tick")
 _note(schedule, "tests.beat.interval")
 _note(crontab, "tests.beat.hourly")
 if KIND == "redbeat":
     from redbeat.schedules import rrule
 
-    _note(rrule, *_SECONDLY)
+    _note(rrule, "tests.beat.tick")
 
 app.conf.beat_schedule = entries() if KIND != "django" else {}
 

@@ -7,10 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import redis
 
-from celery_redlock.server import LocalServer
-from tests.beat.oracle import judge_ticks
 from tests.support.beats import KINDS, START, Beat, Site
 from tests.support.machine import by_wall_clock
 from tests.support.wait import wait_until
@@ -98,35 +95,3 @@ def who_sends(site: Site) -> tuple[Beat, Beat]:
     (sender,) = (beat for beat in site.beats if beat is not other)
     assert "INFO" in other.said(f"is being sent by pid {sender.pid} on ")
     return sender, other
-
-
-def test_entry_with_redlock_false_is_sent_by_every_beat(
-    site: Sites, servers: list[LocalServer]
-) -> None:
-    """The other entry is sent once."""
-    sites = [site(kind, entries=("tick", "free")) for kind in KINDS]
-    for here in sites:
-        here.beat()
-        here.beat()
-    for here in sites:
-        for beat in here.beats:
-            beat.started()
-        here.sent("tick")
-    begin = time.time()
-    wait_until(lambda: time.time() > begin + 3.5, 5.0, "three ticks and more", every=0.05)
-    end = time.time()
-    for here in sites:
-        free = [message for message in here.messages("free") if begin <= message.sent <= end]
-        for beat in here.beats if here.kind != "redbeat" else []:  # any may see its entry first
-            own = [message for message in free if message.pid == beat.pid]
-            # Each once: one that is late may share its second with the next.
-            assert 3 <= len(own) <= end - begin + 2
-        assert len({int(message.sent) for message in free}) >= 3
-        found = judge_ticks(here.messages("tick"), [], begin, end).problems
-        # Whether each second is seen is asked elsewhere: beside eight beats one may come late.
-        assert [problem for problem in found if not problem.startswith("left out")] == []
-    with redis.Redis.from_url(servers[0].url) as node:
-        claims = [key.decode() for key in node.scan_iter()]
-    for here in sites:
-        assert any(f"beats-{here.kind}" in claim and ":tick:" in claim for claim in claims)
-    assert not any(":free:" in claim for claim in claims)

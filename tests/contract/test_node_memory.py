@@ -6,7 +6,7 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -188,19 +188,6 @@ def promote(replica: LocalServer) -> None:
         client.replicaof("NO", "ONE")
 
 
-def test_replica_is_refused_as_a_node(lock: Locks) -> None:
-    with start_servers(2) as (master, replica):
-        follow(replica, master)
-        redlock = lock([master, replica])
-        words = (
-            rf"node 127\.0\.0\.1:{replica.port} is not usable: it is a replica"
-            rf" \(READONLY\) of 127\.0\.0\.1:{master.port}; configure its master instead"
-        )
-        for ask in (redlock.check, lambda: redlock.acquire("r"), lambda: redlock.holder("r")):
-            with pytest.raises(ConfigurationError, match=words):
-                ask()
-
-
 def test_promoted_replica_has_no_vote_like_a_restarted_node(lock: Locks) -> None:
     """The replica has been up for long, and may lack its master's last acknowledged writes."""
     with start_servers(2) as (master, replica):
@@ -247,30 +234,6 @@ def test_node_that_becomes_a_replica_loses_its_vote_and_is_logged(lock: Locks, l
 
 
 # -- Not independent, not masters
-
-
-def test_server_under_two_names_is_refused(lock: Locks, tmp_path: Path) -> None:
-    path = str(tmp_path / "node.sock")
-    config = ["--unixsocket", path]
-    with LocalServer(config=config) as server, start_servers(1) as (another,):
-        nodes = [server, another, f"unix://{path}"]
-        names = rf"(127\.0\.0\.1:{server.port}|{re.escape(path)})"
-        words = rf"node {names} is not usable: it is the same server as {names}, and would vote"
-
-        def refusal(ask: Callable[[Redlock], object]) -> str:
-            try:
-                ask(lock(nodes))  # a new one: a node accepted once is not refused later
-            except ConfigurationError as error:
-                return str(error)
-            except QuorumUnavailable:
-                pass
-            return ""  # one has not answered in time, and may be what it should be
-
-        asks = (Redlock.check, Redlock.connect, lambda redlock: redlock.try_acquire("r"))
-        for ask in asks:
-            said = wait_until(lambda ask=ask: refusal(ask), 10.0, "it is refused")
-            assert re.search(words, said)
-            assert len(set(re.findall(names, said))) == 2
 
 
 def test_server_under_two_names_is_found_without_info(

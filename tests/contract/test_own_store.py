@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from celery import Celery
 from click.testing import CliRunner
 
-from celery_redlock import ConfigurationError, Redlock, ResourceHeld, locked
+from celery_redlock import ConfigurationError, Redlock, ResourceHeld
 from celery_redlock.cli import redlock as command
 from celery_redlock.stores import kinds
 from tests.support import sqlite_store
@@ -83,18 +82,6 @@ def test_commands_show_and_examine_a_published_store(url: str, lock_over: Locks)
     doctor = CliRunner().invoke(command, ["doctor", "--nodes", url])
     assert doctor.exit_code == 0, doctor.output
     assert "Nothing is wrong" in doctor.output
-
-
-def test_shared_lock_in_a_published_store_is_refused_at_declaration(url: str) -> None:
-    app = Celery("own_store", set_as_current=False)
-    app.conf.redlock_nodes = [url]
-
-    @app.task
-    @locked(key="<name>", shared=True)
-    def task(name: str) -> None: ...
-
-    with pytest.raises(ConfigurationError, match="a lock in SQLite has one holder"):
-        task("a")
 
 
 def test_entry_point_that_is_no_kind_is_refused(tmp_path: Path) -> None:

@@ -37,8 +37,3 @@ def meet(key: str, path: str, count: int) -> int:
 @app.task(base=SingletonTask, lock_key="k:{key}", lock_on_conflict="skip", lock_wait=0.0)
 def skips(key: str) -> None:
     pass
-
-
-@app.task(base=SingletonTask)
-def never() -> None:
-    """Do nothing; no test sends it."""

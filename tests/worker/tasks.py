@@ -372,8 +372,8 @@ def _dawdle(body: Any = None, **_signal: Any) -> None:
         time.sleep(0.01)
 
 
-def _policy(policy: Any, name: str, **options: Any) -> Any:
-    def body(self: Task, key: str, say: str = "", seconds: float = 0.05) -> str:
+def _policy(policy: str, name: str, **options: Any) -> Any:
+    def body(self: Task, key: str, seconds: float = 0.05) -> str:
         occupy(self, key, seconds, until=told(key))
         return "ran"
 
@@ -381,19 +381,9 @@ def _policy(policy: Any, name: str, **options: Any) -> Any:
                     lock_key="k:{key}", lock_on_conflict=policy, **options)(body)  # fmt: skip
 
 
-def _ask(holder: Any, request: Any) -> Any:
-    """Return the policy in the message, or raise an error with the holder."""
-    say = request.args[1]
-    if say == "fail":
-        raise KeyError(holder.owner.task_id)
-    return say
-
-
-_policies = {"wait": "wait", "reject": "reject", "replace": "replace", "asked": _ask}
-for _name, _given in _policies.items():
-    _policy(_given, _name, lock_ttl=8.0)
-    for _how in ("raise", "skip", "reject") if _name != "reject" else ():  # which has no deadline
-        _policy(_given, f"{_name}_{_how}", lock_wait=0.5, lock_on_deadline=_how)
+for _given in ("wait", "reject", "replace"):
+    _policy(_given, _given, lock_ttl=8.0)
+_policy("replace", "replace_skip", lock_wait=0.5, lock_on_deadline="skip")
 
 
 unavailable_raise = _conflict("unavailable_raise", lock_on_unavailable="raise")

@@ -6,7 +6,6 @@ import time
 
 from celery import chain, chord
 
-from celery_redlock import Skipped
 from tests.support.cluster import TASKS, Cluster
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
@@ -58,26 +57,6 @@ def test_crowd_takes_turns_by_every_way_to_declare_a_lock(
     assert len(cluster.runs(key)) == len(sent)
     assert {result for one in sent[:-3] if (result := one.result)} == {f"k:{key}"}
     cluster.free(key)
-
-
-def test_conflicting_task_with_policy_skip_is_skipped(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    running = cluster.send("work", key, 2.0)
-    cluster.entered(key)
-    sent = cluster.send("conflict_skip", key)
-    skipped = Skipped.of(cluster.result(sent))
-    assert skipped is not None
-    assert skipped["resource"] == f"k:{key}"
-    assert running.id in skipped["holder"]
-    worker.said(
-        f"conflict_skip[{sent.id}] is skipped: k:{key} is held by {TASKS}.work[{running.id}]"
-    )
-    assert sent.state == "SUCCESS"
-    assert len(cluster.runs(key)) == 1
-    assert cluster.result(running) == {"retries": 0, "token": True}
-    assert Skipped.of(cluster.result(cluster.send("conflict_skip", key))) is None
-    assert len(cluster.runs(key)) == 2
 
 
 def test_error_callbacks_wait_for_their_turn(cluster: Cluster, worker: Worker, key: str) -> None:

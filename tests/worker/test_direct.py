@@ -51,28 +51,6 @@ def charge(app: Celery, other: Redlock) -> Any:
     return charge
 
 
-@pytest.mark.parametrize("way", ["plain", "apply", "always eager", "signature"])
-def test_call_without_a_worker_holds_the_lock_and_frees_it_at_once(
-    app: Celery, charge: Any, other: Redlock, way: str
-) -> None:
-    app.conf.task_always_eager = way == "always eager"
-    call = {
-        "plain": charge,
-        "apply": lambda *args: charge.apply(args).get(),
-        "always eager": lambda *args: charge.delay(*args).get(),
-        "signature": lambda *args: charge.s(*args)(),
-    }[way]
-    assert call(1) == "order:1"
-    assert other.release(other.acquire("order:1"))
-    with pytest.raises(KeyError):
-        call(1, "raise")
-    lease = other.acquire("order:1")
-    with pytest.raises(ResourceHeld, match="order:1 is held by"):
-        call(1)
-    lease.ensure()
-    assert other.release(lease)
-
-
 def test_plain_call_waits_for_its_lock(app: Celery, charge: Any, other: Redlock) -> None:
     app.conf.redlock_wait = 5.0
     lease = other.acquire("order:1")

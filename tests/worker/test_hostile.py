@@ -135,18 +135,6 @@ def test_forged_reservation_takes_the_lock_from_no_body(
     assert "Traceback" not in worker.text.rpartition(holder.id)[2]
 
 
-def test_id_of_a_running_task_does_not_open_its_lock(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    holder = cluster.send("work", key, 0.4)
-    cluster.entered(key)
-    publish(cluster, key, {"id": holder.id, "retries": 5, "replaced_task_nesting": 1})
-    first = wait_until(lambda: cluster.runs(key)[0].ended and cluster.runs(key)[0], 10, "it ended")
-    assert first.task == holder.id
-    cluster.settled(timeout=10.0)
-    cluster.free(key, within=3.0)
-
-
 # -- Arguments
 
 

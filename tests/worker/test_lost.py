@@ -284,16 +284,3 @@ def test_worker_that_interrupted_bodies_still_runs_tasks(
     assert "unrecoverable" not in worker.text.lower()
     assert "Traceback" not in worker.text.split("ready.")[0]
     wait_until(lambda: not cluster.client.hlen("unacked"), 5.0, "all are acknowledged")
-
-
-def test_body_that_lost_its_lease_in_a_c_call_does_not_succeed(
-    cluster: Cluster, worker: Worker, name: str, key: str
-) -> None:
-    """No code of the library could run meanwhile, so the lease is checked at the end."""
-    if name == "prefork":
-        pytest.skip("the worker's main process extends it")
-    sent = cluster.send("short_ttl", key, BRIEF, "gil")
-    with pytest.raises(LeaseLost, match=f"k:{key}: the lease is over"):
-        cluster.result(sent)
-    # Where threads take turns, the watchdog may have its turn first, and end the body.
-    assert cluster.runs(key, sent)[0].ended or name == "threads"

@@ -84,14 +84,6 @@ def meet(cluster: Cluster, path: Path, count: int) -> set[int]:
     return {cluster.result(one, LONG) for one in sent}
 
 
-def test_lost_counter_of_a_locked_task_begins_at_zero(worker: Worker) -> None:
-    lost = {"task": f"{APP}.never", "reason": "expired"}
-    wait_until(
-        lambda: Shown(worker).value("celery_redlock_lost_total", **lost) == 0.0,
-        *(LONG, "a task that never ran has lost nothing"),
-    )
-
-
 def test_counters_add_up_over_children_and_outlive_them(
     cluster: Cluster, worker: Worker, directory: Path, tmp_path: Path
 ) -> None:

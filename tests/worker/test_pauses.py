@@ -199,18 +199,6 @@ def test_raised_limit_lets_more_parked_tasks_begin_at_once(place: tuple[Cluster,
 
 
 @pytest.mark.parametrize("place", ["prefork"], indirect=True)
-def test_pause_of_a_key_ends_by_itself(place: tuple[Cluster, Worker]) -> None:
-    cluster, _worker = place
-    key = f"ends{next(numbers)}-"
-    with paused(cluster, f"k:{key}*", 5.0) as begun:
-        sent = [cluster.send("work", f"{key}{number}", 0.0) for number in range(3)]
-        passed_by(cluster)
-        none_ran(cluster, sent)
-        wait_until(lambda: time.monotonic() > begun + 5.0, 10.0, "it is over")
-        go_on(cluster, sent)
-
-
-@pytest.mark.parametrize("place", ["prefork"], indirect=True)
 def test_duplicate_is_refused_during_a_pause_as_before(place: tuple[Cluster, Worker]) -> None:
     cluster, _worker = place
     reservations = Reservations(cluster)

@@ -1,6 +1,6 @@
-"""The policies beside retry, skip and raise, on real workers: wait, reject, replace, a function.
+"""The policy `replace` on real workers.
 
-`replace`: never two bodies at once, which the module's oracle sees to after every test.
+There are never two bodies at once, which the module's oracle sees to after every test.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import RedlockError, ResourceHeld, Skipped
+from celery_redlock import Skipped
 from tests.support.cluster import TASKS, Cluster
 from tests.support.machine import in_time
 from tests.support.wait import wait_until
@@ -23,10 +23,8 @@ from tests.worker.ending import GEVENT_ENDS_TASKS, VERSION
 
 @pytest.fixture(scope="module")
 def worker(cluster: Cluster) -> Iterator[Worker]:
-    """A prefork worker with three children, that reads pickles."""
-    # Extended results hold the arguments, and are written in JSON.
-    conf = {"accept_content": ["json", "pickle"], "result_extended": False}
-    with cluster.worker("-c", "3", **conf) as worker:
+    """A prefork worker with three children."""
+    with cluster.worker("-c", "3") as worker:
         yield worker
 
 
@@ -35,59 +33,6 @@ def threads(cluster: Cluster) -> Iterator[Worker]:
     """A worker that cannot terminate a task."""
     with cluster.worker("-P", "threads", "-c", "2", queue="threads") as worker:
         yield worker
-
-
-# -- wait -----------------------------------------------------------------------------------------
-
-
-def test_policy_wait_runs_the_body_as_soon_as_the_lock_is_free(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    """It waits in its slot: its message is not sent again."""
-    with cluster.states() as states:
-        with cluster.redlock.lock(f"k:{key}"):
-            sent = cluster.send("policy_wait", key)
-            wait_until(lambda: cluster.accepted_by(sent), 5.0, "it waits")
-        assert cluster.result(sent) == "ran"
-    assert states[sent.id] == ["SUCCESS"]
-    assert len(cluster.runs(key)) == 1
-
-
-def test_policy_wait_obeys_on_deadline_when_its_wait_is_over(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    begin = time.monotonic()
-    with cluster.redlock.lock(f"k:{key}"):
-        raises = cluster.send("policy_wait_raise", key)
-        skips = cluster.send("policy_wait_skip", key)
-        rejects = cluster.send("policy_wait_reject", key)
-        with pytest.raises(ResourceHeld):
-            cluster.result(raises)
-        assert time.monotonic() - begin > 0.5
-        assert Skipped.of(cluster.result(skips)) is not None
-        worker.said(f"policy_wait_reject[{rejects.id}] is rejected")
-        cluster.settled()
-    assert cluster.runs(key) == []
-
-
-# -- reject ---------------------------------------------------------------------------------------
-
-
-def test_policy_reject_does_not_send_the_task_again(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    with cluster.redlock.lock(f"k:{key}"):
-        sent = cluster.send("policy_reject", key)
-        worker.said(f"policy_reject[{sent.id}] is rejected: k:{key} is held by")
-        cluster.settled()
-    # Celery has said so in the result since 5.7; before that the task stays PENDING forever.
-    if VERSION >= (5, 7):
-        assert cluster.state(sent) == "FAILURE"
-    assert cluster.runs(key) == []
-    assert cluster.result(cluster.send("policy_reject", key)) == "ran"
-
-
-# -- replace --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -175,7 +120,7 @@ def test_second_of_two_tasks_that_replace_a_holder_replaces_the_first(
 ) -> None:
     old = cluster.send("tidy", key, 30.0, 1.5)
     cluster.entered(key)
-    one, two = (cluster.send("policy_replace", key, "", 60.0) for _ in range(2))
+    one, two = (cluster.send("policy_replace", key, 60.0) for _ in range(2))
     assert cluster.state(old, 15.0) == "REVOKED"
 
     def replaced() -> tuple[Any, Any] | None:
@@ -217,30 +162,3 @@ def test_policy_replace_ends_a_greenlet(cluster: Cluster, key: str, kind: str) -
         assert cluster.result(cluster.send("policy_replace", key, queue=kind)) == "ran"
         assert cluster.state(old) == "REVOKED"
         cluster.settled()  # a gevent worker before Celery 5.7 acknowledges late
-
-
-# -- a function -----------------------------------------------------------------------------------
-
-
-def test_policy_function_chooses_among_all_policies(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    with cluster.redlock.lock(f"k:{key}"):
-        retried = cluster.send("policy_asked", key, "retry")
-        assert Skipped.of(cluster.result(cluster.send("policy_asked_skip", key, "skip")))
-        with pytest.raises(ResourceHeld):
-            cluster.result(cluster.send("policy_asked_skip", key, "raise"))
-        assert Skipped.of(cluster.result(cluster.send("policy_asked_skip", key, "wait")))
-        rejected = cluster.send("policy_asked", key, "reject")
-        worker.said(f"[{rejected.id}] is rejected")
-        with pytest.raises(RedlockError, match=r"_ask, must return one of 'retry'.*'whatever'"):
-            cluster.result(cluster.send("policy_asked_skip", key, "whatever"))
-    assert cluster.result(retried, 20.0) == "ran"
-    old = cluster.send("work", key, 30.0)
-    cluster.entered(key, 2)
-    with pytest.raises(RedlockError, match=f"_ask, failed: KeyError.*{old.id}"):
-        cluster.result(cluster.send("policy_asked_skip", key, "fail"))
-    assert cluster.result(cluster.send("policy_asked", key, "replace")) == "ran"
-    assert cluster.state(old) == "REVOKED"
-    assert len(cluster.runs(key)) == 3
-    cluster.settled()

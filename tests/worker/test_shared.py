@@ -123,33 +123,6 @@ def test_killed_reading_task_keeps_no_writer_out(
     alone(cluster, key)
 
 
-def test_revoked_reading_task_keeps_no_writer_out(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = cluster.send("read_or_skip", key, 60.0)
-    reading(cluster, key)
-    other = cluster.send("read_or_skip", key, 1.0)
-    reading(cluster, key, 2)
-    writer = cluster.send("write", key, 0.05)
-    cluster.app.control.revoke(sent.id, terminate=True)
-    assert cluster.result(other, 20.0) == "read"
-    assert cluster.result(writer, 20.0) == "wrote"
-    alone(cluster, key)
-
-
-def test_killed_worker_with_a_reading_task_keeps_writers_out_for_a_ttl(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    with cluster.worker("-c", "1", queue="apart") as mortal:
-        cluster.send("read_or_skip", key, 60.0, queue="apart")
-        reading(cluster, key)
-        writer = cluster.send("write", key, 0.05)
-        mortal.process.kill()
-        mortal.process.wait()
-    assert cluster.result(writer, 30.0) == "wrote"
-    alone(cluster, key)
-
-
 def test_revoked_writing_task_that_waits_lets_readers_in(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:

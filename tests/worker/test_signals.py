@@ -11,7 +11,6 @@ import pytest
 
 from tests.support.bodies import Line
 from tests.support.cluster import TASKS, Cluster, steal
-from tests.support.nodes import hung
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
@@ -198,19 +197,3 @@ def test_signals_and_events_of_a_lost_lock_name_its_reason(
     assert event["held_for"] > 0.0
     assert (event["holder"]["task_id"], event["holder"]["pid"]) == (sent.id, run.pid)
     assert event["hostname"] == watch.wait("task-received", sent.id)["hostname"]
-
-
-# -- no quorum: the last, for it stops nodes ------------------------------------------------------
-
-
-def test_signal_of_a_lock_without_a_quorum_has_the_votes(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    with hung(cluster.nodes[:3]):
-        sent = cluster.send("conflict_retry", key)
-        line = told(cluster, "lock_unavailable", key)
-    assert line.task == f"{TASKS}.conflict_retry"
-    assert line.detail["votes"].count("silent") >= 3
-    assert line.detail["waited"] > 0.0
-    cluster.result(sent, LONG)
-    assert told(cluster, "lock_acquired", key).detail["attempts"] > 1
