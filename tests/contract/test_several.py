@@ -16,7 +16,7 @@ from celery import Celery
 from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
 from celery_redlock.locking import acquisition
 from tests.support import postgres
-from tests.support.beside import Beside, at_once
+from tests.support.beside import at_once
 from tests.support.machine import in_time
 from tests.support.names import Locks, Patch, Request, Servers
 from tests.support.wait import wait_until
@@ -210,36 +210,6 @@ def test_five_processes_move_money_between_five_accounts(urls: list[str], tmp_pa
     assert sum(moves) > 5
 
 
-def test_limit_of_three_lets_three_in_and_never_four(over: Locks) -> None:
-    """Each waits inside until three are in; then one more is refused."""
-    inside, most, entered = 0, 0, 0
-    counting = threading.Lock()
-    refused: list[ResourceHeld] = []
-
-    def work() -> None:
-        nonlocal inside, most, entered
-        redlock = over()
-        for _ in range(5):
-            with redlock.lock("pool", limit=3, wait=30.0):
-                with counting:
-                    inside, entered = inside + 1, entered + 1
-                    most = max(most, inside)
-                    if most == 3 and not refused:
-                        with pytest.raises(ResourceHeld) as error:
-                            over().acquire("pool", limit=3)
-                        refused.append(error.value)
-                wait_until(lambda: refused, 30.0, "three are inside, and one more is refused")
-                with counting:
-                    inside -= 1
-
-    crowd = [threading.Thread(target=work) for _ in range(8)]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    assert (most, entered, inside, len(refused)) == (3, 40, 0, 1)
-
-
 def test_task_with_several_keys_reserves_all_of_them_or_none(store: Store) -> None:
     app = Celery("reserving", broker="memory://", backend="cache+memory://", set_as_current=False)
     app.conf.redlock_nodes = store.urls
@@ -261,24 +231,3 @@ def test_task_with_several_keys_reserves_all_of_them_or_none(store: Store) -> No
         assert move.apply_async((4, 3)).id != first.id
         assert len(store.held()) == 4
         Redlock.from_app(app).close()
-
-
-HOLD = """
-import sys, time
-from celery_redlock import Redlock
-redlock = Redlock(sys.argv[1:], ttl=60.0, restart_guard="off", keeper="process", node_timeout=5.0)
-with redlock.lock(["account-2", "account-1"]):
-    print("held", flush=True)
-    time.sleep(60)
-"""
-
-
-def test_keys_held_by_a_killed_process_are_all_free_at_once(over: Locks, store: Store) -> None:
-    other = over()
-    with Beside("-c", HOLD, *store.urls) as holder:
-        assert holder.line() == "held"
-        with pytest.raises(ResourceHeld):
-            other.acquire("account-1")
-        killed = time.monotonic()
-    other.acquire(["account-1", "account-2"], wait=10.0)  # the ttl is a minute
-    in_time(killed, time.monotonic(), 1.0, "from the death to the grant")

@@ -67,13 +67,11 @@ def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
 class Waiting:
     """A waiter in a thread of this process; it is in the queue once it is made."""
 
-    def __init__(
-        self, redlock: Redlock, servers: Servers, wait: float = 30.0, limit: int = 1
-    ) -> None:
+    def __init__(self, redlock: Redlock, servers: Servers, wait: float = 30.0) -> None:
         self.lease: Lease | None = None
         self.granted = 0.0
         self.error: Exception | None = None
-        self._how = (redlock, wait, limit)
+        self._how = (redlock, wait)
         hearing(redlock, servers)
         before = in_line(servers)
         self.thread = threading.Thread(target=self._run)
@@ -81,9 +79,9 @@ class Waiting:
         wait_until(lambda: in_line(servers) == [n + 1 for n in before], 10, "it stands in line")
 
     def _run(self) -> None:
-        redlock, wait, limit = self._how
+        redlock, wait = self._how
         try:
-            self.lease = redlock.acquire("r", wait=wait, limit=limit)
+            self.lease = redlock.acquire("r", wait=wait)
             self.granted = time.monotonic()
         except ResourceHeld as error:
             self.error = error
@@ -185,11 +183,18 @@ def test_releaser_that_locks_again_lets_waiters_go_first(
     assert sum(one != after for one, after in itertools.pairwise(turns)) >= 12, turns
 
 
+@pytest.mark.parametrize(("stands_back", "looks_after"), [(0.3, 0.0), (0.05, 0.4)])
 def test_releaser_that_locks_again_stands_back_for_the_notified_waiter(
-    make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[], Redlock],
+    servers: Servers,
+    monkeypatch: pytest.MonkeyPatch,
+    stands_back: float,
+    looks_after: float,
 ) -> None:
-    """Here the waiter listens, and never comes."""
-    monkeypatch.setattr("celery_redlock.locking.acquisition.STAND_BACK_S", (0.3, 0.3))
+    """Here the waiter listens, and never comes: who released it finds the lock free by a look."""
+    monkeypatch.setattr(acquisition, "STAND_BACK_S", (stands_back, stands_back))
+    if looks_after:
+        monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (looks_after, looks_after))
     redlock = make()
     hearing(redlock, servers)
     with contextlib.ExitStack() as stack:
@@ -202,34 +207,10 @@ def test_releaser_that_locks_again_stands_back_for_the_notified_waiter(
         lease = redlock.acquire("r")
         for server in servers:
             put_in_line(server, "redlock:#line:slow:1")
-        asked = time.monotonic()
-        redlock.release(lease)
-        lease = redlock.acquire("r", wait=30.0)
-        assert time.monotonic() - asked >= 0.3
-        redlock.release(lease)
-
-
-def test_former_holder_behind_a_waiter_that_was_called_does_not_try_before_it_looks(
-    make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The waiter before it was called, and never comes: it finds the lock free, and takes it."""
-    monkeypatch.setattr(acquisition, "STAND_BACK_S", (0.05, 0.05))
-    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (0.4, 0.4))
-    redlock = make()
-    hearing(redlock, servers)
-    with contextlib.ExitStack() as stack:
-        for server in servers:
-            (address,) = parse_nodes([server.url])
-            listener = subscribe(address, b"redlock:#line:slow")
-            listener.connect()
-            stack.enter_context(contextlib.closing(listener))
-        lease = redlock.acquire("r")
-        for server in servers:
-            put_in_line(server, "redlock:#line:slow:1")
         redlock.release(lease)
         asked = time.monotonic()
         lease = redlock.acquire("r", wait=30.0)
-        assert time.monotonic() - asked >= 0.4
+        assert time.monotonic() - asked >= max(stands_back, looks_after)
         redlock.release(lease)
 
 
@@ -355,22 +336,6 @@ def test_node_that_forgot_its_queue_delays_no_waiter(
         with redis.Redis(port=server.port) as client:
             client.delete("redlock:r#line")
     at_once(holder, lease, waiting)
-
-
-@pytest.mark.usefixtures("never_by_itself")
-def test_waiters_for_slots_share_one_queue(make: Callable[[], Redlock], servers: Servers) -> None:
-    holder = make()
-    one, other = (holder.acquire("r", limit=2) for _ in range(2))
-    crowd = [Waiting(make(), servers, limit=2) for _ in range(2)]
-
-    def granted() -> int:
-        return sum(waiting.lease is not None for waiting in crowd)
-
-    # Not always the first: one whose try was still under way may find what has just been freed.
-    holder.release(one)
-    wait_until(lambda: granted() == 1, 10, "a grant")
-    holder.release(other)
-    wait_until(lambda: granted() == 2, 10, "both are granted")
 
 
 def test_waiter_joins_the_queue_before_every_try_but_the_first(

@@ -17,7 +17,6 @@ from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.runtime.blocking import blocking
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.kinds import parse_nodes
-from tests.support.nodes import all_connected
 from tests.support.wait import wait_until
 
 
@@ -105,23 +104,6 @@ def test_subscription_that_ended_while_nobody_waited_is_made_again_by_the_next_w
         assert not waiter.informed, "it has noticed before its first try"
         hears(wakeup, admins, waiter)
     assert all(wakeup._subscriptions[node] is not before[node] for node in before)
-
-
-def test_waiting_for_a_lock_needs_no_thread_once_it_is_connected(
-    servers: list[LocalServer], lock_over: Callable[..., Redlock]
-) -> None:
-    holder, redlock = lock_over(servers), lock_over(servers)
-    for lock in (holder, redlock):
-        all_connected(lock)
-    lease = holder.acquire("r")
-    before = threading.active_count()
-    waits = threading.Thread(target=lambda: redlock.release(redlock.acquire("r", wait=20.0)))
-    waits.start()
-    wait_until(lambda: len(redlock.client.wakeup._listening) == len(servers), 10, "it hears")
-    wait_until(lambda: threading.active_count() == before + 1, 5, "only its own thread is left")
-    holder.release(lease)
-    waits.join(20)
-    assert not waits.is_alive()
 
 
 def test_threads_that_wait_for_different_locks_are_each_called(

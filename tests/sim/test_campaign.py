@@ -75,29 +75,6 @@ def test_seed_that_failed_once_passes(seed: int, bare: bool) -> None:
     passes(seed, bare=bare)
 
 
-@pytest.mark.parametrize(("seed", "ttl"), [(959, 0.5), (1486, 1.0)])
-def test_loss_in_a_simulated_world_is_reported_during_a_round_of_others(
-    seed: int, ttl: float
-) -> None:
-    """Three leases of one process, and two of three nodes that freeze while they are held."""
-    faults = [Fault("freeze", 1.5 * ttl + 0.01 * (seed % 50), 30 * ttl, nodes=(0, 1))]
-    knobs = Knobs(
-        processes=1,
-        workers=3,
-        keys=3,
-        rounds=1,
-        tries=1,
-        ttl=ttl,
-        node_timeout=0.25,
-        delay=0.001,
-        think=ttl,
-        hold=50 * ttl,
-    )
-    result = play(seed, knobs, faults)
-    assert result.violation is None, str(result.violation)
-    assert result.grants >= 2
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_planted_bug_in_the_algorithm_is_found(name: str) -> None:
     _name, result, seeds = hunt(name)
@@ -123,14 +100,6 @@ def test_server_listed_twice_takes_a_quorum_with_it() -> None:
     assert play(1, knobs, dead).grants > play(1, twice, dead).grants == 1  # once it is back
 
 
-def test_seed_gives_the_same_run_twice() -> None:
-    for seed in (2, 11, 364):
-        first, second = run(seed, trace=True), run(seed, trace=True)
-        assert len(first.trace) > 20
-        assert first.digest == second.digest
-    assert run(2, trace=True).digest != run(3, trace=True).digest
-
-
 def test_seed_gives_the_same_run_in_every_process() -> None:
     code = "from tests.sim.runner import run; print([run(s, trace=True).digest for s in range(20)])"
     salt = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # another than ours
@@ -143,7 +112,9 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
         check=True,
         timeout=60,
     )
-    assert other.stdout == f"{[run(seed, trace=True).digest for seed in range(20)]}\n"
+    digests = [run(seed, trace=True).digest for seed in range(20)]
+    assert other.stdout == f"{digests}\n"
+    assert len(set(digests)) == 20
 
 
 def test_ddmin_keeps_only_the_faults_that_matter() -> None:

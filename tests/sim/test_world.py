@@ -9,13 +9,11 @@ import pytest
 
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.testing.fakes import FakeNode
 from tests.sim.audit import Auditor, Violation, conclude
 from tests.sim.swarm import RATE, RESTART, draw
 from tests.sim.world.nodes import Connection, Link, Server
 from tests.sim.world.plan import Audit, Fault, Knobs, chance, key_of
 from tests.sim.world.world import World
-from tests.support.clock import FakeClock
 
 
 class Journal(Audit):
@@ -255,19 +253,3 @@ def test_auditor_finds_that_a_fresh_client_cannot_lock() -> None:
         server.refuses_until = float("inf")
     with pytest.raises(Violation, match="I6"):
         conclude(world)
-
-
-# -- The fakes ------------------------------------------------------------------------------------
-
-
-def test_fake_clock_moves_only_by_advance() -> None:
-    clock = FakeClock(5.0)
-    assert clock() == clock() == 5.0
-    assert clock.advance(1.5) == clock() == 6.5
-
-
-def test_fake_node_expires_a_key_at_its_time() -> None:
-    node, claim = FakeNode(), Claim("r", "t", 1.0, 1)
-    assert node.execute(Verb.ACQUIRE, [claim], 10.0) is None
-    assert node.token("r", 10.999) == "t"
-    assert node.token("r", 11.0) is None

@@ -14,18 +14,6 @@ from tests.support.worker import Worker
 from tests.worker.reserving import Reservations, replace_and_restart
 
 
-def test_on_duplicate_existing_returns_the_result_of_the_reserved_call(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    task = reservations.until_executed
-    first = task.apply_async((key,), countdown=2.0)
-    second = task.delay(key)
-    assert type(second) is type(first) and isinstance(second, AsyncResult)
-    assert cluster.result(second) == {"retries": 0, "token": True}
-    cluster.settled()
-    assert len(cluster.runs(key)) == 1
-
-
 def test_call_after_the_result_was_read_is_no_duplicate(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
@@ -79,20 +67,6 @@ def test_message_whose_reservation_is_that_of_another_call_is_skipped(
     cluster.unpark()
     assert Skipped.of(cluster.result(second)) is None
     assert [run.task for run in cluster.runs(key)] == [second.id]
-
-
-def test_message_whose_reservation_has_expired_takes_it_again(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    task = reservations.until_executed
-    first = task.apply_async((key, 30.0), countdown=1.5)
-    reservations.forget(key)
-    cluster.entered(key)
-    reservations.kept(key, first)
-    assert task.delay(key).id == first.id
-    cluster.tell(key)
-    cluster.result(first)
-    reservations.freed(key)
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "until_and_while_executing"])
@@ -171,27 +145,6 @@ def test_scope_until_and_while_executing_allows_one_queued_and_one_running(
     cluster.result(second, 20.0)
     reservations.freed(key)
     assert [run.task for run in cluster.runs(key)] == [first.id, second.id]
-
-
-def test_scope_can_be_chosen_for_one_call(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    plain, reserving = reservations.while_executing, {"scope": "until_executed"}
-    first = plain.apply_async((key, 30.0), lock=reserving)
-    assert plain.apply_async((key,), lock=reserving).id == first.id
-    cluster.entered(key)
-    reservations.kept(key, first)
-    cluster.tell(key)
-    cluster.result(first)
-    reservations.freed(key)
-    other = f"{key}-other"
-    second = reservations.until_executed.apply_async(
-        (other, 30.0), lock={"scope": "while_executing"}
-    )
-    cluster.entered(other)
-    assert not reservations.tokens(other)
-    cluster.tell(other)
-    cluster.result(second)
 
 
 def test_retry_has_the_scope_of_its_call(
