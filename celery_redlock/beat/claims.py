@@ -175,7 +175,7 @@ class TickClaims:
     """
 
     def __init__(self, app: Any, redlock: Redlock, on_unavailable: str) -> None:
-        redlock.client.require("the claims of beats (redlock_beat)", "ttl_per_key")
+        redlock.client.require("redlock_beat (set it to False, and run one beat)", "ttl_per_key")
         self._app = app
         self._redlock = redlock
         self._owner = Owner(socket.gethostname(), os.getpid())

@@ -51,7 +51,7 @@ def _migrated_node(conf: Any) -> tuple[str, str]:
 
 def leftover_warning(app: Any) -> str:
     """Return a warning if the node is that of a library that no task here uses; else ""."""
-    from ..stores.kinds import parse_nodes
+    from ..stores.kinds import identity, parse_nodes
 
     setting, url = _migrated_node(app.conf)
     of_task = "once" if setting.startswith("ONCE") else "unique_on"
@@ -65,7 +65,7 @@ def leftover_warning(app: Any) -> str:
     except ConfigurationError:
         rest = "and no task here is of the library that it belongs to"
     else:
-        if node.identity == broker.identity:
+        if identity(node) == identity(broker):
             return ""
         rest = f"not on the broker's ({broker.name}), and no task here is of that library"
     return (

@@ -111,11 +111,13 @@ def refuse_ttl(address: Address, option: str, ttl: float) -> None:
 
 
 class Address(Protocol):
-    """The address of one node. Without `ttl_per_key` it has a `longest_ttl` as well; seconds.
+    """The address of one node.
+
+    It may have an `identity`, which is equal only for the same server and database, if its `name`
+    is not. Without `ttl_per_key` it has a `longest_ttl`; seconds.
 
     Attributes:
         name: Its name for people; never a credential.
-        identity: The name, with the database if it has several; equal only for the same one.
         store: The name of its kind.
         unverified: If TLS accepts any certificate or name: the setting that makes it check them.
             Else empty.
@@ -126,8 +128,6 @@ class Address(Protocol):
 
     @property
     def name(self) -> str: ...
-    @property
-    def identity(self) -> str: ...
     @property
     def store(self) -> str: ...
     @property

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Address", "Kind", "NodeSpec", "Reader"]
 __all__ += ["kind_of", "listed", "lock_key", "make_node", "named", "open_reader", "parse_nodes"]
-__all__ += ["refuse", "refuse_ttl", "subscribe"]
+__all__ += ["identity", "refuse", "refuse_ttl", "subscribe"]
 
 GROUP = "celery_redlock.stores"
 """The group of the entry points."""
@@ -147,6 +147,11 @@ def _kind(scheme: str) -> Kind | None:
 def _kinds_own(package: str) -> Kind:
     kind = cast(Kind, import_module(f".{package}.kind", __package__).KIND)
     return _kinds.setdefault(kind.name, kind)
+
+
+def identity(address: Address) -> str:
+    """Return an address with its database, without credentials: no two databases have the same."""
+    return str(getattr(address, "identity", address.name))
 
 
 def lock_key(address: Address, prefix: str, name: str) -> str:

@@ -28,7 +28,7 @@ from ..protocol.texts import printable
 from ..runtime.polling import SIZE
 from .contract import Kind, Store, Wanted
 from .node import Node
-from .reading import KeyValue, to_bytes, to_text
+from .reading import KeyValue, NodeReader, to_bytes, to_text
 
 __all__ = ["FOREVER_S", "PlainNode", "PlainReader"]
 
@@ -251,46 +251,28 @@ def _base(name: str) -> str:
     return base_of(name) if SLOT_SUFFIX in name else name
 
 
-class PlainReader:
-    """Reader of the keys in a `Store`.
+class PlainReader(NodeReader):
+    """Reader of the keys in a `Store`, which is its `connection`; `peer` is not known."""
 
-    Attributes:
-        prefix: Prefix of our names.
-        heard: Time of its last answer; seconds of the monotonic clock.
-        connection: The store.
-        by_script: Always False.
-        peer: Empty: it is not known.
-    """
-
-    by_script = False
+    connection: Store
     peer = ""
 
-    def __init__(self, kind: Kind, address: Any, prefix: str, timeout: float) -> None:
-        self.store = kind.name
-        self.prefix = prefix
-        self.timeout = timeout
-        self.heard = monotonic()
-        self.connection: Store = kind.part("store")(address)
+    def __init__(self, kind: Kind, *args: Any) -> None:
+        super().__init__(*args)
+        self.store = kind.name  # type: ignore[misc]  # a class of ours serves several kinds
+        self.connection = kind.part("store")(self._address)
         self.run_id = ""
 
     def connect(self) -> None:
         """Connect to the server."""
         self.run_id = self._heard(self.connection.connect())
 
-    def close(self) -> None:
-        """Close the connection. Never fails."""
-        with contextlib.suppress(Exception):
-            self.connection.close()
-
     def why(self, error: Exception) -> str:
         """Return the reason of a failed read, in one line without secrets."""
         return printable(self.connection.reason(error))
 
-    def rtt(self) -> float:
-        """Return the seconds of a read."""
-        begun = monotonic()
-        self._heard(self.connection.peek([f"{self.prefix}nothing"]))
-        return monotonic() - begun
+    def _ping(self) -> object:
+        return self._heard(self.connection.peek([f"{self.prefix}nothing"]))
 
     def scan(self, head: str) -> dict[str, bytes]:
         """Return the keys that begin with prefix and `head`, by their names without the prefix."""

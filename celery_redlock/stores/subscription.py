@@ -54,6 +54,7 @@ class Subscription(ABC):
     def close(self) -> None:
         """Close the connection. Never waits for the node."""
 
+    @staticmethod
     @abstractmethod
-    def reason(self, error: Exception) -> str:
+    def reason(error: Exception) -> str:
         """Describe an error in one line without a secret."""

@@ -242,10 +242,10 @@ def settings_of(app: Any) -> dict[str, Any]:
         ConfigurationError: A setting is invalid.
     """
     from ..config.settings import read_settings
-    from ..stores.kinds import parse_nodes
+    from ..stores.kinds import identity, parse_nodes
 
     settings = read_settings(app)
-    nodes = [one.identity for one in (parse_nodes(settings.nodes) if settings.nodes else ())]
+    nodes = [identity(one) for one in (parse_nodes(settings.nodes) if settings.nodes else ())]
     return {**vars(settings), "nodes": nodes}
 
 

@@ -37,10 +37,6 @@ class SqliteAddress:
     least_timeout: float = 0.0
     moves: bool = False
 
-    @property
-    def identity(self) -> str:
-        return self.name
-
 
 def parse(url: str, where: str) -> SqliteAddress:
     """Return the address in a URL, `sqlite:///path`."""

@@ -44,6 +44,7 @@ class EtcdNode(StreamNode):
     """The one node of a lock that is kept in etcd."""
 
     kind = KIND
+    _reason = staticmethod(reason)
 
     _address: EtcdAddress
 
@@ -90,9 +91,6 @@ class EtcdNode(StreamNode):
         self._replies = Replies()
         self._exchanges.clear()
         self._leases.clear()
-
-    def _reason(self, error: Exception) -> str:
-        return reason(error)
 
     # -- Requests
 

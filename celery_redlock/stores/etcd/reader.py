@@ -6,7 +6,6 @@ its wait queue, have its name with a suffix.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import re
 from collections.abc import Mapping
@@ -15,15 +14,13 @@ from time import monotonic
 from typing import Any
 
 from ...protocol.names import FENCE_SUFFIX, LINE_SUFFIX
-from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
+from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, NodeReader, to_bytes, to_text
 from .address import Connection, EtcdAddress, reason
 from .questions import MAX_OPS, seconds_left
 from .wire import END, Keys, above, number, text, value_of
 
 __all__ = ["EtcdReader"]
 
-RTT_SAMPLES = 3
-"""Round trips to measure; the fastest counts, because the others had to wait for this process."""
 MAX_REPLY_BYTES = 4 * 2**20
 """The longest answer: a page of the longest keys is three quarters of it."""
 MAX_NODE_BYTES = 64 * 2**20
@@ -34,27 +31,15 @@ PAGE = 1000
 _SUFFIXED = re.compile(rb"#[a-z]+\d*\Z")
 
 
-class EtcdReader:
-    """Reader of one cluster, over one connection.
-
-    Attributes:
-        prefix: Prefix of our names.
-        heard: Time of its last answer; seconds of the monotonic clock.
-        connection: The connection, once there is one.
-        keys: The keys under the prefix.
-        by_script: Always False: a user who may read locks may read queues.
-    """
+class EtcdReader(NodeReader):
+    """Reader of one cluster; `keys` makes the keys under the prefix."""
 
     connection: Connection
-    by_script = False
     store = "etcd"
 
     def __init__(self, address: EtcdAddress, prefix: str, timeout: float) -> None:
-        self._address = address
-        self._timeout = timeout
+        super().__init__(address, prefix, timeout)
         self.keys = Keys(prefix)
-        self.prefix = prefix
-        self.heard = monotonic()
 
     def connect(self) -> None:
         """Connect to a member of the cluster.
@@ -72,23 +57,12 @@ class EtcdReader:
         )
         self.heard = monotonic()
 
-    def close(self) -> None:
-        """Close the connection. Never fails."""
-        with contextlib.suppress(Exception):
-            self.connection.close()
-
     def why(self, error: Exception) -> str:
         """Return the reason of a failed read, in one line without secrets; empty if too slow."""
         return "" if isinstance(error, TimeoutError) else reason(error)
 
-    def rtt(self) -> float:
-        """Return the seconds of a round trip that costs the server nothing."""
-        taken = []
-        for _ in range(RTT_SAMPLES):
-            begun = monotonic()
-            self.ask("maintenance/status")
-            taken.append(monotonic() - begun)
-        return min(taken)
+    def _ping(self) -> object:
+        return self.ask("maintenance/status")
 
     @property
     def peer(self) -> str:

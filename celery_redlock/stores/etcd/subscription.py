@@ -28,6 +28,8 @@ class EtcdSubscription(Subscription):
     listens.
     """
 
+    reason = staticmethod(reason)
+
     def __init__(self, address: EtcdAddress, channel: bytes) -> None:
         self.every = LISTENS_S / 3
         self._address = address
@@ -132,7 +134,3 @@ class EtcdSubscription(Subscription):
         for connection in (keeper, self._watcher):
             if connection is not None:
                 connection.disconnect()
-
-    def reason(self, error: Exception) -> str:
-        """Describe an error in one line without a secret."""
-        return reason(error)

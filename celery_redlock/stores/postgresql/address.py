@@ -46,12 +46,7 @@ class PostgresAddress:
     arguments: Mapping[str, Any] = field(repr=False)
     store: ClassVar[str] = "PostgreSQL"
     least_timeout: ClassVar[float] = 0.0
-    """Minimum seconds to wait for an answer."""
     moves: ClassVar[bool] = True
-
-    @property
-    def identity(self) -> str:
-        return self.name
 
     @property
     def unverified(self) -> str:

@@ -39,6 +39,7 @@ class PostgresNode(Node):
 
     broken: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError, NodeError)
     kind = KIND
+    _reason = staticmethod(reason)
 
     _address: PostgresAddress
 
@@ -69,9 +70,6 @@ class PostgresNode(Node):
 
     def _begin(self) -> None:
         self._sweeps.clear()
-
-    def _reason(self, error: Exception) -> str:
-        return reason(error)
 
     # -- Requests
 

@@ -6,7 +6,6 @@ its wait queue, have its name with a suffix.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 from collections.abc import Mapping, Sequence
@@ -17,16 +16,14 @@ import psycopg
 
 from ...protocol.names import FENCE_SUFFIX, LINE_SUFFIX
 from ...protocol.replies import MAX_TTL_S
-from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
-from .address import PostgresAddress, reason
+from ..reading import MAX_TIMEOUTS, QUEUE, KeyValue, NodeReader, to_bytes, to_text
+from .address import reason
 from .handshake import hang_up
 from .statements import from_text
 from .statements import to_text as to_name
 
 __all__ = ["PostgresReader"]
 
-RTT_SAMPLES = 3
-"""Round trips to measure; the fastest counts, because the others had to wait for this process."""
 
 # A role that may create objects in a schema of the search_path must not get its own called. So a
 # function with arguments is named with its schema, and operators get the types they are made for.
@@ -52,28 +49,13 @@ SELECT resource, waiter, since, count, seconds FROM (
 ) q WHERE place <= %(members)s ORDER BY resource, place"""
 
 
-class PostgresReader:
-    """Reader of one database, over one connection.
-
-    Attributes:
-        prefix: Prefix of our names.
-        heard: Time of its last answer; seconds of the monotonic clock.
-        connection: The connection, once there is one.
-        columns: Names of the columns of the last answer.
-        by_script: Always False: a user who may read locks may read queues.
-    """
+class PostgresReader(NodeReader):
+    """Reader of one database; `columns` has the names of the columns of the last answer."""
 
     connection: psycopg.Connection[tuple[Any, ...]]
     columns: Sequence[str] = ()
-    by_script = False
     store = "PostgreSQL"
-
-    def __init__(self, address: PostgresAddress, prefix: str, timeout: float) -> None:
-        self._address = address
-        self._timeout = timeout
-        self._end = threading.Timer(0.0, lambda: None)
-        self.prefix = prefix
-        self.heard = monotonic()
+    _end = threading.Timer(0.0, lambda: None)
 
     def connect(self) -> None:
         """Connect to the database.
@@ -92,21 +74,14 @@ class PostgresReader:
     def close(self) -> None:
         """Close the connection. Never fails."""
         self._end.cancel()
-        with contextlib.suppress(Exception):
-            self.connection.close()
+        super().close()
 
     def why(self, error: Exception) -> str:
         """Return the reason of a failed read, in one line without secrets; empty if too slow."""
         return "" if isinstance(error, psycopg.errors.QueryCanceled) else reason(error)
 
-    def rtt(self) -> float:
-        """Return the seconds of a round trip that costs the server nothing."""
-        taken = []
-        for _ in range(RTT_SAMPLES):
-            begun = monotonic()
-            self.ask("SELECT 1")
-            taken.append(monotonic() - begun)
-        return min(taken)
+    def _ping(self) -> object:
+        return self.ask("SELECT 1")
 
     @property
     def peer(self) -> str:

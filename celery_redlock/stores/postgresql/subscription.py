@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import psycopg
 
@@ -28,12 +28,13 @@ class PostgresSubscription(Subscription):
 
     broken: ClassVar[tuple[type[Exception], ...]] = (psycopg.Error, OSError, NodeError)
     _said = False
+    reason = staticmethod(reason)
 
     def __init__(self, address: PostgresAddress, channel: bytes) -> None:
         self._address = address
         # An identifier has at most 63 bytes. `redlock_call` computes the same name.
         self._channel = f"redlock_{hashlib.md5(channel, usedforsecurity=False).hexdigest()}"
-        self._connection: BareConnection | None = None
+        self._connection: Any = None
 
     def connect(self) -> None:
         """Connect and listen; see `Subscription.connect`. Fails if a pooler is in between."""
@@ -64,12 +65,10 @@ class PostgresSubscription(Subscription):
         raise NodeError("a pooler is in front of it")
 
     def fileno(self) -> int:
-        assert self._connection is not None
-        return self._connection.fd
+        return int(self._connection.fd)
 
     def read(self) -> list[bytes]:
         """Return the names of the waiters that were notified since the last read."""
-        assert self._connection is not None
         pgconn = self._connection.pgconn
         pgconn.consume_input()
         names: list[bytes] = []
@@ -82,7 +81,3 @@ class PostgresSubscription(Subscription):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.disconnect()
-
-    def reason(self, error: Exception) -> str:
-        """Describe an error in one line without a secret."""
-        return reason(error)

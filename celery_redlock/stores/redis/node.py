@@ -37,6 +37,7 @@ class RedisNode(StreamNode):
 
     broken: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, OSError, NodeError)
     kind = KIND
+    _reason = staticmethod(reason)
 
     _address: Address
 
@@ -77,9 +78,6 @@ class RedisNode(StreamNode):
         # NOSCRIPT, perhaps when no thread reads that any more, and the key would stay until its
         # ttl. So the first release on a connection sends the text, which loads the script.
         self._plain.add(Verb.RELEASE)
-
-    def _reason(self, error: Exception) -> str:
-        return reason(error)
 
     # -- Requests
 

@@ -21,8 +21,7 @@ from ...protocol.errors import NodeError
 from ...protocol.names import LINE_SUFFIX
 from ...protocol.replies import seconds_left
 from ...protocol.values import is_shared
-from ..reading import FOREIGN, MAX_TIMEOUTS, QUEUE, KeyValue, to_bytes, to_text
-from .address import Address
+from ..reading import FOREIGN, MAX_TIMEOUTS, QUEUE, KeyValue, NodeReader, to_bytes, to_text
 from .handshake import ask
 from .resp import Parser, reason
 
@@ -39,8 +38,6 @@ MAX_REPLY_BYTES = 4 * 2**20
 MAX_NODE_BYTES = 64 * 2**20
 """Bytes read from one node at most, counted as in `resp.Replies`: about 150 000 locks, which take
 up to twice as much memory."""
-RTT_SAMPLES = 3
-"""Round trips to measure; the fastest counts, because the others had to wait for this process."""
 
 # The workers' user may run scripts but not GETRANGE; `explain` reads as that user.
 READ_SCRIPT = (
@@ -70,22 +67,10 @@ class _Parser(Parser):
     longest = MAX_TIMEOUTS
 
 
-class RedisReader:
-    """Reader of one node, over a connection of its own.
+class RedisReader(NodeReader):
+    """Reader of one node."""
 
-    Attributes:
-        prefix: Prefix of our keys.
-        heard: Time of its last answer; seconds of the monotonic clock.
-        by_script: True if values were read by the script: this user may not read wait queues.
-    """
-
-    def __init__(self, address: Address, prefix: str, timeout: float) -> None:
-        self._address = address
-        self._timeout = timeout
-        self._connection: Any = None
-        self.prefix = prefix
-        self.heard = monotonic()
-        self.by_script = False
+    store = "Redis"
 
     def connect(self) -> None:
         """Connect to the node.
@@ -94,18 +79,18 @@ class RedisReader:
             redis.RedisError, OSError: It cannot be reached, or refuses us.
         """
         connecting = self._address.arguments.get("socket_connect_timeout", self._timeout)
-        self._connection = self._address.connection(
+        self.connection = self._address.connection(
             socket_timeout=self._timeout,
             socket_connect_timeout=min(connecting, self._timeout),
             parser_class=_Parser,
         )
-        self._connection.connect()
+        self.connection.connect()
         self.heard = monotonic()
 
     def close(self) -> None:
         """Close the connection. Never fails."""
         with contextlib.suppress(Exception):
-            self._connection.disconnect()
+            self.connection.disconnect()
 
     def why(self, error: Exception) -> str:
         """Return the reason of a failed read, in one line without secrets; empty if too slow."""
@@ -195,19 +180,13 @@ class RedisReader:
                 found[name] = KeyValue(QUEUE, seconds_left(left), count, scored)
         return found
 
-    def rtt(self) -> float:
-        """Return the seconds of a round trip that costs a node nothing."""
-        key, taken = to_bytes(self.prefix), []
-        for _ in range(RTT_SAMPLES):
-            begun = monotonic()
-            self.ask([("PTTL", key)])  # a refusal takes as long
-            taken.append(monotonic() - begun)
-        return min(taken)
+    def _ping(self) -> object:
+        return self.ask([("PTTL", to_bytes(self.prefix))])  # a refusal takes as long
 
     @property
     def peer(self) -> str:
         """The IP address at the other end; empty for this machine's own sockets."""
-        peer = self._connection._sock.getpeername()
+        peer = self.connection._sock.getpeername()
         return str(peer[0]) if isinstance(peer, tuple) else ""
 
     def _ask_each(
@@ -223,12 +202,12 @@ class RedisReader:
 
     def ask(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return the replies to commands that are written at once, error replies included."""
-        pack = self._connection.pack_command
+        pack = self.connection.pack_command
         return self.ask_packed([b"".join(pack(*command)) for command in commands])
 
     def ask_packed(self, requests: Sequence[bytes]) -> list[Any]:
         """Return the replies to requests in RESP, in the same way."""
-        replies = ask(self._connection, requests)
+        replies = ask(self.connection, requests)
         self.heard = monotonic()
         return replies
 

@@ -20,6 +20,7 @@ class RedisSubscription(Subscription):
     """One subscription, over its own connection."""
 
     broken: ClassVar[tuple[type[Exception], ...]] = (redis.RedisError, OSError, NodeError)
+    reason = staticmethod(reason)
 
     def __init__(self, address: Address, channel: bytes) -> None:
         self._address = address
@@ -80,7 +81,3 @@ class RedisSubscription(Subscription):
         self._socket = None
         if self._connection is not None:
             self._connection.disconnect()
-
-    def reason(self, error: Exception) -> str:
-        """Describe an error in one line without a secret."""
-        return reason(error)

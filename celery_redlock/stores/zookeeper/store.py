@@ -318,7 +318,8 @@ class ZooKeeperStore(Store):
             return
         name, own = self.address.name, len(self._own)
         if state == KazooState.SUSPENDED:
-            logger.warning(
+            logger.log(
+                logging.WARNING if own else logging.INFO,
                 "node %s: the connection is lost; unless a server answers in time, the %d locks"
                 " in its session end by the clocks of their holders",
                 *(name, own),
