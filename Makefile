@@ -33,6 +33,7 @@ help:
 	@echo "              rabbitmq or quorum, over STORE=redis, postgresql, etcd or forgetful (it loses"
 	@echo "              commits in a crash); MUTANT=name: with a bug planted, which must be found"
 	@echo "              (MUTANT=list names them); FAULTS_ARGS='--phase busy' chooses"
+	@echo "              STORE=zookeeper: processes that hold locks, without workers"
 	@echo "make faults-beat  the same for beats"
 	@echo "make faults-publish  the same for what is published: producers, workers and beats, on BROKER"
 	@echo "make endings  every ending of a task, measured: writes the tables of docs/endings.md"
@@ -81,8 +82,12 @@ sim:
 
 faults:
 	@$(SETUP) $(FOR_TESTS)
+ifeq ($(STORE),zookeeper)
+	$(BIN)/python -m tests.faults.zookeeper $(SECONDS) $(SEED)
+else
 	$(BIN)/python -m tests.faults.campaign --seconds $(SECONDS) --seed $(SEED) \
 		--mutant "$(MUTANT)" --broker $(BROKER) --store $(STORE) $(FAULTS_ARGS)
+endif
 
 faults-beat:
 	@$(SETUP) $(FOR_TESTS)

@@ -20,6 +20,7 @@ from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.server import start_servers
 from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
+from tests.support.zookeeper import LocalZooKeeper
 
 ROUND = 0.05  # seconds
 WARM_UP = 50
@@ -115,6 +116,11 @@ def _stores(nodes: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
                 found[store] = [stack.enter_context(LocalEtcd(members)).url]
         except ConfigurationError as why:
             print(f"skipped: etcd: {why}", flush=True)
+        try:
+            for store, members in (("ZooKeeper, one server", 1), ("ZooKeeper, three servers", 3)):
+                found[store] = [stack.enter_context(LocalZooKeeper(members, 20.0)).url]
+        except ConfigurationError as why:
+            print(f"skipped: ZooKeeper: {why}", flush=True)
         yield found
 
 

@@ -1,4 +1,4 @@
-"""The bare limits of PostgreSQL and of etcd are locks, as `test_bare.py` shows of that of Redis."""
+"""The bare limits of other stores are locks, as `test_bare.py` shows of that of Redis."""
 
 from __future__ import annotations
 
@@ -15,13 +15,17 @@ from benchmarks.bare_etcd import BareEtcd
 from benchmarks.bare_postgresql import TABLE, BarePostgres
 from tests.support.etcd import start_etcd
 from tests.support.postgres_sites import empty_server
+from tests.support.zookeeper import start_zookeeper
 
 
-@pytest.fixture(scope="module", params=["postgresql", "etcd"])
+@pytest.fixture(scope="module", params=["postgresql", "etcd", "zookeeper"])
 def lock(request: pytest.FixtureRequest) -> Iterator[Callable[[], Any]]:
     with ExitStack() as stack:
         if request.param == "etcd":
             make = partial(BareEtcd, stack.enter_context(start_etcd()).url)
+        elif request.param == "zookeeper":
+            bare = pytest.importorskip("benchmarks.bare_zookeeper", exc_type=ImportError)
+            make = partial(bare.BareZooKeeper, stack.enter_context(start_zookeeper()).url)
         else:
             url = stack.enter_context(empty_server()).url
             stack.enter_context(psycopg.connect(url, autocommit=True)).execute(TABLE)

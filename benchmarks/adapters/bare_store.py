@@ -1,13 +1,19 @@
 from __future__ import annotations
 
+from typing import Any
+
 from child import Extension, Pair, serve
 
 from benchmarks.bare_etcd import BareEtcd
 from benchmarks.bare_postgresql import BarePostgres
 
 
-def lock_at(urls: list[str], ttl: float = 10.0) -> BareEtcd | BarePostgres:
+def lock_at(urls: list[str], ttl: float = 10.0) -> Any:
     (url,) = urls
+    if url.startswith("zookeeper"):
+        from benchmarks.bare_zookeeper import BareZooKeeper  # its client may be missing
+
+        return BareZooKeeper(url, ttl)
     return (BareEtcd if url.startswith("etcd") else BarePostgres)(url, ttl)
 
 

@@ -60,6 +60,7 @@ SPLIT = ("tests/worker/test_shutdown.py",)
 
 MORE = (
     "tests/faults/test_campaign.py::test_short_campaign_over_one_authority",
+    "tests/faults/test_zookeeper.py",
     "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over", "tests/beat/test_ticks.py",
     "tests/canvas/",
     "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_zookeeper",

@@ -6,7 +6,8 @@ import os
 import shutil
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from celery_redlock.protocol.errors import ConfigurationError, RedlockError
 from celery_redlock.server import free_port
 from tests.support import wanting
 
-__all__ = ["LocalZooKeeper", "find_zookeeper", "missing", "require"]
+__all__ = ["LocalZooKeeper", "find_zookeeper", "missing", "require", "start_zookeeper"]
 
 JAR = "/usr/share/java/zookeeper.jar"
 MEMORY = "/dev/shm"
@@ -43,6 +44,14 @@ def find_zookeeper() -> str:
 
 missing = partial(wanting.missing, find_zookeeper)
 require = partial(wanting.require, find_zookeeper)
+
+
+@contextmanager
+def start_zookeeper(members: int = 1) -> Iterator[LocalZooKeeper]:
+    """Start an ensemble; skip the test where there can be none."""
+    require()
+    with LocalZooKeeper(members) as server:
+        yield server
 
 
 class Member(GuardedProcess):

@@ -1,0 +1,71 @@
+"""A process of the ZooKeeper campaign: it takes locks, and writes when it relied on them.
+
+A line is `begin NAME FENCE`, `end NAME UNTIL`, with the clock that leases are counted by in front.
+UNTIL is the time until which the body relied on the lock. SIGUSR1 ends the session on the server.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import signal
+import sys
+import threading
+from typing import Any
+
+from kazoo.client import KazooClient
+
+from celery_redlock import NotAcquired, Redlock
+from celery_redlock.runtime.clock import monotonic
+
+LONGEST_S = 2.0
+
+
+def expire(redlock: Redlock) -> None:
+    """Close the session from another connection, as the server ends one."""
+    connection = redlock.client.driver.nodes[0].connection
+    client: Any = connection and connection.store._client
+    if client is None or client.client_id is None:
+        return
+    hosts = ",".join(f"{host}:{port}" for host, port in client.hosts)
+    thief = KazooClient(hosts=hosts, client_id=client.client_id, timeout=10.0)
+    try:
+        thief.start(3.0)
+    except Exception:
+        return
+    finally:
+        thief.stop()
+        thief.close()
+
+
+def main() -> None:
+    """Take and release locks until the process is ended."""
+    url, path, seed = sys.argv[1:]
+    logging.basicConfig(level=logging.CRITICAL)
+    choose, redlock = random.Random(seed), Redlock([url])
+    signal.signal(
+        signal.SIGUSR1, lambda *_: threading.Thread(target=expire, args=[redlock]).start()
+    )
+    pause = threading.Event()
+    with open(path, "a", buffering=1) as log:
+        while True:
+            name = choose.choice(("a", "b", "c"))
+            try:
+                with redlock.lock(name, wait=1.0, fencing=True) as held:
+                    until = min(monotonic(), held.lease.deadline)
+                    log.write(f"{until:.6f} begin {name} {held.fencing_token}\n")
+                    end = monotonic() + choose.uniform(0.0, LONGEST_S)
+                    while monotonic() < end and not held.lost:
+                        pause.wait(0.01)
+                        deadline = held.lease.deadline  # before the time: a stop may come between
+                        until = max(until, min(monotonic(), deadline))
+                    log.write(f"{monotonic():.6f} end {name} {until:.6f}\n")
+            except NotAcquired:
+                pass
+            except Exception as error:
+                log.write(f"{monotonic():.6f} error {type(error).__name__} {error}\n")
+            pause.wait(choose.uniform(0.0, 0.05))
+
+
+if __name__ == "__main__":
+    main()
