@@ -101,7 +101,7 @@ class Acquisition:
     async def _run(self) -> Claim:
         request = self._request
         names, wait = request.names, request.wait
-        if wait > 0 and len(names) == 1 and self._client.has_called(names[0], STAND_BACK_S[0]):
+        if wait > 0 and len(names) == 1 and self._client.has_notified(names[0], STAND_BACK_S[0]):
             return await self._wait(names, stand_back=True)
         try:
             return await self._try(known_full=False)
@@ -226,7 +226,7 @@ class Acquisition:
                     waiter.forget()
                     await self._queue(self._entry, Verb.ENQUEUE)
                     await waiter.wait(min(wait, JITTER.uniform(*STAND_BACK_S)))
-                claim = await self._retry(waiter, stands=stand_back)
+                claim = await self._retry(waiter, is_queued=stand_back)
                 verb = Verb.DEQUEUE
                 return claim
             finally:
@@ -238,22 +238,22 @@ class Acquisition:
                 if there:
                     await self._queue(self._entry, verb, there)
 
-    async def _retry(self, waiter: Waiter, *, stands: bool) -> Claim:
+    async def _retry(self, waiter: Waiter, *, is_queued: bool) -> Claim:
         """Try until the lock is granted or the time is over.
 
         Args:
             waiter: Counts the nodes that notify us.
-            stands: True if we stand in the queue behind a waiter that was notified just now: then
-                we do not try before we are notified, because that would only be in its way.
+            is_queued: True if we stand in the queue behind a waiter that was notified just now.
+                Then we do not try before we are notified, because that would only be in its way.
         """
         until = time.monotonic() + self._request.wait
-        in_vain, called = 0, True
-        if stands and waiter.informed and not waiter.called:
-            called = await self._wait_for_call(waiter, until)
+        failures, notified = 0, True
+        if is_queued and waiter.is_subscribed and not waiter.is_notified:
+            notified = await self._wait_for_notification(waiter, until)
         while True:
             # A waiter that a quorum has notified will most likely be granted the lock: it tries
             # without joining the queue again.
-            chosen = called and waiter.sure and waiter.calls >= waiter.quorum
+            chosen = notified and waiter.sure and waiter.notifications >= waiter.quorum
             self._is_chosen = chosen
             if not chosen:
                 self._client.wakeup.catch_up()  # late notifications must not count as new
@@ -264,28 +264,28 @@ class Acquisition:
                 refusal = error
                 if waiter.closed or time.monotonic() >= until:
                     raise
-            stood = await self._stand_for(self._in_the_way(refusal))
+            was_queued = await self._queue_for(self._in_the_way(refusal))
             if chosen:
                 waiter.forget()  # that notification was of no use: join the queue again
                 continue
-            held = waiter.informed and isinstance(refusal, ResourceHeld)
-            if not (held and stood) or all_refused(refusal):
+            held = waiter.is_subscribed and isinstance(refusal, ResourceHeld)
+            if not (held and was_queued) or all_refused(refusal):
                 # No release will notify us, or there is no holder to release it: try again soon.
-                in_vain += 1
-                most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(in_vain, 16))
+                failures += 1
+                most = min(SPLIT_MAX_S if held else POLL_MAX_S, POLL_S * 2.0 ** min(failures, 16))
                 await waiter.wait(min(JITTER.uniform(0, most), until - time.monotonic()))
                 continue
-            in_vain = 0
-            if called:
-                called = await self._wait_for_call(waiter, until)
+            failures = 0
+            if notified:
+                notified = await self._wait_for_notification(waiter, until)
             else:
-                called = await self._wait_for_holder(waiter, until)
+                notified = await self._wait_for_holder(waiter, until)
 
-    async def _wait_for_call(self, waiter: Waiter, until: float) -> bool:
+    async def _wait_for_notification(self, waiter: Waiter, until: float) -> bool:
         """Wait to be notified, at first without asking the nodes; return True if we were."""
         soon = min(JITTER.uniform(*LOOK_AFTER_S), until - time.monotonic())
-        called = await waiter.wait(soon)
-        return called or await self._wait_for_holder(waiter, until)
+        notified = await waiter.wait(soon)
+        return notified or await self._wait_for_holder(waiter, until)
 
     async def _wait_for_holder(self, waiter: Waiter, until: float) -> bool:
         """Wait to be notified, no longer than the holder's ttl; return True if we were.
@@ -305,7 +305,7 @@ class Acquisition:
         conflicting = refusal.conflicting if isinstance(refusal, ResourceHeld) else ()
         return conflicting or self._request.names
 
-    async def _stand_for(self, names: tuple[str, ...]) -> bool:
+    async def _queue_for(self, names: tuple[str, ...]) -> bool:
         """Stand in the queues of `names` from the next try on; return True if we already do."""
         entry = self._entry
         free = tuple(name for name in entry.resources if name not in names)

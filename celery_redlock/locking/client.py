@@ -113,7 +113,7 @@ class LockClient:
         self.prolonging = Prolonging(self)
         self.claims: dict[str, Claim] = {}
         self.unread: set[str] = set()  # tokens whose release has not been answered yet
-        self._called: dict[str, float] = {}
+        self._notified: dict[str, float] = {}
         self._many = MAX_EXPIRED
 
     async def ask(
@@ -218,9 +218,9 @@ class LockClient:
             return FENCE_LIMIT
         return time.time_ns() // 1000
 
-    def has_called(self, name: str, within: float) -> bool:
+    def has_notified(self, name: str, within: float) -> bool:
         """Return True if our last release of `name` notified a waiter in the last `within` s."""
-        return monotonic() < self._called.pop(name, 0.0) + within
+        return monotonic() < self._notified.pop(name, 0.0) + within
 
     def remember(self, claim: Claim) -> None:
         self.claims[claim.token] = claim
@@ -275,10 +275,10 @@ class LockClient:
         self.forget(claim)
         if not released.confirmed:
             self.watchdog.chase_soon()
-        if released.called and len(claim.resources) == 1:
-            if len(self._called) > MAX_EXPIRED:
-                self._called.clear()
-            self._called[base_of(claim.resource)] = monotonic()
+        if released.notified and len(claim.resources) == 1:
+            if len(self._notified) > MAX_EXPIRED:
+                self._notified.clear()
+            self._notified[base_of(claim.resource)] = monotonic()
 
     def require(self, feature: str, needs: str) -> None:
         """Refuse a feature if the store lacks a capability that it needs; see `contract.refuse`."""

@@ -101,19 +101,19 @@ class ReleaseSubscriber:
 
     # -- What the nodes publish
 
-    def called(self, node: int, name: bytes) -> None:
+    def notified(self, node: int, name: bytes) -> None:
         """Pass a notification on to its waiter. The name of a reader ends with `SHARED`."""
         with self._lock:
             waiter = self._waiters.get(name.removesuffix(READER))
             if waiter is not None:
-                waiter.hear(node)
+                waiter.add_notification(node)
 
     def subscribed(self, node: int) -> None:
         """Note that a node's notifications arrive from now on; earlier ones may be lost."""
         with self._lock:
             self._listening.add(node)
             for waiter in list(self._waiters.values()):
-                waiter.hear(node, popped=False)
+                waiter.add_notification(node, popped=False)
 
     def disconnected(self, node: int) -> None:
         """Note that a node's notifications do not arrive any more."""
@@ -138,7 +138,7 @@ class ReleaseSubscriber:
             return
         try:
             for name in subscription.read():
-                self.called(node, name)
+                self.notified(node, name)
         except WAITS:
             return
         except subscription.broken as error:

@@ -42,12 +42,12 @@ from typing import Any
 
 from ..protocol.errors import NotAcquired, ResourceHeld
 
-__all__ = ["FEW_CALLED_S", "JITTER", "Waiter", "all_refused"]
+__all__ = ["FEW_NOTIFIED_S", "JITTER", "Waiter", "all_refused"]
 
 JITTER = random.SystemRandom()
 """Source of random delays. Not `random` itself: the application may have seeded that."""
 
-FEW_CALLED_S = (0.02, 0.05)
+FEW_NOTIFIED_S = (0.02, 0.05)
 """Seconds until a waiter tries that fewer than a quorum have notified: most likely the other nodes'
 notifications are on their way."""
 
@@ -82,49 +82,49 @@ class Waiter:
         self.closed = False
         self.quorum = quorum
         self._listening = listening
-        self._heard: set[int] = set()
+        self._notified_by: set[int] = set()
         self.sure = True
         self._joined = 0
 
-    def hear(self, node: int, *, popped: bool = True) -> None:
+    def add_notification(self, node: int, *, popped: bool = True) -> None:
         """Count a notification; `popped` is False if the node may not have sent one."""
         self.sure = self.sure and popped
-        self._heard.add(node)
-        if len(self._heard) in (1, self.quorum):
+        self._notified_by.add(node)
+        if len(self._notified_by) in (1, self.quorum):
             self.news.set()
 
     @property
-    def calls(self) -> int:
+    def notifications(self) -> int:
         """Number of nodes that have notified it since `forget()`."""
-        return len(self._heard)
+        return len(self._notified_by)
 
     @property
-    def informed(self) -> bool:
+    def is_subscribed(self) -> bool:
         """True if a quorum of nodes can notify it; otherwise the caller must poll."""
         return len(self._listening) >= self.quorum
 
     async def wait(self, seconds: float) -> bool:
         """Wait to be notified, for at most `seconds`; return True if we were."""
         until = monotonic() + seconds
-        if not self._heard:
+        if not self._notified_by:
             await self.news.waited(seconds)
-        few = min(until, monotonic() + JITTER.uniform(*FEW_CALLED_S))
-        while 0 < len(self._heard) < self.quorum and not self.closed:
+        few = min(until, monotonic() + JITTER.uniform(*FEW_NOTIFIED_S))
+        while 0 < len(self._notified_by) < self.quorum and not self.closed:
             left = few - monotonic()
             if left <= 0:
                 break
             await self.news.waited(left)
-        return self.called
+        return self.is_notified
 
     @property
-    def called(self) -> bool:
+    def is_notified(self) -> bool:
         """True if a node has notified it since `forget()`, or nothing will notify it any more."""
-        return bool(self._heard) or self.closed
+        return bool(self._notified_by) or self.closed
 
     def forget(self) -> None:
         """Count notifications from now on; call it right before joining the queue."""
         self.news.clear()  # first: being woken once too often does no harm
-        self._heard.clear()
+        self._notified_by.clear()
         self.sure = True
         self._joined += 1
 
@@ -135,7 +135,7 @@ class Waiter:
         Empty if we joined more than once: a late notification may be from before that. Only for a
         single resource.
         """
-        return self._heard if self.sure and self._joined == 1 else set()
+        return self._notified_by if self.sure and self._joined == 1 else set()
 
 
 def all_refused(error: NotAcquired) -> bool:

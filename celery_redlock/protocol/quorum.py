@@ -216,12 +216,12 @@ class Released(NamedTuple):
 
     Attributes:
         held: True if the lease was held until then.
-        called: True if a node has notified a waiter.
+        notified: True if a node has notified a waiter.
         confirmed: True if a quorum has answered, so that the lock keeps nobody out any more.
     """
 
     held: bool
-    called: bool
+    notified: bool
     confirmed: bool
 
 

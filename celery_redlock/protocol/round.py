@@ -259,7 +259,7 @@ class Verb:
         extends: True if it carries many claims, and none that has ended.
         needs_memory: True if the answer "it is free" does harm if the node has forgotten a lock.
         can_wait: True if it may be sent later, because nobody needs the answer.
-        calls: True if it may notify a waiter.
+        notifies: True if it may notify a waiter.
     """
 
     word: str
@@ -272,7 +272,7 @@ class Verb:
     extends: bool = False
     needs_memory: bool = False
     can_wait: bool = False
-    calls: bool = False
+    notifies: bool = False
 
     # Only for type checkers: hypothesis prints annotated fields, each row with all others in it.
     if TYPE_CHECKING:
@@ -329,7 +329,7 @@ Verb.RELEASE = Verb(
     decided=lambda round_: round_.quorum_answered and round_._is_certain(),
     frees=True,
     can_wait=True,
-    calls=True,
+    notifies=True,
 )
 # Delete our token, and no other, and wake nobody: a failed attempt frees nothing.
 Verb.UNDO = Verb("undo", frees=True, can_wait=True)
@@ -354,7 +354,7 @@ Verb.ENQUEUE = Verb("queue")
 # Leave the queue because we hold the lock.
 Verb.DEQUEUE = Verb("leave", can_wait=True)
 # Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next one.
-Verb.HAND_ON = Verb("pass", can_wait=True, calls=True)
+Verb.HAND_ON = Verb("pass", can_wait=True, notifies=True)
 # Report if the node still is a master. Only the request behind it waits for the answer.
 Verb.LOOK = Verb("tell its role", decode=replies.looked)
 # Write into the node's own data that it has earned its vote (`restart_guard.py`).

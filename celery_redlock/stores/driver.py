@@ -179,7 +179,7 @@ class Driver(Connections):
         """Write rounds to their nodes, and hand them answers until each is decided or overdue."""
         if not (self.nodes[0].kind.can.wakes_waiters or self._poll.reads_on):
             for round_ in rounds:
-                if round_.verb.calls:
+                if round_.verb.notifies:
                     round_.until = max(round_.until, round_.sent + CALL_S)
         with self._lock:
             self._write(rounds)

@@ -26,7 +26,7 @@ class FakeNode:
         fences: Per resource, the last fencing token. (A server drops it after a week.)
         lines: Per resource, its wait queue: each waiter, with the time since which it waits.
         listening: The processes that receive notifications.
-        called: The waiters that were notified, in order.
+        notified: The waiters that were notified, in order.
         full: True if it has no memory for another key; existing keys can be renewed and deleted.
         witness: Called with (resource, token before, token after, claim) at every change that a
             request makes; for tests.
@@ -39,7 +39,7 @@ class FakeNode:
         self.lines: dict[str, dict[str, int]] = {}
         self.barriers: dict[str, tuple[float, str]] = {}
         self.listening: set[str] = set()
-        self.called: list[str] = []
+        self.notified: list[str] = []
         self.full = False
         self.witness: Callable[[str, str | None, str | None, Claim], None] | None = None
 
@@ -169,7 +169,7 @@ class FakeNode:
     def _notifies(self, process: str, waiter: str) -> bool:
         """Notify a waiter; return True if its process listens."""
         if process in self.listening:
-            self.called.append(f"{process}:{waiter}")
+            self.notified.append(f"{process}:{waiter}")
         return process in self.listening
 
     def _acquire(self, claim: Claim, now: float) -> str | int | None:

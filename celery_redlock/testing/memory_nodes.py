@@ -274,7 +274,7 @@ class MemorySubscription:
 
     def notify(self, name: bytes) -> None:
         """Pass a node's notification on to its waiter."""
-        self._wakeup.called(self.node, name)
+        self._wakeup.notified(self.node, name)
 
     def close(self) -> None:
         """Stop receiving."""

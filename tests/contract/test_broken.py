@@ -105,7 +105,7 @@ def test_waiter_is_notified_of_an_acquisition_that_was_interrupted(
         return called
 
     def fast_asleep() -> bool:
-        return any(len(one._listening) == 3 and not one._heard for one in asleep)
+        return any(len(one._listening) == 3 and not one._notified_by for one in asleep)
 
     thread = threading.Thread(target=wait)
     carry = struck.client.driver._carry

@@ -497,6 +497,6 @@ def test_process_that_etcd_has_given_up_listens_again_at_the_next_wait(
         def again() -> bool:
             waiter.forget()
             blocking(waiter.wait(0.05))
-            return waiter.informed and redlock.client.wakeup._subscriptions[0] is not first
+            return waiter.is_subscribed and redlock.client.wakeup._subscriptions[0] is not first
 
         wait_until(again, 10, "it listens again")

@@ -191,13 +191,13 @@ def test_listener_gives_up_a_message_without_an_end(
     """The subscriptions have connections of their own; whoever waits reads from them."""
     process, redlock = psutil.Process(), lock_over(servers[:1], ttl=5.0)
     with redlock.lock("r"), redlock.client.wakeup.waiter() as waiter:
-        wait_until(lambda: waiter.informed, 5, "it listens")
+        wait_until(lambda: waiter.is_subscribed, 5, "it listens")
         subscriptions = redlock.client.wakeup._subscriptions
         before, first = process.memory_info().rss, subscriptions[0]
         admins[0].publish(redlock.client.wakeup.channel, b"x" * 100_000_000)
 
         wait_until(
-            lambda: reads(waiter) and waiter.informed and subscriptions[0] is not first,
+            lambda: reads(waiter) and waiter.is_subscribed and subscriptions[0] is not first,
             10,
             "it listens again",
         )
@@ -220,7 +220,7 @@ def test_listener_survives_malformed_messages(reply: bytes, servers: Servers) ->
     with Impostor(servers[0].port) as impostor:
         wakeup = ReleaseSubscriber(parse_nodes([impostor.url]), "p:")
         with contextlib.closing(wakeup), wakeup.waiter() as waiter:
-            wait_until(lambda: waiter.informed, 5, "it listens")
+            wait_until(lambda: waiter.is_subscribed, 5, "it listens")
             impostor.say(reply)
             wait_until(lambda: reads(waiter) and impostor.connections > 1, 5, "it has hung up")
-            wait_until(lambda: waiter.informed, 5, "it listens again")
+            wait_until(lambda: waiter.is_subscribed, 5, "it listens again")

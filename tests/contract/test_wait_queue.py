@@ -250,13 +250,13 @@ def test_waiter_that_gives_up_after_its_notification_notifies_the_next(
     async def too_late(self: wait_queue.Waiter, seconds: float) -> bool:
         heard = await wait(self, seconds)
         in_vain = self.member.startswith(hasty.client.wakeup._process)
-        if in_vain and self.sure and len(self._heard) > len(servers) // 2:
+        if in_vain and self.sure and len(self._notified_by) > len(servers) // 2:
             # Every node: one that has not called yet would call the next waiter by itself.
             wakeup = hasty.client.wakeup
 
             def by_all() -> bool:
                 wakeup.catch_up()
-                return len(self._heard) == len(servers)
+                return len(self._notified_by) == len(servers)
 
             wait_until(by_all, 10, "every node has called it")
             called.set()

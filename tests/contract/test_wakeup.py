@@ -38,7 +38,7 @@ def notify(admins: list[redis.Redis], wakeup: ReleaseSubscriber, waiter: Waiter)
 
 
 def is_called(waiter: Waiter) -> bool:
-    return blocking(waiter.wait(0.01)) and waiter.calls >= waiter.quorum
+    return blocking(waiter.wait(0.01)) and waiter.notifications >= waiter.quorum
 
 
 def hears(wakeup: ReleaseSubscriber, admins: list[redis.Redis], waiter: Waiter) -> None:
@@ -101,7 +101,7 @@ def test_subscription_that_ended_while_nobody_waited_is_made_again_by_the_next_w
     for admin in admins:
         admin.execute_command("CLIENT", "KILL", "TYPE", "pubsub")
     with wakeup.waiter() as waiter:
-        assert not waiter.informed, "it has noticed before its first try"
+        assert not waiter.is_subscribed, "it has noticed before its first try"
         hears(wakeup, admins, waiter)
     assert all(wakeup._subscriptions[node] is not before[node] for node in before)
 

@@ -85,8 +85,8 @@ class Fake(Contract):
         self.node.listening.add(PREFIX + process)
 
     def calls(self, count: int) -> list[str]:
-        called = [member.removeprefix(PREFIX) for member in self.node.called]
-        self.node.called.clear()
+        called = [member.removeprefix(PREFIX) for member in self.node.notified]
+        self.node.notified.clear()
         assert len(called) == count
         return called
 

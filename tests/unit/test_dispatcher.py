@@ -80,7 +80,7 @@ class Watch:
 
     def call(self, count: int = 3) -> None:
         for node in range(count):
-            self.places[0].hear(node)
+            self.places[0].add_notification(node)
 
     def stands(self, resource: str = "r") -> int:
         """On how many nodes somebody stands in the queue for it."""

@@ -32,21 +32,21 @@ def an_event() -> PolledEvent:
 def test_waiter_that_joined_a_queue_twice_cannot_tell_when_a_node_removed_it() -> None:
     waiter = Waiter(2, {0, 1, 2}, "process", an_event())
     waiter.forget()
-    waiter.hear(0)
+    waiter.add_notification(0)
     assert waiter.left_by == {0}
     waiter.forget()
-    waiter.hear(1)  # perhaps a late call, from before: it stands there once more
+    waiter.add_notification(1)  # perhaps a late call, from before: it stands there once more
     assert waiter.left_by == set()
 
 
 def test_waiter_that_a_minority_has_notified_waits_for_the_others(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("celery_redlock.locking.wait_queue.FEW_CALLED_S", (0.1, 0.1))
+    monkeypatch.setattr("celery_redlock.locking.wait_queue.FEW_NOTIFIED_S", (0.1, 0.1))
     waiter = Waiter(2, {0, 1, 2}, "process", an_event())
-    waiter.hear(0)
+    waiter.add_notification(0)
     begun = time.monotonic()
     assert blocking(waiter.wait(60.0))
     assert 0.1 <= time.monotonic() - begun < 30.0
-    waiter.hear(1)
+    waiter.add_notification(1)
     assert blocking(waiter.wait(60.0)), "a quorum is waited for no longer"
 
 
@@ -54,13 +54,13 @@ def test_newly_connected_node_may_have_notified_the_waiter_before(monkeypatch: P
     monkeypatch.setattr(ReleaseSubscriber, "_connect_missing", lambda _: None)  # nobody is there
     wakeup = ReleaseSubscriber([ADDRESS] * 3, PREFIX)
     with wakeup.waiter() as waiter:
-        wakeup.called(1, waiter.name.encode())
-        assert (waiter.calls, waiter.sure, waiter.informed) == (1, True, False)
+        wakeup.notified(1, waiter.name.encode())
+        assert (waiter.notifications, waiter.sure, waiter.is_subscribed) == (1, True, False)
         for node in (0, 1):
             wakeup.subscribed(node)
-        assert (waiter.calls, waiter.sure, waiter.informed) == (2, False, True)
+        assert (waiter.notifications, waiter.sure, waiter.is_subscribed) == (2, False, True)
         wakeup.disconnected(0)
-        assert not waiter.informed
+        assert not waiter.is_subscribed
         waiter.forget()
         wakeup.close()
         assert waiter.closed and blocking(waiter.wait(60.0)), "there is nothing to wait for"
@@ -106,7 +106,7 @@ def test_acquire_does_not_wait_if_its_wait_is_shorter_than_the_restart_guard(
 def test_notification_by_a_release_is_remembered_for_each_key(redlock: FakeRedlock) -> None:
     for name in ("a", "b"):
         claim = Claim(name, "t", 10.0, 5)
-        redlock.client._released(claim, quorum.Released(held=True, called=True, confirmed=True))
-    assert [redlock.client.has_called(name, 1.0) for name in ("a", "b", "a", "c")] == [
+        redlock.client._released(claim, quorum.Released(held=True, notified=True, confirmed=True))
+    assert [redlock.client.has_notified(name, 1.0) for name in ("a", "b", "a", "c")] == [
         *(True, True, False, False)
     ]

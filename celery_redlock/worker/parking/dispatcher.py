@@ -29,7 +29,7 @@ from dataclasses import replace
 from itertools import islice
 
 from ...locking.redlock import Redlock
-from ...locking.wait_queue import FEW_CALLED_S
+from ...locking.wait_queue import FEW_NOTIFIED_S
 from ...protocol import outcome, quorum
 from ...protocol.names import Limit, grouped, plain, slots_of, takeable
 from ...protocol.round import Verb
@@ -178,7 +178,7 @@ class ParkingDispatcher:
         horizon = now if waits else now + LOOK_S[0]
         self._offer_slots(now)
         for watched in list(self.watched.values()):
-            if watched.due > horizon and not watched.place.calls:
+            if watched.due > horizon and not watched.place.notifications:
                 continue
             try:
                 if self._attend(watched, now, horizon):
@@ -281,7 +281,7 @@ class ParkingDispatcher:
         if not parked:
             self._unwatch(watched)
             return False
-        calls = watched.place.calls if watched.queued is not None else 0
+        calls = watched.place.notifications if watched.queued is not None else 0
         if calls and self._answer(watched, calls, now, running > 0):
             return False
         if watched.due > (now if watched.notified or watched.no_slot is not None else horizon):
@@ -315,7 +315,7 @@ class ParkingDispatcher:
         """
         place = watched.place
         if calls < place.quorum and watched.due > now:  # more notifications may be on their way
-            watched.due = min(watched.due, now + JITTER.uniform(*FEW_CALLED_S))
+            watched.due = min(watched.due, now + JITTER.uniform(*FEW_NOTIFIED_S))
             return True
         if watched.is_one and not (calls >= place.quorum and place.sure):
             self._stand(watched, now)  # the notification is not certain: ask the nodes
