@@ -156,7 +156,7 @@ class TickClaim(HeldLease):
             )
         return mine
 
-    def _say_lost(self, loss: LeaseLost) -> None:
+    def _log_lost(self, loss: LeaseLost) -> None:
         logger.error(
             "%s is still being sent after %.1f s: its claim has ended (%s), and another beat sends"
             " it; does the broker hang?",

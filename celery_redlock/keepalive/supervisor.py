@@ -288,7 +288,7 @@ class LeaseSupervisor:
                     and record.held
                     and not record.resource.endswith(RESERVED_SUFFIX)
                 ):
-                    self._tell(record)
+                    self._report_release(record)
                 self._table.remove(record)
             elif not again:
                 logger.warning(
@@ -302,7 +302,7 @@ class LeaseSupervisor:
             self._table.clear(block)
             del self._dead[block]
 
-    def _tell(self, record: LeaseRecord) -> None:
+    def _report_release(self, record: LeaseRecord) -> None:
         """Report a release to listeners, in place of the dead holder.
 
         The time of the grant is read from its token, because the holder's own clock is gone.

@@ -31,7 +31,7 @@ EVERY, RETRY_EVERY = 1 / 3, 1 / 10
 READ_AFTER_S = 0.05
 """Seconds until answers are read that nobody waits for. Under load the next task has read them by
 then, and this thread is woken at most twenty times a second."""
-CHASE_EVERY_S = 0.25
+READ_AGAIN_S = 0.25
 """Seconds between later looks for missing answers: a node hangs, or has closed its connection."""
 LOOK_AGAIN_S = 1.0
 """Seconds after which the thread looks again once it was woken: no lease that is due later wakes it
@@ -216,7 +216,7 @@ class Watchdog:
             if reads < self._wakes:
                 self.wake()
 
-    def chase_soon(self, after: float = CHASE_EVERY_S) -> None:
+    def retry_soon(self, after: float = READ_AGAIN_S) -> None:
         """Send postponed requests, and repeat unconfirmed releases, before long."""
         with self.lock:
             self._timer.begin()
@@ -257,7 +257,7 @@ class Watchdog:
     def _read_all(self) -> None:
         try:
             if not self._read():
-                self.read_soon(CHASE_EVERY_S)
+                self.read_soon(READ_AGAIN_S)
         except self._timer.caught:
             logger.exception(
                 "the extender could not read the nodes' answers", extra=event("answers_unread")

@@ -79,12 +79,12 @@ class Acquisition:
         try:
             claim = await self._run()
         except NotAcquired as refusal:
-            self._tell(began, None, refusal)
+            self._report(began, None, refusal)
             raise
-        self._tell(began, claim.lease(monotonic), None)
+        self._report(began, claim.lease(monotonic), None)
         return claim
 
-    def _tell(self, began: float, lease: Lease | None, refusal: NotAcquired | None) -> None:
+    def _report(self, began: float, lease: Lease | None, refusal: NotAcquired | None) -> None:
         request, nodes = self._request, len(self._client.addresses)
         ask = Ask(
             resource=request.resource,

@@ -122,8 +122,8 @@ class AsyncHeldLease(HeldLease):
             self._client = self._of.client
             self.redlock = cast("Redlock", self._client)
 
-    def _begin_to_tell(self) -> None:
-        self._client.loop.call_soon_threadsafe(self._tell)
+    def _start_on_lost(self) -> None:
+        self._client.loop.call_soon_threadsafe(self._call_on_lost)
 
 
 class LoopClient(LockClient):

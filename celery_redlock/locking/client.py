@@ -274,7 +274,7 @@ class LockClient:
     def _released(self, claim: Claim, released: Released) -> None:
         self.forget(claim)
         if not released.confirmed:
-            self.watchdog.chase_soon()
+            self.watchdog.retry_soon()
         if released.notified and len(claim.resources) == 1:
             if len(self._notified) > MAX_EXPIRED:
                 self._notified.clear()

@@ -40,8 +40,8 @@ def look_up(held: HeldLease) -> tuple[bool, bool]:
     ballot = client.driver.run(lambda now: quorum.peek(asked, now, client.node_timeout))
     done, at_work = judge(ballot, held.request.owner or client.owner, ours)
     if done is None and not at_work and (ours or rated):
-        told = "too few nodes answered whether the task is done"
-        raise client.refused(outcome.unavailable(mark, ballot, client.nodes, told))
+        reason = "too few nodes answered whether the task is done"
+        raise client.refused(outcome.unavailable(mark, ballot, client.nodes, reason))
     return bool(done), at_work
 
 

@@ -103,7 +103,7 @@ class HeldLease(Unused):
         self._taken_by: object = None
         self.claim: Claim | None = None
         self._held_for: float | None = None
-        self._told = False
+        self._loss_reported = False
         self.task = ""
         self.mark: tuple[str, float] | None = None
         # Inside blocks that hold some of the resources: the names to acquire, and those blocks.
@@ -283,7 +283,7 @@ class HeldLease(Unused):
         """
         left = self.remaining()
         if left <= seconds:
-            self._told = left <= 0.0
+            self._loss_reported = left <= 0.0
             raise self.loss()
 
     def progress(self) -> None:
@@ -293,14 +293,14 @@ class HeldLease(Unused):
             if report is not None:
                 report()
 
-    def lost_unawares(self) -> bool:
+    def lost_unnoticed(self) -> bool:
         """Return True if it ended before its release, and `ensure()` has not reported that."""
         claim = self.claim
-        over = any(outer.lost_unawares() for outer in self._outers)
+        over = any(outer.lost_unnoticed() for outer in self._outers)
         if claim is not None and claim.granted_at is not None:
             # `held` looks at the clock, which may be the first look since the deadline.
             over = over or not (claim.held(monotonic()) or (claim.ended and claim.lost is None))
-        return over and not self._told and self._pid == os.getpid()
+        return over and not self._loss_reported and self._pid == os.getpid()
 
     def loss(self) -> LeaseLost:
         """Return the error that reports how the lease ended."""
@@ -359,17 +359,17 @@ class HeldLease(Unused):
         """Report that the lease is lost: from now on the work may overlap with another's."""
         self.redlock.client.registry.unregister(claim)
         loss = self.loss()
-        self._say_lost(loss)
+        self._log_lost(loss)
         emit("lost", loss)
         if self.on_lost is not None:
-            self._begin_to_tell()
+            self._start_on_lost()
 
-    def _begin_to_tell(self) -> None:
+    def _start_on_lost(self) -> None:
         # In a separate thread: a slow callback must not starve the leases of others.
         name = f"celery_redlock lost {self.resource}"
-        threading.Thread(target=self._tell, name=name, daemon=True).start()
+        threading.Thread(target=self._call_on_lost, name=name, daemon=True).start()
 
-    def _say_lost(self, loss: LeaseLost) -> None:
+    def _log_lost(self, loss: LeaseLost) -> None:
         logger.error(
             "lost the lock %s held by %s, after %.1f s: %s (%s); its work may overlap with"
             " another's",
@@ -381,7 +381,7 @@ class HeldLease(Unused):
             extra=event("lease_lost", self.resource),
         )
 
-    def _tell(self) -> None:
+    def _call_on_lost(self) -> None:
         try:
             if self.on_lost is not None:
                 self.on_lost(self)

@@ -169,21 +169,21 @@ def in_force(redlock: Redlock, patience: float | None = None) -> tuple[tuple[Pau
     patience = redlock.node_timeout if patience is None else patience
     asked = [Query((name,), len(redlock.nodes)) for name in PAUSE_NAMES]
     ballot = redlock.client.driver.run(lambda now: quorum.peek(asked, now, patience))
-    told = {name: outcome.seen(ballot, number) for number, name in enumerate(PAUSE_NAMES)}
-    return counted(told, ballot.quorum), ballot.yes >= ballot.quorum
+    answers = {name: outcome.seen(ballot, number) for number, name in enumerate(PAUSE_NAMES)}
+    return counted(answers, ballot.quorum), ballot.yes >= ballot.quorum
 
 
 def counted(
-    told: Mapping[str, Sequence[tuple[str, float] | None]], quorum: int
+    answers: Mapping[str, Sequence[tuple[str, float] | None]], quorum: int
 ) -> tuple[Pause, ...]:
     """Return the pauses that count.
 
     Args:
-        told: By name, the token and the seconds left on each node that has answered.
+        answers: By name, the token and the seconds left on each node that has answered.
         quorum: The number of nodes without it from which it does not count.
     """
     found = []
-    for name, nodes in told.items():
+    for name, nodes in answers.items():
         there = [one for one in nodes if one is not None]
         for token, count in Counter(token for token, _left in there).items():
             pause = Pause.of(name, token, max(left for other, left in there if other == token))

@@ -86,7 +86,7 @@ class Progress:
         self._due = now + again
         if silent >= self._timeout and not self._held.stalled:
             self._silent, self._held.stalled = silent, True
-            self._tell(self._stall())
+            self._report_stall(self._stall())
         return again
 
     def _spare(self, now: float) -> None:
@@ -101,7 +101,7 @@ class Progress:
             if self._since == math.inf:  # it has just ended
                 self._may_be_killed(math.inf)
 
-    def _tell(self, loss: LeaseLost) -> None:
+    def _report_stall(self, loss: LeaseLost) -> None:
         goes_on = self._block is None
         logger.log(
             logging.WARNING if goes_on else logging.ERROR,
@@ -116,7 +116,7 @@ class Progress:
         if self._block is not None:
             self._block.interrupt()
         elif self._held.on_lost is not None:
-            self._held._begin_to_tell()
+            self._held._start_on_lost()
 
     def _stall(self) -> LeaseLost:
         said = f"no progress was reported for {self._silent:.1f} s (stalled); stop working"

@@ -83,7 +83,7 @@ class Prolonging:
         if monotonic() >= self._written + READ_AFTER_S:
             self.now()
         else:
-            self._client.watchdog.chase_soon(READ_AFTER_S)
+            self._client.watchdog.retry_soon(READ_AFTER_S)
 
     def now(self, patience: float = 0.0) -> None:
         """Prolong the postponed claims; wait at most `patience` seconds for the nodes' answers."""
@@ -101,7 +101,7 @@ class Prolonging:
         if patience:
             _ = self.finish(patience, everywhere=True) or self.finish(patience)
         elif late:
-            self._client.watchdog.chase_soon(READ_AFTER_S)
+            self._client.watchdog.retry_soon(READ_AFTER_S)
 
     def finish(self, patience: float, *, everywhere: bool = False) -> bool:
         """Prolong reservations on late nodes, or delete them there; return True if none is left.

@@ -162,7 +162,7 @@ class Redlock:
             names = [address.name for address in client.addresses if address.exposed == said]
             if said is not None:
                 warnings.append(f"node {', '.join(names)}: {said[0]}; {said[1]}")
-        driver = Driver(client.addresses, client.prefix, client.guard.saying(warnings.append))
+        driver = Driver(client.addresses, client.prefix, client.guard.warning_to(warnings.append))
         try:
             driver.connect(timeout, rest=timeout)
             client.answering = sum(node.channel.up for node in driver.nodes)

@@ -114,7 +114,7 @@ def run(
     held.task = task.name if task is not None else ""
     guards: list[Callable[[Callable[[], Any]], Any]] = []
     if options.on_lost == "raise":
-        block = Interruptible(held.loss, held.lost_unawares)
+        block = Interruptible(held.loss, held.lost_unnoticed)
         held.on_lost = lambda _held: block.interrupt()
         guards.append(block.run)
     elif callable(options.on_lost):

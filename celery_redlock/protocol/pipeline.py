@@ -125,7 +125,7 @@ class Pipeline:
             if len(self.owed) > MAX_OWED:
                 del self.owed[next(iter(self.owed))]
 
-    def unfreed(self, now: float) -> list[Claim]:
+    def unconfirmed(self, now: float) -> list[Claim]:
         """Return the claims whose release is unanswered or owed here, and lacks a quorum."""
         return [
             round_.claims[0]

@@ -138,7 +138,7 @@ class RestartGuard:
         if ttl > self.longest:
             self.longest, self.span = ttl, _span(ttl)
 
-    def saying(self, say: Callable[[str], None]) -> RestartGuard:
+    def warning_to(self, say: Callable[[str], None]) -> RestartGuard:
         """Return a guard that shares these memories, but has another function `say`."""
         other = RestartGuard(self.on, self.longest, say)
         other._warned, other._met = self._warned, self._met
@@ -342,7 +342,7 @@ class Trust:
             self.memory = self._guard.meet(self._index, facts, sent, now, self._moves)
         return facts.misfit
 
-    def not_told(self, why: str, *, forbidden: bool) -> None:
+    def unanswered(self, why: str, *, forbidden: bool) -> None:
         """Note that it did not answer a request for its role, for the reason `why`.
 
         If that is `forbidden` to us, its role is not checked any more. Otherwise its votes do not

@@ -57,7 +57,7 @@ class Interruptible:
             self._greenlet is None and threading.current_thread() is threading.main_thread()
         )
         self._inside = self._left = False
-        self._interrupted = self._told = False
+        self._interrupted = self._delivered = False
         self._sent: type[LeaseLost] | None = None
 
     def interrupt(self) -> None:
@@ -71,7 +71,7 @@ class Interruptible:
             if self._greenlet is not None:
                 in_hub(self._throw)
             elif not self._main:
-                self._told = True
+                self._delivered = True
                 self._sent = _as_class(self._error())
                 _raise_in(self._thread, self._sent)
             else:
@@ -86,7 +86,7 @@ class Interruptible:
                 result = body()
             finally:
                 self._leave()
-            if not self._told and self._lease_over():
+            if not self._delivered and self._lease_over():
                 raise self._error()
             return result
         except LeaseLost as error:
@@ -115,7 +115,7 @@ class Interruptible:
     def _throw(self) -> None:
         """Raise in the greenlet, which waits or has just ended; runs in the hub."""
         if self._inside:
-            self._inside, self._told = False, True  # once
+            self._inside, self._delivered = False, True  # once
             self._greenlet.throw(self._error())
 
     def _signal(self) -> None:
@@ -143,7 +143,7 @@ def _deliver(signum: int, frame: FrameType | None) -> None:
     """Raise in the innermost interrupted block: the signal handler, in the main thread."""
     for block in reversed(_blocks):
         if block._interrupted and block._inside:
-            block._inside, block._told = False, True  # once
+            block._inside, block._delivered = False, True  # once
             raise block._error()
 
 

@@ -108,16 +108,16 @@ class Driver(Connections):
     def read(self, wait: float = 0.0) -> bool:
         """Read answers of started operations, for `wait` seconds; return True if all are there."""
         blocking(self._wait([unread.round for unread in self._unread], wait))
-        return self.chase() and not self._unread
+        return self.retry_releases() and not self._unread
 
-    def chase(self) -> bool:
+    def retry_releases(self) -> bool:
         """Repeat releases that too few nodes have confirmed; return True if there are none.
 
         If no other request is made, nothing else would notice that a node has closed its
         connection.
         """
         with self._lock:
-            owing = [node for node in self.nodes if node.channel.unfreed(monotonic())]
+            owing = [node for node in self.nodes if node.channel.unconfirmed(monotonic())]
             for node in owing:
                 node.receive()
             if owing:
@@ -125,10 +125,10 @@ class Driver(Connections):
         self._settle()
         return not owing
 
-    def unfreed(self) -> list[Claim]:
+    def unconfirmed(self) -> list[Claim]:
         """Return released claims that so few nodes have confirmed that others find them taken."""
         with self._lock:
-            owed = [claim for node in self.nodes for claim in node.channel.unfreed(monotonic())]
+            owed = [claim for node in self.nodes for claim in node.channel.unconfirmed(monotonic())]
         claims = {claim.token: claim for claim in owed}
         nodes = Counter(claim.token for claim in owed)
         enough = len(self.nodes) - quorum_of(len(self.nodes))

@@ -251,7 +251,7 @@ class Node(ABC):
     def _answer(self, round_: Round, answer: Any, now: float) -> None:
         verb = round_.verb
         if has_node_listeners():
-            self._tell(round_, now)
+            self._report_time(round_, now)
         trust, sent = self._trust, round_.sent
         if sent > trust.heard:
             trust.heard = sent
@@ -264,7 +264,7 @@ class Node(ABC):
         if reports.failing or now >= reports.page:
             reports.did(verb, written, now)
         if round_.amnesiac:
-            self._tell_forgotten(round_.amnesiac)
+            self._log_forgotten(round_.amnesiac)
             round_.amnesiac.clear()
             self.reports.failed("data_loss")
         if written:
@@ -274,7 +274,7 @@ class Node(ABC):
                     if self.connection is not None:
                         self.write(owed)
 
-    def _tell_forgotten(self, claims: Sequence[Claim]) -> None:
+    def _log_forgotten(self, claims: Sequence[Claim]) -> None:
         first, more = claims[0], len(claims) - 1
         what = printable(f"{first.resource}, held by {Owner.of(first.token)}")
         self.reports.log(
@@ -292,7 +292,7 @@ class Node(ABC):
         self.reports.complain(round_.verb, why)
         self.reports.failed("refused")
 
-    def _tell(self, round_: Round, now: float) -> None:
+    def _report_time(self, round_: Round, now: float) -> None:
         # Not of a round that nobody waits for: its answers are read whenever something is read, so
         # the time of their arrival is unknown. Nor of a round that waited for a connection.
         if (

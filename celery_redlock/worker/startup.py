@@ -247,7 +247,7 @@ def leave(sender: Any = None, **_signal: Any) -> None:
 def _unconfirmed(redlock: Redlock) -> list[Claim]:
     redlock.client.prolonging.now(redlock.node_timeout)
     redlock.client.driver.read(redlock.node_timeout)
-    return redlock.client.driver.unfreed()
+    return redlock.client.driver.unconfirmed()
 
 
 def begin_beat(sender: Any = None, **_signal: Any) -> None:

@@ -145,7 +145,7 @@ def test_put_off_release_that_is_interrupted_twice_is_still_made(
 ) -> None:
     """A handler has released a lock, and that release is interrupted when it is made up for."""
     client = users.redlock.client
-    monkeypatch.setattr(client.watchdog, "chase_soon", lambda *_: None)  # here it is done by hand
+    monkeypatch.setattr(client.watchdog, "retry_soon", lambda *_: None)  # here it is done by hand
     lease = users.redlock.acquire("held")
     with client.driver._lock:
         users.redlock.release(lease)

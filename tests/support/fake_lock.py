@@ -82,7 +82,7 @@ class FakeWatchdog:
         self.watched: dict[str, tuple[Claim, Callable[[Claim], None], float | None]] = {}
         self.next_due = float("inf")
 
-    def chase_soon(self, _after: float = 0.0) -> None:
+    def retry_soon(self, _after: float = 0.0) -> None:
         self._redlock.client._read()
 
     def watch(

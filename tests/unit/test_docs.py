@@ -300,7 +300,7 @@ def test_listener_hooks_are_all_documented() -> None:
     [
         # As it was given them.
         ("Redlock", "`Redlock`, without Celery", "Redlock", "ttl prefix node_timeout"),
-        ("HeldLease", "`current_lease()`", "resource", "acquire end loss lost_unawares unused"),
+        ("HeldLease", "`current_lease()`", "resource", "acquire end loss lost_unnoticed unused"),
     ],
 )
 def test_methods_of_redlock_and_leases_are_all_documented(

@@ -253,5 +253,5 @@ def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWor
     assert not driver.read()
     wait_until(lambda: done or driver.read(0.01), 5, "it has ended")
     assert not done[0].confirmed
-    assert driver.unfreed() == [claim]
-    assert not driver.chase()
+    assert driver.unconfirmed() == [claim]
+    assert not driver.retry_releases()

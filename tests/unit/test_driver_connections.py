@@ -255,14 +255,14 @@ def test_unconfirmed_release_is_written_first_on_the_next_connection(
     driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
     released = release(driver, claim)
     assert not released.confirmed
-    assert driver.unfreed() == [claim]
+    assert driver.unconfirmed() == [claim]
     assert peer.held == {b"redlock:r": b"mine"}
     asked = in_thread(lambda: acquire(driver, "r", token="next"))
     go.set()
     assert votes(asked()) == ["yes"]
     requests = [verb_of(peer.next())[0] for _ in range(4)]
     assert requests == ["acquire", "release", "release", "acquire"]
-    assert driver.unfreed() == []
+    assert driver.unconfirmed() == []
 
 
 def test_release_refused_by_a_full_node_is_made_once_it_can_write_again(world: PeerWorld) -> None:

@@ -404,7 +404,7 @@ def test_unlocked_lease_is_never_lost_and_releases_nothing() -> None:
         assert current_lease() is held
         assert held.resource == "r"
         assert (held.token, held.fencing_token) == ("", None)
-        assert not held.lost and not held.lost_unawares()
+        assert not held.lost and not held.lost_unnoticed()
         assert held.remaining() == held.lease.remaining() == math.inf
         held.ensure(1e9)
         assert held.release() is False
@@ -476,18 +476,18 @@ def test_asyncio_task_does_not_share_the_lock_of_its_parent(
 
 def test_lease_that_ended_unnoticed_is_lost_at_its_release(redlock: FakeRedlock) -> None:
     with redlock.lock("r") as outer, redlock.lock(["q", "r"]) as held:
-        assert not held.lost_unawares()
+        assert not held.lost_unnoticed()
         with pytest.raises(LeaseLost):
             held.ensure(60.0)
         redlock.clock.advance(20.0)  # no thread ran meanwhile
-        assert outer.lost_unawares() and held.lost_unawares()  # also what is shared
+        assert outer.lost_unnoticed() and held.lost_unnoticed()  # also what is shared
         with pytest.raises(LeaseLost):
             outer.ensure()
-        assert not outer.lost_unawares()  # the loss was reported
+        assert not outer.lost_unnoticed()  # the loss was reported
 
 
 @pytest.mark.parametrize("seen", [True, False], ids=["seen", "unseen"])
-def test_lost_lease_that_its_body_releases_counts_as_lost_unawares(
+def test_lost_lease_that_its_body_releases_counts_as_lost_unnoticed(
     redlock: FakeRedlock, seen: bool
 ) -> None:
     """The release does not hide that another may have worked meanwhile."""
@@ -498,16 +498,16 @@ def test_lost_lease_that_its_body_releases_counts_as_lost_unawares(
         else:
             redlock.clock.advance(20.0)
         held.release()
-        assert held.lost_unawares()
+        assert held.lost_unnoticed()
 
 
-def test_lease_that_was_released_or_kept_is_not_lost_unawares(redlock: FakeRedlock) -> None:
+def test_lease_that_was_released_or_kept_is_not_lost_unnoticed(redlock: FakeRedlock) -> None:
     for end in (HeldLease.release, lambda held: held.keep(30.0)):
         with redlock.lock(f"{end}") as held:
             end(held)
             redlock.clock.advance(40.0)
             assert held.lost
-            assert not held.lost_unawares()
+            assert not held.lost_unnoticed()
 
 
 def test_attempt_interrupted_while_it_is_undone_is_unregistered(

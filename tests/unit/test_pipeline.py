@@ -155,7 +155,7 @@ def test_release_without_a_connection_is_owed_until_the_ttl_is_over(
     release = undo(mine, NOW + 1.0)
     assert not channel.ask(release, NOW + 1.0)
     assert release.votes == [Vote.SILENT]
-    assert bool(channel.unfreed(NOW + later)) is owed
+    assert bool(channel.unconfirmed(NOW + later)) is owed
     assert channel.connected(NOW + later) == [release] * owed
 
 

@@ -228,7 +228,7 @@ def test_promoted_replica_may_have_been_promoted_just_now(guard: RestartGuard) -
     assert guard.meet(0, promoted, NOW, NOW).began == NOW
     # Known from now on, also to the processes that are forked: no new pause for each of them.
     assert guard.meet(0, promoted, NOW + 50, NOW + 50).began == NOW
-    assert guard.saying(print).meet(0, promoted, NOW + 60, NOW + 60).began == NOW
+    assert guard.warning_to(print).meet(0, promoted, NOW + 60, NOW + 60).began == NOW
     # Promoted once more is another matter; and so is another address.
     again = replace(promoted, history="e" * 40)
     assert guard.meet(0, again, NOW + 70, NOW + 70).began == NOW + 70
@@ -317,7 +317,7 @@ def test_write_proves_a_master_unless_a_look_failed(
     assert trust.to_ask_again(later + soon)
     trust.wrote(later)
     assert not trust.to_ask_again(later + soon)
-    trust.not_told("it did not say", forbidden=False)
+    trust.unanswered("it did not say", forbidden=False)
     trust.wrote(later + LOOK_AFTER_S)  # asked before it was to say what it is
     assert trust.to_ask_again(later + LOOK_AFTER_S + soon)
 
@@ -397,7 +397,7 @@ def test_restarted_node_is_logged_once_a_run(guard: RestartGuard, said: list[str
     memory = guard.meet(0, FRESH, NOW, NOW)
     for _ in range(2):
         guard.welcome("a:1", memory, NOW)
-        guard.saying(said.append).welcome("a:1", memory, NOW)
+        guard.warning_to(said.append).welcome("a:1", memory, NOW)
     (line,) = said
     assert line.startswith(
         "node a:1 started 4 s ago: it may have forgotten locks, and has no vote for another 26.3 s"

@@ -142,13 +142,13 @@ class RedisNode(StreamNode):
         if verb is Verb.LOOK:
             # If our right to ask was withdrawn, there is no guard from now on, as without it.
             why, forbidden = reason(error), isinstance(error, NoPermissionError)
-            self._trust.not_told(
+            self._trust.unanswered(
                 f"did not answer if it still is a master: {why}", forbidden=forbidden
             )
             if forbidden:
                 self._welcome(Memory(NodeInfo(denied=why)), now)
             return
-        self._tell(round_, now)
+        self._report_time(round_, now)
         if verb is Verb.ACQUIRE and "WRONGTYPE" in text:
             round_.answer(self.index, FOREIGN, now)
             return

@@ -50,8 +50,8 @@ class WaitReports:
                 pid = here.worker_pid or 0
                 holder = holder_fields(Owner(socket.gethostname(), pid, here.id, task=here.name))
             waited = max(0.0, time.time() - since)
-            told_of = {"name": printable(request.name), "resource": what}
-            request.send_event(WAITING, **told_of, holder=holder, waited=waited)
+            fields = {"name": printable(request.name), "resource": what}
+            request.send_event(WAITING, **fields, holder=holder, waited=waited)
         who = ""
         if here is not None:
             other = printable(f"{here.name}[{here.id}]")

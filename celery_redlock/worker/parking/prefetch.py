@@ -98,7 +98,7 @@ class Prefetch:
         """True if the broker speaks AMQP."""
         return bool(self._consumer.connection.transport.driver_type == "amqp")
 
-    def _with_extra(self, tell_broker: Callable[..., Any]) -> Callable[..., Any]:
+    def _with_extra(self, inform_broker: Callable[..., Any]) -> Callable[..., Any]:
         """Return the function that sends the broker the window: Celery's own count, plus ours.
 
         Celery counts up and down, and starts anew after a reconnect. Our part is added only when
@@ -109,7 +109,7 @@ class Prefetch:
             while True:
                 extra = self._extra
                 # Zero is no limit.
-                result = tell_broker(prefetch_count=prefetch_count and prefetch_count + extra)
+                result = inform_broker(prefetch_count=prefetch_count and prefetch_count + extra)
                 if extra == self._extra:  # in a pool's thread, more may be parked meanwhile
                     return result
 

@@ -186,7 +186,7 @@ class Process:
         link.trust.heard = max(link.trust.heard, round_.sent)
         if round_.verb is Verb.LOOK:
             if not isinstance(reply, NodeInfo):
-                link.trust.not_told("did not answer if it still is a master", forbidden=False)
+                link.trust.unanswered("did not answer if it still is a master", forbidden=False)
             elif link.trust.told(round_.sent, reply, now):
                 self._no_master(link)
         elif isinstance(reply, Exception):
