@@ -119,6 +119,14 @@ def test_code_in_docs_runs_as_far_as_it_goes_without_servers(tmp_path: Path) -> 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "py")])
+def test_code_that_needs_other_code_around_it_is_run_by_a_test_of_its_page(page: str) -> None:
+    """Blocks marked `py` and not `python` are left out above."""
+    stem = Path(page).stem
+    tests = [path.read_text("utf-8") for path in (ROOT / "tests/examples").glob("test_*.py")]
+    assert any(re.search(rf"\"{stem}(\.md)?\"", text) for text in tests), page
+
+
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_in_docs_imports_only_public_names(page: str) -> None:
     seen = 0
