@@ -140,6 +140,25 @@ def test_broken_reentrance_check_would_be_noticed(users: Users, monkeypatch: Pat
     assert set(users.outcomes) - good, "nothing went wrong"
 
 
+def test_lock_released_by_a_handler_at_each_line_is_free_at_last(users: Users) -> None:
+    """The handler releases another lock: it is never refused, and in the end all nodes are free."""
+    leases = [users.redlock.acquire("held:0")]
+
+    def hold() -> None:
+        lease = users.redlock.acquire(f"held:{len(leases)}")
+        users.use()
+        leases.append(lease)
+
+    def release() -> None:
+        assert users.redlock.release(leases[-1])
+
+    assert at_each_line(hold, release, step=11) > 300
+    assert set(users.outcomes) == {"used"}
+    for lease in leases[:-2]:
+        name = lease.resource
+        wait_until(lambda name=name: users.other.holder(name) is None, 5, f"{name} is free")
+
+
 def test_put_off_release_that_is_interrupted_twice_is_still_made(
     users: Users, monkeypatch: Patch
 ) -> None:
