@@ -7,15 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-import celery
 import pytest
 import redis
 
 from celery_redlock import (
-    Redlock,
-    SingletonTask,
     current_lease,
-    locked,
 )
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round
@@ -63,16 +59,6 @@ def test_fencing_tokens_grow_though_one_node_after_the_other_forgets(
     assert tokens == sorted(set(tokens))
 
 
-def test_fencing_tokens_grow_without_a_minority_of_nodes(
-    clients: list[Skewed], servers: Servers
-) -> None:
-    tokens = [take(clients[2])]
-    for server in servers[:2]:
-        server.kill()
-    tokens += [take(clients[0]), take(clients[1])]
-    assert tokens == sorted(set(tokens))
-
-
 def test_fenced_attempt_interrupted_between_its_rounds_is_undone(
     clients: list[Skewed], admins: list[redis.Redis], monkeypatch: Patch
 ) -> None:
@@ -113,45 +99,3 @@ def test_waiter_gets_a_fencing_token(clients: list[Skewed]) -> None:
     waiter.join()
     assert lease.fencing_token is not None
     assert tokens[0] > lease.fencing_token
-
-
-def test_tasks_may_ask_for_fencing_in_three_ways(servers: Servers) -> None:
-    app = celery.Celery("fencing", broker="memory://", set_as_current=False)
-    app.conf.redlock_nodes = [server.url for server in servers]
-
-    def token() -> int | None:
-        return current_lease().fencing_token
-
-    tasks = {
-        "class": app.task(
-            token, name="a", shared=False, base=SingletonTask, lock_key="r", lock_fencing=True
-        ),
-        "decorator": app.task(locked("r", fencing=True)(token), name="b", shared=False),
-        "neither": app.task(token, name="c", shared=False, base=SingletonTask, lock_key="r"),
-    }
-    first, second = tasks["class"](), tasks["decorator"]()
-    assert first is not None and second is not None and second > first
-    assert tasks["neither"]() is None
-    assert tasks["class"].apply().get() > second
-    Redlock.from_app(app).close()
-
-
-def test_app_may_set_fencing_as_its_default(servers: Servers) -> None:
-    app = celery.Celery("fenced", broker="memory://", set_as_current=False)
-    app.conf.update(redlock_nodes=[server.url for server in servers], redlock_fencing=True)
-
-    def token() -> int | None:
-        return current_lease().fencing_token
-
-    usual = app.task(token, name="a", shared=False, base=SingletonTask, lock_key="r")
-    without = app.task(
-        token, name="b", shared=False, base=SingletonTask, lock_key="r", lock_fencing=False
-    )
-    assert usual() is not None
-    assert without() is None
-    redlock = Redlock.from_app(app)
-    assert redlock.release(lease := redlock.acquire("r"))
-    assert lease.fencing_token is not None
-    with redlock.lock("r", fencing=False) as held:
-        assert held.fencing_token is None
-    redlock.close()

@@ -86,19 +86,6 @@ def test_metrics_count_a_missing_quorum_and_its_node_errors(
     assert value("node_errors_total", node=redlock.nodes[2], kind="timeout") == 0
 
 
-def test_metrics_measure_the_round_trip_of_each_node(
-    lock: Locks, value: Callable[..., float]
-) -> None:
-    redlock = lock()
-    for node in redlock.nodes:
-        wait_until(
-            lambda node=node: (redlock.holder("r"), value("node_rtt_seconds_count", node=node))[1],
-            *(LONG, "it has answered in time"),
-        )
-        assert 0 < value("node_rtt_seconds_sum", node=node) < LONG
-        assert value("node_errors_total", node=node, kind="disconnected") == 0
-
-
 def test_metrics_count_extensions_that_succeed(lock: Locks, value: Callable[..., float]) -> None:
     with lock(ttl=2.0).lock("r"):
         wait_until(lambda: value("extend_total", task="", outcome="extended"), LONG, "an extension")

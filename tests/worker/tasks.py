@@ -632,17 +632,6 @@ class Link(SingletonTask):
 app.register_task(Link())
 
 
-@app.task(base=SingletonTask)
-def keyed(*args: Any, **kwargs: Any) -> str:
-    """The resource that its body runs under."""
-    return current_lease().resource
-
-
-@app.task(base=SingletonTask)
-def defaulted(a: Any, b: int = 2) -> str:
-    return current_lease().resource
-
-
 @app.task
 def nodes() -> list[str]:
     """Where this worker's locks are."""
@@ -670,19 +659,6 @@ else:
         """Celery 5.5 sees no model in an annotation that is a string."""
         function.__annotations__ = get_type_hints(function)
         return function
-
-    @app.task(base=SingletonTask, pydantic=True)
-    @typed
-    def modelled(order: Order) -> str:
-        assert isinstance(order, Order)
-        return current_lease().resource
-
-    @app.task(pydantic=True)
-    @locked()
-    @typed
-    def locked_model(order: Order) -> str:
-        assert isinstance(order, Order)
-        return current_lease().resource
 
     @app.task(base=SingletonTask, pydantic=True, bind=True)
     @typed
