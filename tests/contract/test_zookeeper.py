@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -68,6 +69,7 @@ def expire(redlock: Redlock) -> None:
 
 def free(redlock: Redlock, name: str, token: str) -> bool:
     """Free the lock of another process, as a supervisor does."""
+    redlock.connect(10.0)
     claim = Claim(name, token, TTL, 1)
     done = redlock.client.driver.run(lambda now: quorum.free(claim, now, patience=5.0))
     return bool(done.yes)
@@ -325,3 +327,52 @@ def test_two_zookeeper_urls_are_refused() -> None:
     pytest.importorskip("kazoo")
     with pytest.raises(ConfigurationError, match="names 2 ZooKeeper ensembles"):
         parse_nodes("zookeeper://a,zookeeper://b")
+
+
+def test_zookeeper_release_notifies_the_first_waiter_of_another_process(over: Locks) -> None:
+    """Without a notification a waiter tries after a second at the earliest, once it has asked."""
+    mine, other = over(), over()
+    with mine.lock("warm"):
+        assert other.holder("warm") is not None
+    took = []
+    for turn in range(6):
+        lease = mine.acquire(f"handed {turn}")
+        granted: list[float] = []
+
+        def wait(turn: int = turn, granted: list[float] = granted) -> None:
+            with other.lock(f"handed {turn}", wait=10.0):
+                granted.append(time.monotonic())
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(0.8)
+        mine.release(lease)
+        released = time.monotonic()
+        waiter.join(10.0)
+        took.append(granted[0] - released)
+    assert sorted(took[1:])[2] < 0.15  # the first has subscribed meanwhile
+
+
+def test_zookeeper_queue_is_empty_after_all_waits(over: Locks) -> None:
+    mine, other = over(), over()
+    lease = mine.acquire("queued")
+    with pytest.raises(ResourceHeld), other.lock("queued", wait=1.0):
+        pass
+    mine.release(lease)
+    client = store_of(mine)._client
+    wait_until(lambda: not client.get_children("/line"), 5.0, "nobody stands in a queue")
+
+
+def test_zookeeper_waiter_whose_notifications_are_lost_tries_by_itself(over: Locks) -> None:
+    mine, other = over(), over()
+    lease = mine.acquire("deaf")
+    client = store_of(mine)._client
+    done: list[bool] = []
+    waiter = threading.Thread(target=lambda: done.append(other.lock("deaf", wait=10.0).acquire()))
+    waiter.start()
+    wait_until(lambda: client.get_children("/calls"), 5.0, "it listens")
+    for child in client.get_children("/calls"):
+        client.delete(f"/calls/{child}")
+    mine.release(lease)
+    waiter.join(10.0)
+    assert done == [True]

@@ -8,9 +8,10 @@ __all__ = ["KIND"]
 
 KIND = Kind(
     name="ZooKeeper",
-    can=Can(fencing="counted", ttl_per_key=False, ends_on_time=False),
+    can=Can(ttl_per_key=False, ends_on_time=False, queues=True),
     parse="celery_redlock.stores.zookeeper.address:parse",
     store="celery_redlock.stores.zookeeper.store:ZooKeeperStore",
+    subscription="celery_redlock.stores.zookeeper.subscription:ZooKeeperSubscription",
     forgets="was its session ended, was its data lost or a backup restored",
     extra="zookeeper",
     many="ensembles",
