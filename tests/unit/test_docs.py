@@ -289,6 +289,16 @@ def test_make_targets_named_in_docs_exist(page: str) -> None:
         assert target in targets, f"{page}: make {target}"
 
 
+def test_each_promise_names_tests_that_exist() -> None:
+    promises = re.findall(
+        r"^\| (G\d+) \|", section("docs/guarantees.md", "What is guaranteed"), re.M
+    )
+    table = section("CONTRIBUTING.md", "Where a promise is tested")
+    assert promises == re.findall(r"^\| (G\d+) ", table, re.M)
+    for file, test in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", table):
+        assert f"def {test}(" in read(file), f"{file}::{test}"
+
+
 def methods(kind: type[Any]) -> set[str]:
     return {name for name in dir(kind) if not name.startswith("_")}
 
