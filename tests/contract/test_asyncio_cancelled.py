@@ -11,10 +11,11 @@ import pytest
 import redis
 
 from celery_redlock import AsyncRedlock
-from celery_redlock.locking import acquisition
 from celery_redlock.protocol.names import TRUSTED_KEY
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.steps_async import cancelled_at
+
+pytestmark = pytest.mark.usefixtures("never_by_itself")
 
 TTL = 60.0
 TRIES = 200
@@ -30,13 +31,6 @@ def late(request: pytest.FixtureRequest) -> bool:
 def servers() -> Iterator[list[LocalServer]]:
     with start_servers(3) as three:
         yield three
-
-
-@pytest.fixture(autouse=True)
-def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep waiters from trying by themselves, so that a forgotten waiter is noticed."""
-    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
-    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
 
 @asynccontextmanager

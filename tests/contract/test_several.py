@@ -14,11 +14,10 @@ import redis
 from celery import Celery
 
 from celery_redlock import Lease, Redlock, ResourceHeld, SingletonTask
-from celery_redlock.locking import acquisition
 from tests.support import postgres
 from tests.support.beside import at_once
 from tests.support.machine import in_time
-from tests.support.names import Locks, Patch, Request, Servers
+from tests.support.names import Locks, Request, Servers
 from tests.support.wait import wait_until
 
 BOTH = ["account-1", "account-2"]
@@ -103,13 +102,6 @@ class Waiting:
     def _run(self, redlock: Redlock) -> None:
         self.lease = redlock.acquire(BOTH, wait=30.0)
         self.granted = time.monotonic()
-
-
-@pytest.fixture
-def never_by_itself(monkeypatch: Patch) -> None:
-    """Keep waiters from trying or looking by themselves."""
-    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
-    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
 
 
 @pytest.mark.usefixtures("never_by_itself")

@@ -56,14 +56,6 @@ def make(servers: Servers, lock_over: Callable[..., Redlock]) -> Callable[[], Re
     return lambda: lock_over(servers, ttl=60.0, node_timeout=5.0)
 
 
-@pytest.fixture
-def never_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep waiters from trying or looking by themselves, and from counting as dead."""
-    monkeypatch.setattr("celery_redlock.stores.etcd.subscription.LISTENS_S", 60)
-    monkeypatch.setattr(acquisition, "LOOK_AFTER_S", (60.0, 60.0))
-    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
-
-
 class Waiting:
     """A waiter in a thread of this process; it is in the queue once it is made."""
 
