@@ -24,7 +24,7 @@ from redis.sentinel import MasterNotFoundError, Sentinel
 
 from celery_redlock import ConfigurationError, Redlock, SingletonTask
 from celery_redlock.config.settings import read_settings
-from celery_redlock.stores.kinds import parse_nodes, whole_name
+from celery_redlock.stores.kinds import identity, parse_nodes
 from celery_redlock.worker import remote_control
 from tests.support.names import Patch
 
@@ -93,7 +93,7 @@ def made_of(app: Celery, nodes: Any) -> Iterator[str]:
     """Yield the same without Celery's own look at the settings."""
     try:
         for address in parse_nodes(read_settings(app).nodes if nodes is None else nodes):
-            yield f"{address.name} {whole_name(address)} {address!r} {address.unverified}"
+            yield f"{address.name} {identity(address)} {address!r} {address.unverified}"
         redlock = Redlock.from_app(app) if nodes is None else Redlock(nodes)
         yield f"{redlock!r} {redlock.nodes} {redlock.client!r} {redlock.client.addresses!r}"
         yield repr(read_settings(app))
