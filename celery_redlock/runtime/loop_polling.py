@@ -1,4 +1,4 @@
-"""What an event loop does in place of threads: poll sockets for coroutines, keep a timer."""
+"""Poll sockets for the coroutines of an event loop, and keep its timer, both without a thread."""
 
 from __future__ import annotations
 

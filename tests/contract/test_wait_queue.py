@@ -121,6 +121,20 @@ def put_in_line(server: LocalServer | LocalPostgres | LocalEtcd, who: str) -> No
         client.zadd("redlock:r#line", {who: 1})
 
 
+def written_by(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> list[Verb]:
+    """Return the verbs of the requests that a lock writes to its nodes from now on."""
+    nodes, written = redlock.client.driver.nodes, list[Verb]()
+    ask = Node.ask
+
+    def noted(self: Node, round_: Round, *rest: Any) -> None:
+        if self in nodes:
+            written.append(round_.verb)
+        ask(self, round_, *rest)
+
+    monkeypatch.setattr(Node, "ask", noted)
+    return written
+
+
 def at_once(holder: Redlock, lease: Lease, waiting: Waiting, seconds: float = 1.0) -> None:
     """Check that the waiter is granted the lock right after its release."""
     released = time.monotonic()
@@ -362,17 +376,31 @@ def test_notified_waiter_tries_in_one_round_and_stands_in_no_queue_afterwards(
     holder, redlock = make(), make()
     lease = holder.acquire("r")
     waiting = Waiting(redlock, servers)
-    nodes, written = redlock.client.driver.nodes, list[Verb]()
-    ask = Node.ask
-
-    def noted(self: Node, round_: Round, *rest: Any) -> None:
-        if self in nodes:
-            written.append(round_.verb)
-        ask(self, round_, *rest)
-
-    monkeypatch.setattr(Node, "ask", noted)
+    written = written_by(redlock, monkeypatch)
     at_once(holder, lease, waiting)
     assert written == [Verb.ACQUIRE] * len(servers)
     assert waiting.lease is not None
     redlock.release(waiting.lease)
     wait_until(lambda: not any(in_line(servers)), 5, "nobody stands in line")
+
+
+@pytest.mark.usefixtures("never_by_itself")
+def test_notification_by_a_minority_costs_no_round(
+    make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if len(servers) < 3:
+        pytest.skip("of a single node there is no minority")
+    monkeypatch.setattr(wait_queue, "FEW_NOTIFIED_S", (60.0, 60.0))
+    holder, redlock = make(), make()
+    lease = holder.acquire("r")
+    waiting = Waiting(redlock, servers)
+    written = written_by(redlock, monkeypatch)
+    wakeup = redlock.client.wakeup
+    (waiter,) = wakeup._waiters.values()
+    with redis.Redis(port=servers[0].port) as client:
+        client.publish(wakeup.channel, waiter.name)
+    wait_until(lambda: waiter.notifications or written, 5, "it is notified")
+    time.sleep(0.2)
+    assert written == []
+    at_once(holder, lease, waiting)
+    assert written == [Verb.ACQUIRE] * len(servers)
