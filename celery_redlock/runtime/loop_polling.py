@@ -14,7 +14,28 @@ from typing import Any
 from .polling import SharedPoll
 from .timer import Timer
 
-__all__ = ["LoopPoll", "LoopTimer"]
+__all__ = ["LoopEvent", "LoopPoll", "LoopTimer"]
+
+
+class LoopEvent:
+    """An event like `PolledEvent`: any thread sets it, and a coroutine of the loop waits for it."""
+
+    def __init__(self, poll: LoopPoll) -> None:
+        self._poll = poll
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Wake the coroutine that waits, or that will wait next."""
+        self._poll.call(self._event.set)
+
+    def clear(self) -> None:
+        """Forget that it was set."""
+        self._event.clear()
+
+    async def waited(self, timeout: float) -> None:
+        """Wait until it is set, for at most `timeout` seconds, and clear it."""
+        await self._poll.sleep_on(self._event, timeout)
+        self._event.clear()
 
 
 class LoopPoll(SharedPoll):
@@ -45,7 +66,7 @@ class LoopPoll(SharedPoll):
     def watch(self, index: int, fd: int) -> None:
         """Poll a socket from now on. Call it with the lock held, in any thread."""
         super().watch(index, fd)
-        self._call(self._begin, index, fd)
+        self.call(self._begin, index, fd)
 
     def forget(self, index: int) -> None:
         """Stop polling a socket. Call it with the lock held."""
@@ -64,26 +85,36 @@ class LoopPoll(SharedPoll):
         if seconds <= 0 or done():
             return
         news = asyncio.Event()
-        timer = self._loop.call_later(seconds, news.set)
         self._sleeping[news] = done
         try:
-            await news.wait()
+            await self.sleep_on(news, seconds)
         finally:
-            timer.cancel()
             self._sleeping.pop(news, None)
         if not done():
             self._ready(*self._streams)  # an unread answer is no silence, however late it is
 
+    async def sleep_on(self, news: asyncio.Event, seconds: float) -> None:
+        """Wait until an event is set, or until the time is over, and then set it."""
+        timer = self._loop.call_later(seconds, news.set)
+        try:
+            await news.wait()
+        finally:
+            timer.cancel()
+
+    def event(self) -> LoopEvent:  # type: ignore[override]
+        """Return an event for a coroutine of the loop; to set it costs the same for any number."""
+        return LoopEvent(self)
+
     def wake(self) -> None:
         """Wake the coroutines whose wait is over. Any thread that has the lock may call it."""
-        self._call(self._look)
+        self.call(self._look)
 
     def leave(self) -> None:
         """Do nothing: no coroutine polls for the others."""
 
     def read_in(self, seconds: float) -> None:
         """Read in some seconds at the latest, also without data. Any thread may call it."""
-        self._call(self._read_in, seconds)
+        self.call(self._read_in, seconds)
 
     async def aside(self, call: Callable[[], object]) -> None:
         """Make a call in another thread, once for all coroutines that ask for it meanwhile."""
@@ -93,7 +124,8 @@ class LoopPoll(SharedPoll):
             self._aside.add_done_callback(lambda made: made.cancelled() or made.exception())
         await asyncio.shield(self._aside)
 
-    def _call(self, call: Callable[..., object], *args: Any) -> None:
+    def call(self, call: Callable[..., object], *args: Any) -> None:
+        """Make a call in the loop's thread: at once, if this is it."""
         if threading.get_ident() == self._thread and not self._loop.is_closed():
             call(*args)
             return
