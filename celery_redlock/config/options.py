@@ -136,9 +136,9 @@ class Settings(_CommonOptions):
         None,
         checks.nodes,
         "The servers that keep the locks: independent Redis masters, by URLs, clients or mappings"
-        " of connection arguments; or the URL of one PostgreSQL database or etcd cluster. One"
-        " string with commas between URLs, as from an environment variable, is a list of them."
-        " `None` means one node: the broker, if that is a Redis.",
+        " of connection arguments; or one URL of PostgreSQL, etcd or ZooKeeper. One string with"
+        " commas between URLs, as from an environment variable, is a list of them. `None` means"
+        " one node: the broker, if that is a Redis.",
         "Set it to have [three or five](operating.md#how-many), which survive the loss of a server."
         " All programs must name the same nodes.",
     )

@@ -27,7 +27,7 @@ from tests.support.wait import wait_until
 from tests.support.zookeeper import LocalZooKeeper, require
 
 Locks = Callable[..., Redlock]
-TTL = 4.0
+TTL = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -246,7 +246,7 @@ def test_short_zookeeper_session_is_refused_with_the_ttl_that_it_allows(
         ({"hold_for": 5.0}, "lasts as long as the session"),
         ({"rate": "10/m"}, "lasts as long as the session"),
         ({"shared": True}, "has one holder"),
-        ({"ttl": 30.0}, r"ttl is 30, and a lock in ZooKeeper lasts 4 s"),
+        ({"ttl": 30.0}, r"ttl is 30, and a lock in ZooKeeper lasts 5 s"),
     ],
     ids=str,
 )
@@ -255,7 +255,7 @@ def test_options_that_zookeeper_cannot_keep_are_refused_at_declaration(
 ) -> None:
     pytest.importorskip("kazoo")
     app = Celery("zookeeper", set_as_current=False)
-    app.conf.redlock_nodes = ["zookeeper://127.0.0.1:1?ttl=4"]
+    app.conf.redlock_nodes = ["zookeeper://127.0.0.1:1?ttl=5"]
 
     @app.task
     @locked(key="<name>", **options)
@@ -291,13 +291,13 @@ def test_commands_show_explain_and_free_a_zookeeper_lock(
 
 def test_doctor_examines_a_zookeeper_ensemble(zookeeper: LocalZooKeeper) -> None:
     url = zookeeper.url.partition("?")[0]
-    fine = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/doctor?ttl=4"])
+    fine = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/doctor?ttl=5"])
     assert fine.exit_code == 0, fine.output
     assert "names one server" in fine.output
     long = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/doctor?ttl=60"])
     assert long.exit_code == 1
     assert "write ?ttl=20" in long.output
-    root = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/celery_redlock/..?ttl=4"])
+    root = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/celery_redlock/..?ttl=5"])
     assert root.exit_code != 0
 
 
@@ -309,7 +309,7 @@ def test_doctor_examines_a_zookeeper_ensemble(zookeeper: LocalZooKeeper) -> None
         ("zookeeper://a,a", "names a server twice"),
         ("zookeeper://a/../b", "no node of ZooKeeper"),
         ("zookeeper://a?tls=1", "takes the option ttl"),
-        ("zookeeper://a?ttl=1", "in seconds, 3 or more"),
+        ("zookeeper://a?ttl=1", "in seconds, 5 or more"),
         ("zookeeper://a,b", ""),
     ],
 )
@@ -376,3 +376,22 @@ def test_zookeeper_waiter_whose_notifications_are_lost_tries_by_itself(over: Loc
     mine.release(lease)
     waiter.join(10.0)
     assert done == [True]
+
+
+def test_zookeeper_user_alone_can_take_and_free_its_locks(
+    zookeeper: LocalZooKeeper, lock_over: Locks
+) -> None:
+    hosts = zookeeper.url.partition("://")[2].partition("?")[0]
+    mine = lock_over([f"zookeeper://shop:SECRET@{hosts}/users?ttl=5"])
+    with mine.lock("r") as held:
+        assert not held.lost
+        for other in ("", "shop:WRONG@"):
+            stranger = lock_over([f"zookeeper://{other}{hosts}/users?ttl=5"])
+            with pytest.raises(ConfigurationError, match="its ACL refuses us") as refused:
+                stranger.check(timeout=10.0)
+            assert "WRONG" not in str(refused.value)
+    assert "SECRET" not in repr(mine.client.addresses)
+    open_to_all = f"zookeeper://shop:SECRET@{hosts}?ttl=5"
+    lock_over([zookeeper.url]).holder("r")  # made without a user
+    doctor = CliRunner().invoke(command, ["doctor", "--nodes", open_to_all])
+    assert "everybody may delete locks" in doctor.output

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from celery_redlock.runtime.clock import monotonic
 from tests.support.zookeeper import LocalZooKeeper
 
-TTL = 3.0
+TTL = 5.0
 HOLDERS = 4
 HEALED_S = 6 * TTL
 """Seconds after a fault within which some key is granted again: a session lasts two ttls."""
@@ -147,15 +147,18 @@ def spans_in(path: Path, wrong: list[str]) -> dict[str, list[Span]]:
     spans: dict[str, list[Span]] = {}
     for log in sorted(path.glob("*.log")):
         begun: tuple[float, str, int] | None = None
+        ended = 0.0  # when its session was ended before its time
         for line in log.read_text().splitlines():
             at, what, name, *rest = line.split(" ")
             if what == "begin":
                 begun = float(at), name, int(rest[0])
             elif what == "end" and begun is not None:
-                spans.setdefault(name, []).append(
-                    Span(begun[0], float(rest[0]), begun[2], log.name)
-                )
+                end = min(float(rest[0]), ended) if ended > begun[0] else float(rest[0])
+                span = Span(begun[0], end, begun[2], log.name)
+                spans.setdefault(name, []).append(span)
                 begun = None
+            elif what == "ended":
+                ended = float(at)
             elif what == "error" and name != "LeaseLost":
                 wrong.append(f"{log.name}: {line}")
         if begun is not None:  # killed: it relied on it for a moment at least

@@ -11,7 +11,8 @@ import random
 import signal
 import sys
 import threading
-from typing import Any
+from functools import partial
+from typing import Any, TextIO
 
 from kazoo.client import KazooClient
 
@@ -21,8 +22,11 @@ from celery_redlock.runtime.clock import monotonic
 LONGEST_S = 2.0
 
 
-def expire(redlock: Redlock) -> None:
-    """Close the session from another connection, as the server ends one."""
+def expire(redlock: Redlock, log: TextIO) -> None:
+    """Close the session from another connection.
+
+    The server ends it before its time, so what the body relied on until it notices is no fault.
+    """
     connection = redlock.client.driver.nodes[0].connection
     client: Any = connection and connection.store._client
     if client is None or client.client_id is None:
@@ -31,6 +35,7 @@ def expire(redlock: Redlock) -> None:
     thief = KazooClient(hosts=hosts, client_id=client.client_id, timeout=10.0)
     try:
         thief.start(3.0)
+        log.write(f"{monotonic():.6f} ended x\n")
     except Exception:
         return
     finally:
@@ -43,11 +48,10 @@ def main() -> None:
     url, path, seed = sys.argv[1:]
     logging.basicConfig(level=logging.CRITICAL)
     choose, redlock = random.Random(seed), Redlock([url])
-    signal.signal(
-        signal.SIGUSR1, lambda *_: threading.Thread(target=expire, args=[redlock]).start()
-    )
     pause = threading.Event()
     with open(path, "a", buffering=1) as log:
+        ending = partial(threading.Thread, target=expire, args=[redlock, log])
+        signal.signal(signal.SIGUSR1, lambda *_: ending().start())
         while True:
             name = choose.choice(("a", "b", "c"))
             try:

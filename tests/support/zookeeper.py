@@ -119,7 +119,7 @@ class LocalZooKeeper:
         members: The servers, to act on one of them.
     """
 
-    def __init__(self, members: int = 1, ttl: float = 4.0, chroot: str = "") -> None:
+    def __init__(self, members: int = 1, ttl: float = 5.0, chroot: str = "") -> None:
         self.members = [Member(number) for number in range(1, members + 1)]
         self.ttl, self.chroot = ttl, chroot
         if members > 1:

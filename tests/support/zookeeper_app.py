@@ -14,7 +14,7 @@ app = Celery("zookeeper_app")
 app.conf.update(
     broker_url=os.environ.get("ZOOKEEPER_APP_BROKER", "memory://"),
     result_backend=os.environ.get("ZOOKEEPER_APP_BROKER", "cache+memory://"),
-    redlock_nodes=[os.environ.get("ZOOKEEPER_APP_NODES", "zookeeper://127.0.0.1:1?ttl=4")],
+    redlock_nodes=[os.environ.get("ZOOKEEPER_APP_NODES", "zookeeper://127.0.0.1:1?ttl=5")],
     redlock_retry_backoff=0.2,
     redlock_retry_backoff_max=0.5,
     task_acks_late=True,

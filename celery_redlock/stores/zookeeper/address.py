@@ -11,18 +11,22 @@ from urllib.parse import parse_qsl, unquote
 from ...protocol.errors import ConfigurationError
 from ..secrecy import PLAIN, Exposed, is_here, parted
 
-__all__ = ["SESSION_FACTOR", "ZooKeeperAddress", "parse"]
+__all__ = ["QUIET", "SESSION_FACTOR", "ZooKeeperAddress", "parse"]
 
 PORT = 2181
 CHROOT = "/celery_redlock"
-TTL_S, MIN_TTL_S = 20.0, 3.0
+TTL_S, MIN_TTL_S = 20.0, 5.0
 """Longest ttl of a lock, unless the URL sets another: a session of twice that is what a server with
 the usual tick of 2 s grants at most (20 ticks). And the least: see `SESSION_FACTOR`."""
 SESSION_FACTOR = 2
-"""A session must outlast the ttl of the locks in it. The leader learns of a request to another
-server with that server's next ping, up to half a tick later; and kazoo is silent for up to a third
-of the session. So the leader counts the session from up to this much before the request that the
-holder counts from: 2 ttl - 2/3 ttl - tick/2 is more than the ttl, for ticks of up to 2/3 ttl."""
+"""A session must outlast the ttl of the locks in it. The leader counts it from the last request
+that it has heard of. A server that froze after an answer has not told it of that request: then it
+is the one before. Neither is older than `QUIET` ttls than the next (`Session._refresh`), and a
+server reports after half a tick. So the session ends 2 ttl - 2 * 0.4 ttl - tick/2 after a request
+at the earliest, which is no less than the ttl for ticks of up to 0.4 ttl."""
+QUIET = 0.4
+"""Part of the ttl after which a connection without a transaction is made anew before the next one:
+the leader hears of a new connection at once. Extensions come each third of the ttl."""
 
 
 @dataclass(frozen=True)

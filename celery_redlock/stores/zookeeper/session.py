@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -28,8 +30,9 @@ from kazoo.security import CREATOR_ALL_ACL
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import event
+from ...runtime.clock import monotonic
 from ..contract import Store
-from .address import SESSION_FACTOR, ZooKeeperAddress
+from .address import QUIET, SESSION_FACTOR, ZooKeeperAddress
 
 __all__ = ["ACQUIRED", "CALLS", "FREED", "LINES", "LOCKS", "Session", "failed_in", "place_in"]
 
@@ -44,6 +47,8 @@ CONNECT_S = 5.0
 """Seconds to connect to the first server that answers."""
 RETRY_S = 0.05
 """Seconds until a request is repeated whose connection was lost."""
+REFRESH_S = 0.01
+"""Seconds between two looks for a new connection, and before kazoo first tries again."""
 SOON = (ConnectionLoss, OperationTimeoutError, SessionMovedError)
 
 
@@ -64,8 +69,10 @@ class Session(Store):
         self._client: Any = None
         self._own: dict[str, str] = {}  # tokens by the paths of the nodes of this session
         self._freed = -1  # the version of `FREED` for which they are
-        self._over = self._closing = False
-        self.granted = 0.0  # seconds that the session lasts
+        self._over = self._closing = self._refreshing = False
+        self._heard = -math.inf  # when the last transaction that was done was sent
+        self.granted = 0.0  # seconds that the session lasts, once it is known
+        self._known = threading.Event()
 
     def connect(self) -> str:
         address = self.address
@@ -75,15 +82,16 @@ class Session(Store):
         self._client = client = KazooClient(
             hosts=",".join(address.members) + address.chroot,
             timeout=address.session,
-            connection_retry=KazooRetry(max_tries=-1, delay=RETRY_S, max_delay=1.0),
+            connection_retry=KazooRetry(max_tries=-1, delay=REFRESH_S, max_delay=1.0),
             handler=_Handler(),
             logger=quiet,
             **user,
         )
         self._note_session(client)
         client.add_listener(self._changed)
-        client.start_async().wait(CONNECT_S)
-        if not client.connected:
+        client.start_async()
+        # kazoo reports a connection before it has logged in, and before we know of its session.
+        if not self._known.wait(CONNECT_S) or not client.connected:
             raise NodeError("no server of it answers, or they have no majority")
         if self.granted < address.session:
             longest = self.granted / SESSION_FACTOR
@@ -137,8 +145,12 @@ class Session(Store):
 
     def _commit(self, *operations: tuple[Any, ...], freed: bool = True) -> list[Any]:
         """Return the results of a transaction; with `freed`, nothing of ours may be freed since."""
+        sent = 0.0
 
         def commit() -> Any:
+            nonlocal sent
+            self._refresh()
+            sent = monotonic()
             transaction = self._client.transaction()
             if freed:
                 transaction.check(FREED, self._freed)
@@ -147,7 +159,26 @@ class Session(Store):
             return transaction.commit_async()
 
         results: list[Any] = self._do(commit)
+        self._heard = max(self._heard, sent)
         return results
+
+    def _refresh(self) -> None:
+        """Make the connection anew if the leader may have heard of the session too long ago.
+
+        Raises:
+            ConnectionLoss: It cannot be made in time.
+        """
+        oldest = monotonic() - QUIET * self.address.longest_ttl
+        if self._heard >= oldest:
+            return
+        self._refreshing = True
+        self._leave()
+        until = monotonic() + LEAVE_S
+        while self._heard < oldest and monotonic() < until and not self._over:
+            time.sleep(REFRESH_S)
+        self._refreshing = False
+        if self._heard < oldest:
+            raise ConnectionLoss
 
     def _do(self, ask: Callable[..., Any], *arguments: Any) -> Any:
         """Return the answer to a request, which is repeated until the session answers or is over.
@@ -155,23 +186,20 @@ class Session(Store):
         Raises:
             SessionExpiredError: It is over, or was silent for as long as it lasts.
         """
-        until = time.monotonic() + self.address.session
-        while not (self._over or self._closing):
-            asked = ask(*arguments)
-            while not asked.ready() and time.monotonic() < until and not self._closing:
-                asked.wait(LEAVE_S)
-                if not asked.ready():
-                    self._leave()
-            if not asked.ready():
-                break
+        until = monotonic() + self.address.session
+        while not (self._over or self._closing) and monotonic() < until:
             try:
-                return asked.get(block=False)
+                asked = ask(*arguments)
+                while not asked.ready() and monotonic() < until and not self._closing:
+                    asked.wait(LEAVE_S)
+                    if not asked.ready():
+                        self._leave()
+                if asked.ready():
+                    return asked.get(block=False)
             except SOON:
                 time.sleep(RETRY_S)
             except UnimplementedError:
                 raise ConfigurationError("it is older than ZooKeeper 3.5") from None
-            if time.monotonic() >= until:
-                break
         raise SessionExpiredError("its session is over")
 
     def _leave(self) -> None:
@@ -184,8 +212,11 @@ class Session(Store):
         connect = client._connection._connect
 
         def noting(*arguments: Any) -> Any:
+            began = monotonic()
             read_timeout, connect_timeout = connect(*arguments)
+            self._heard = max(self._heard, began)  # its server has told the leader
             self.granted = read_timeout * 3 / 2 / 1000
+            self._known.set()
             if self.granted < self.address.session and self._freed >= 0:
                 self._over = True  # another server grants less: this session is not long enough
             return read_timeout, connect_timeout
@@ -194,7 +225,7 @@ class Session(Store):
 
     def _changed(self, state: str) -> None:
         """Handle a change of the session. A thread of kazoo calls it."""
-        if self._closing:
+        if self._closing or (self._refreshing and state != KazooState.LOST):
             return
         name, own = self.address.name, len(self._own)
         if state == KazooState.SUSPENDED:
