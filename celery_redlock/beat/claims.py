@@ -192,8 +192,9 @@ class TickClaims:
     def decide(self, entry: Any, timeout: float) -> SendDecision:
         """Claim the tick of an entry that is due; return the decision about it.
 
-        In all, this waits at most `timeout` seconds for the nodes. They are asked to grant the
-        claim, and then either for its holder or to keep it.
+        In all, this waits at most `timeout` seconds for the nodes, which get two requests. The
+        first one acquires the claim. The second one makes it long, or looks for its holder if it
+        was refused.
         """
         try:
             wish = _claim_option(entry)

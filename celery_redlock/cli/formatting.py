@@ -116,7 +116,7 @@ def ttl_text(ttl: float | None) -> str:
 
 
 def wait_lines(waits: Iterable[Mapping[str, Any]], unasked: str) -> list[str]:
-    """Return a line for each task that waits in a worker, and why workers were not asked, if so."""
+    """Return a line for each task that waits in a worker; last `unasked`, unless it is empty."""
     said = [
         f"  waits {span(wait['waited'])} in {wait['worker']}"
         f" ({'in a pool slot' if wait.get('where') == 'slot' else 'parked'}):"

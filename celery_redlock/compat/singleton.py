@@ -114,6 +114,6 @@ def clear_locks(app: Any) -> None:
     worker would let a second body run.
     """
     logger.warning(
-        "clear_locks() does nothing: what a dead worker has held is freed without it; remove it",
+        "clear_locks() does nothing, because locks of dead workers end without it: remove it",
         extra=event("clear_locks_ignored"),
     )

@@ -292,7 +292,7 @@ class LeaseSupervisor:
                 self._table.remove(record)
             elif not again:
                 logger.warning(
-                    "%s cannot be freed yet, which %s held when it died: too few nodes answer; they"
+                    "%s cannot be freed yet (%s held it when it died): too few nodes answer; they"
                     " are asked again until its ttl is over or this process ends",
                     record.resource,
                     who,

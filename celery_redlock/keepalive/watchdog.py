@@ -159,7 +159,7 @@ class Watchdog:
         # interrupts the owner of the lock may take it again.
         self.lock = threading.RLock()
         self.schedule = Schedule()
-        self._wakes = math.inf  # the next turn; during one -inf: what falls due then is seen
+        self._wakes = math.inf  # the next turn; -inf during a turn, which sees new due leases
         self._closed = False
         self._timer = timer(self._turn)
 

@@ -155,7 +155,7 @@ def limited(pauses: Sequence[Pause], names: Sequence[str], limit: Limit) -> Limi
     now, wide = [], []
     for name, many in zip(names, of_each(names, limit), strict=True):
         of = [pause.limit for pause in said if pause.fits(name)] if many > 1 else []
-        now.append(min(of, default=many))  # what is exclusive stays so
+        now.append(min(of, default=many))  # an exclusive key stays exclusive
         wide.append(MAX_SLOTS if of else many)
     return limit if wide == now else Limits(tuple(now), tuple(wide))
 

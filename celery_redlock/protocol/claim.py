@@ -21,7 +21,7 @@ class Claim:
 
     Args:
         resource: The name to claim, or several names: all are granted, or none.
-        token: The proof of who holds it.
+        token: The proof of its holder.
         ttl: The ttl that the nodes are asked for; seconds.
         nodes: The number of nodes.
 

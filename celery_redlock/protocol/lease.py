@@ -53,7 +53,7 @@ class Lease:
 
     Attributes:
         resource: The name of the resource; several names are joined to one text.
-        token: The random proof of who holds it, new for every attempt. It is not a fencing token:
+        token: The random proof of its holder, new for every attempt. It is not a fencing token:
             of two tokens you cannot see which one is newer.
         ttl: The ttl that the nodes were asked for, in seconds.
         deadline: The lease is held while the clock is before this, in seconds of that clock.

@@ -205,7 +205,7 @@ class Round:
     def _missing_at(self, claim: Claim, node: int, now: float) -> bool:
         """Note that a node does not hold a claim; return True if it should."""
         if self.verb is Verb.RENEW and not self.closed:
-            # Count the other answers first (`close`): a supervisor may not have heard from all
+            # Count the other answers first (`close`): a supervisor may not have the answers of all
             # nodes that hold a claim, and would declare it lost because of one that does not.
             self._missing.append((claim, node, now))
             # A claim that was released meanwhile, over another connection, is rightly missing.

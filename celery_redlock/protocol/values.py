@@ -175,7 +175,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A question to the nodes: who holds these names.
+    """A question to the nodes about the holders of some names.
 
     Attributes:
         resources: The names on the nodes.

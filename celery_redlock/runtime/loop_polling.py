@@ -161,13 +161,13 @@ class LoopPoll(SharedPoll):
 
 
 class LoopTimer(Timer):
-    """Calls of an event loop, in place of a thread.
+    """A timer of an event loop, in place of a thread.
 
-    No task of asyncio, for who ends a program cancels all tasks, and leases must last until each
-    of them has given its own back.
+    Not an asyncio task: the end of a program cancels all tasks, and leases must last until each
+    task has released its own.
     """
 
-    caught = Exception  # KeyboardInterrupt is the loop's
+    caught = Exception  # a KeyboardInterrupt must reach the loop
 
     def __init__(self, loop: asyncio.AbstractEventLoop, turn: Callable[[], float | None]) -> None:
         super().__init__(turn)

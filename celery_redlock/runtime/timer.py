@@ -1,4 +1,4 @@
-"""Calls something whenever it is due, from a thread of its own."""
+"""Call a function whenever it is due, from a separate thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Timer:
     """A daemon thread that takes turns.
 
     Args:
-        turn: Takes one; returns the seconds until the next, or None if it was the last.
+        turn: Function that takes one turn; it returns the seconds until the next turn, or None
+            after the last.
 
     Attributes:
-        caught: Which exceptions must not end the turns, as nobody else is there to see them.
+        caught: Exceptions that must not end the turns, because nobody else can catch them.
     """
 
     caught: ClassVar[type[BaseException]] = BaseException
@@ -29,8 +30,8 @@ class Timer:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Start the thread, unless it runs."""
-        # Not alive: a time limit that struck before its start left one that never will be.
+        """Start the thread, if it does not run."""
+        # Check is_alive(): an interrupted start() leaves a thread that never runs.
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._run, name="celery_redlock watchdog", daemon=True
@@ -40,7 +41,7 @@ class Timer:
             except RuntimeError as error:
                 if error.__context__ is None:
                     raise
-                # A time limit has struck while `threading` waited, and its lock hides that.
+                # A time limit has struck while `threading` waited, and its RuntimeError hides that.
                 raise error.__context__ from None
 
     def wake(self) -> None:

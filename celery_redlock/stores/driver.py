@@ -186,7 +186,7 @@ class Driver(Connections):
         with self._lock:
             self._write(rounds)
         await self._wait(rounds, max([round_.until for round_ in rounds]) - monotonic())
-        with self._lock:  # not of who was interrupted, or cancelled: no node is late
+        with self._lock:  # skipped after an interruption or a cancellation: no node was late then
             for round_ in rounds:
                 self._close(round_)
 

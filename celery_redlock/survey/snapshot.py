@@ -59,7 +59,7 @@ _NODE_KEY = re.compile(rf"(nonce:[0-9a-f]{{32}}|{TRUSTED_KEY})\Z")
 _SECONDS = re.compile(r"\d{1,12}\.\d{3}\Z")
 """The stamp that a beat writes into a token, where a lock has the stamp of a delivery."""
 _FORBIDDEN = re.compile("permission|can't run this command")
-"""Errors for a missing right; the second one is what scripts report, from Redis 7 on."""
+"""Errors for a missing right; the second one comes from scripts, from Redis 7 on."""
 QUEUE_MEMBERS = 100
 """Members of a wait queue to read, for one resource."""
 _ANY_FENCE = b"0"

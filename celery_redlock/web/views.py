@@ -214,7 +214,7 @@ def _reported(replies: Iterable[dict[str, Any]]) -> Counter[str]:
 
 
 def nodes(ask: Ask) -> dict[str, Any]:
-    """Show the nodes: which of them answer and vote, how many locks each has, what is wrong."""
+    """Show the nodes: their answers and votes, the number of locks on each, and their faults."""
     seen = ask.sources.nodes()
     rows, _queues = ask.sources.rows(seen)
     history, health = ask.sources.history, ask.sources.health

@@ -75,7 +75,9 @@ def test_second_lock_of_a_held_key_is_refused(redlock: FakeRedlock) -> None:
     assert redlock.try_acquire("r") is not None
 
 
-def test_remaining_time_of_a_lease_is_that_of_now(redlock: FakeRedlock) -> None:
+def test_extension_changes_the_remaining_time_but_no_old_lease(
+    redlock: FakeRedlock,
+) -> None:
     with redlock.lock("r") as held:
         assert held.remaining() == pytest.approx(10.0 - 0.102)  # less the drift
         redlock.clock.advance(4.0)

@@ -494,7 +494,7 @@ def test_extension_on_a_restarted_node_after_the_deadline_counts_for_nothing() -
         ((4.0, 6.0, 5.0, "yes", "late"), 4.0),
     ],
 )
-def test_retry_after_is_set_only_if_no_quorum_can_come_before(
+def test_retry_after_is_set_only_if_no_quorum_is_possible_earlier(
     votes: Sequence[float | str], retry_after: float | None
 ) -> None:
     claim = Claim("r", "token", TTL, len(votes))

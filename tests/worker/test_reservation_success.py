@@ -56,7 +56,7 @@ def test_retry_keeps_the_reservation_and_its_success_does_too(
         reservations.kept(f"{key}-{name}", first[name])
 
 
-def test_every_other_end_of_a_body_frees_an_until_succeeded_reservation(
+def test_failed_body_frees_an_until_succeeded_reservation(
     cluster: Cluster, worker: Worker, reservations: Reservations, key: str
 ) -> None:
     """A message delivered again keeps it, and succeeds: with late acks, after a death."""

@@ -27,7 +27,7 @@ from .wire import MALFORMED, Keys, Replies, Request, answer, refusal, request
 __all__ = ["EtcdNode"]
 
 HANDSHAKE_TIMEOUTS = 3
-"""Timeouts that a whole handshake with one member may take."""
+"""Maximum duration of a handshake with one member, in timeouts."""
 
 
 class _Exchange(NamedTuple):

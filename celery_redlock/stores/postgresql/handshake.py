@@ -67,7 +67,7 @@ def pooled(connection: psycopg.Connection[Any]) -> bool:
 
 @contextlib.contextmanager
 def answering(connection: psycopg.Connection[Any]) -> Iterator[None]:
-    """Hang up on a server that has not answered all that the block asks in `ANSWER_S`."""
+    """Close the connection if the server takes longer than `ANSWER_S` for the whole block."""
     end = threading.Timer(ANSWER_S, hang_up, [connection])
     end.daemon = True
     end.start()

@@ -56,7 +56,7 @@ return found"""
 
 
 MAX_READERS = 100
-"""Readers of one key that are shown: those whose leases end last."""
+"""Maximum number of readers to show for one key: those whose leases end last."""
 
 
 class _Parser(Parser):

@@ -79,7 +79,7 @@ def pool_of(url: str, timeout: float) -> SentinelConnectionPool:
 
 
 def _arguments(credentials: str, given: dict[str, str]) -> dict[str, Any]:
-    """Return arguments of a connection, parsed by redis-py; its URLs have no `ssl`."""
+    """Return the arguments of a connection: parsed by redis-py, which knows no `ssl`, and `ssl`."""
     url = f"redis://{credentials}{'@' if credentials else ''}-?{urlencode(given)}"
     arguments = {name: value for name, value in parse_url(url).items() if name != "host"}
     if to_bool(arguments.pop("ssl", "")):

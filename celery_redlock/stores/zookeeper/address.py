@@ -16,8 +16,8 @@ __all__ = ["QUIET", "SESSION_FACTOR", "ZooKeeperAddress", "parse"]
 PORT = 2181
 CHROOT = "/celery_redlock"
 TTL_S, MIN_TTL_S = 20.0, 5.0
-"""Longest ttl of a lock, unless the URL sets another: a session of twice that is what a server with
-the usual tick of 2 s grants at most (20 ticks). And the least: see `SESSION_FACTOR`."""
+"""Default of the longest ttl of a lock, and the least that a URL may set; seconds. A session lasts
+twice as long (`SESSION_FACTOR`): with the usual tick of 2 s a server grants at most 20 ticks."""
 SESSION_FACTOR = 2
 """A session must outlast the ttl of the locks in it. The leader counts it from the last request
 that it has heard of. A server that froze after an answer has not told it of that request: then it

@@ -31,9 +31,9 @@ from .session import ACQUIRED, CALLS, FREED, LINES, LOCKS, Session, failed_in, p
 __all__ = ["ZooKeeperStore", "call_path", "calls_in"]
 
 KEPT = 50
-"""Notifications that a process may get between two of its reads."""
+"""Maximum number of notifications that a process can get between two of its reads."""
 TRIES = 20
-"""Attempts of what fails when another process is faster."""
+"""Maximum attempts of an operation that fails if another process is faster."""
 
 
 class ZooKeeperStore(Session):
