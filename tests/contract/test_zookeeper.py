@@ -21,6 +21,7 @@ from celery_redlock.keepalive.supervisor import LeaseSupervisor
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.stores.zookeeper.address import QUIET
 from tests.support.names import Log
 from tests.support.nodes import supervised_table
 from tests.support.wait import wait_until
@@ -395,3 +396,23 @@ def test_zookeeper_user_alone_can_take_and_free_its_locks(
     lock_over([zookeeper.url]).holder("r")  # made without a user
     doctor = CliRunner().invoke(command, ["doctor", "--nodes", open_to_all])
     assert "everybody may delete locks" in doctor.output
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_process_connects_anew_before_it_locks_after_a_quiet_time(over: Locks, quiet: bool) -> None:
+    """The leader may be about to end its session, and hears of a new connection at once."""
+    mine = over()
+    mine.release(mine.acquire("r"))
+    store = store_of(mine)
+    connect, made = store._client._connection._connect, []
+
+    def counted(*arguments: Any) -> Any:
+        made.append(1)
+        return connect(*arguments)
+
+    store._client._connection._connect = counted
+    store._heard -= QUIET * TTL if quiet else 0.0
+    session = store._client.client_id[0]
+    assert mine.try_acquire("r") is not None
+    assert len(made) == quiet
+    assert store._client.client_id[0] == session

@@ -24,6 +24,7 @@ def test_short_campaign_over_zookeeper_finds_nothing(tmp_path: Path) -> None:
         (("1 begin a 1\n3 end a 3", "2 begin a 2\n4 end a 4"), "overlap"),
         (("1 begin a 5\n2 end a 2", "3 begin a 4\n4 end a 4"), "no greater fencing token"),
         (("1 error ValueError x",), "ValueError"),
+        (("1 begin a 1\n2 ended x\n9 end a 5", "3 begin a 2\n4 end a 4"), ""),
         (("1 begin a 1\n9 end a 2", "3 begin a 2\n4 end a 4"), ""),
     ],
 )
