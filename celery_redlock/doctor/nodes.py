@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
@@ -22,6 +22,9 @@ MAX_CLOCK_DIFFERENCE_S = 1.0
 """Allowed difference of a clock from ours, besides the round trip: NTP keeps it far below."""
 ROUND_TRIPS = 10
 """Minimum ttl, in round trips: no answer is waited for longer than a tenth of the ttl."""
+
+TAKING = frozenset({"set", "eval", "evalsha"})
+"""Commands without which a node grants no lock, even to a user that has all other rights."""
 
 
 class _Site(NamedTuple):
@@ -70,7 +73,12 @@ def _quorum(site: _Site) -> Iterator[Finding]:
     fit = [
         p for p in answering if not p.answers.facts.misfit and not any(p in pair for pair in twins)
     ]
-    votes = [p.answers.facts if p in answering and p not in seconds else None for p in site.probes]
+    granting = [p for p in fit if not _grants_nothing(p.answers)]
+    powerless = [p for p in fit if p not in granting]
+    votes = [
+        p.answers.facts if p in answering and p not in seconds and p not in powerless else None
+        for p in site.probes
+    ]
     addresses = [probe.address for probe in site.probes]
     left = votes_left(votes, addresses, site.ttls, site.guard)
     if len(answering) < needed:
@@ -87,14 +95,42 @@ def _quorum(site: _Site) -> Iterator[Finding]:
             " no worker starts, and nothing can be locked",
             "name their masters in redlock_nodes, and each server once",
         )
-    elif wait := quorum_in(left):
+    elif len(granting) < needed:
+        reasons = _reasons([p for p in site.probes if p not in granting], twins)
         yield wrong(
-            f"no quorum: {of_nodes(left.count(0.0), count)} have a vote, {are_needed(needed)}:"
+            f"no quorum: {of_nodes(len(granting), count)} can grant a lock, {are_needed(needed)}:"
+            f" nothing can be locked, and {reasons}",
+            "mend what is named there, on one node after the other, until a quorum grants locks;"
+            " tasks then go on by themselves",
+        )
+    elif wait := quorum_in(left):
+        what = "have a vote and can grant a lock" if powerless else "have a vote"
+        yield wrong(
+            f"no quorum: {of_nodes(left.count(0.0), count)} {what}, {are_needed(needed)}:"
             " a process that starts now can lock nothing, because a node that was started a short"
             " time ago, or was a replica once, may have forgotten locks",
             f"wait {math.ceil(wait)} s{'' if site.ttls else ', with the default ttl'};"
             " tasks then go on by themselves",
         )
+
+
+def _grants_nothing(answers: Answers) -> bool:
+    """Return True if a node that answers refuses to store a lock, for whatever reason."""
+    taking = {f"+{name}" for name in TAKING} | {"~", "reset~"}
+    return bool(answers.writes or taking & answers.refused.keys() or TAKING & {*answers.renamed})
+
+
+def _reasons(probes: Sequence[Probe], twins: Sequence[tuple[Probe, Probe]]) -> str:
+    """Return which checks say why some nodes grant no locks."""
+    tests: dict[str, Callable[[Probe], Any]] = {
+        "reachable": lambda p: not p.look.reachable and not refused_by(p.look.error),
+        "role": lambda p: p.answers.facts.misfit,
+        "twins": lambda p: any(p in pair for pair in twins),
+        "rights": lambda p: p.answers.refused or p.answers.renamed or refused_by(p.look.error),
+        "writes": lambda p: p.answers.writes,
+    }
+    *most, last = (name for name, test in tests.items() if any(map(test, probes)))
+    return f"{', '.join(most)} and {last} say why" if most else f"{last} says why"
 
 
 ANY_QUORUM = "bring nodes back until a quorum answers, whichever"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import redis
 from click.testing import CliRunner
 
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
 from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command as doctor
 from celery_redlock.doctor import CHECKS
@@ -215,6 +217,106 @@ def test_doctor_finds_a_node_that_evicts_or_takes_no_writes(
             client.config_set("maxmemory-policy", "noeviction")
     wrong = {one["check"]: one["where"] for one in report["findings"]}
     assert wrong == ({check: f"127.0.0.2:{servers[1].port}"} if check else {})
+
+
+def fill(client: redis.Redis) -> None:
+    """Write to a server with a limit of memory until it accepts no more."""
+    limit = client.info("memory")["used_memory"] + 500_000
+    client.config_set("maxmemory", limit)
+    with pytest.raises(redis.exceptions.OutOfMemoryError):
+        for number in range(1000):
+            client.set(f"theirs:{number}", "x" * 10_000)
+    client.config_set("maxmemory", limit - 300_000)  # buffers that come free make no room
+
+
+@pytest.fixture
+def full(healthy: list[str], servers: Servers) -> Iterator[Callable[[int], str]]:
+    """Return a function that fills a node, and returns its URL."""
+    with contextlib.ExitStack() as stack:
+
+        def filled(index: int) -> str:
+            client = stack.enter_context(redis.Redis(port=servers[index].port))
+            stack.callback(client.config_set, "maxmemory", 0)
+            fill(client)
+            return healthy[index]
+
+        yield filled
+
+
+def without(word: str, servers: Servers, index: int) -> str:
+    """Return a node's URL with a user that lacks one right of those of locks."""
+    user = f"lacks{index}"
+    rule = [*(kept for kept in ACL_RULE if kept != word), *EVERYTHING]
+    command(servers[index], "ACL", "SETUSER", user, "reset")
+    command(servers[index], "ACL", "SETUSER", user, *rule)
+    return url(servers[index], index + 1, f"{user}:SECRET@")
+
+
+TOO_FEW_GRANT = "no quorum: 1 of 3 nodes can grant a lock, 2 are needed: nothing can be locked"
+
+
+def assert_no_quorum(report: dict[str, Any], *checks: str) -> None:
+    quorum = found(report, "wrong")["quorum"]
+    why = f"{' and '.join(checks)} {'say' if checks[1:] else 'says'} why"
+    assert quorum["what"] == f"{TOO_FEW_GRANT}, and {why}"
+    assert quorum["fix"].startswith("mend what is named there")
+    assert set(checks) <= set(found(report, "wrong")) and "quorum" not in report["fine"]
+
+
+def test_doctor_counts_full_nodes_as_granting_nothing(
+    healthy: list[str], full: Callable[[int], str]
+) -> None:
+    full(1)
+    _code, report = examined(nodes(*healthy))
+    assert "quorum" in report["fine"] and set(found(report, "wrong")) == {"writes"}
+    full(2)
+    code, report = examined(nodes(*healthy))
+    assert code == 1 and report["findings"][0]["check"] == "quorum"
+    assert_no_quorum(report, "writes")
+
+
+@pytest.mark.parametrize("word", ["+set", "+eval", "+evalsha", "~redlock:*"])
+def test_doctor_counts_nodes_whose_user_may_not_lock_as_granting_nothing(
+    healthy: list[str], servers: Servers, word: str
+) -> None:
+    poor = [without(word, servers, index) for index in (1, 2)]
+    assert "quorum" in examined(nodes(*healthy[:2], poor[1]))[1]["fine"]
+    _code, report = examined(nodes(healthy[0], *poor))
+    assert_no_quorum(report, "rights")
+    refusal = pytest.raises((QuorumUnavailable, ConfigurationError))
+    with contextlib.closing(Redlock([healthy[0], *poor])) as lock, refusal:
+        lock.acquire("order:7")
+
+
+def test_doctor_counts_a_node_as_granting_whose_user_only_waits_slower(
+    healthy: list[str], servers: Servers
+) -> None:
+    poor = [without("+zadd", servers, index) for index in (1, 2)]
+    assert "quorum" in examined(nodes(healthy[0], *poor))[1]["fine"]
+
+
+def test_doctor_names_all_checks_that_say_why_there_is_no_quorum(
+    healthy: list[str], servers: Servers, full: Callable[[int], str]
+) -> None:
+    wrong_password = url(servers[2], 3, "redlock:SECRETIVE@")
+    poor = without("+set", servers, 1)
+    _code, report = examined(nodes(healthy[0], poor, wrong_password))
+    assert_no_quorum(report, "reachable", "rights")
+    unnamed = without("+client|setname", servers, 2)
+    _code, report = examined(nodes(healthy[0], full(1), unnamed))
+    assert_no_quorum(report, "rights", "writes")
+
+
+def test_doctor_does_not_count_the_vote_of_a_full_node(
+    healthy: list[str], full: Callable[[int], str]
+) -> None:
+    with start_servers(1, config=HOSTS) as (fresh,):
+        conf = {"redlock_ttl": 60, "redlock_restart_guard": "uptime"}
+        site = Site(app=shop([healthy[0], full(1), url(fresh, 3)], **conf))
+        _code, report = examined(site)
+    quorum = found(report, "wrong")["quorum"]
+    assert "1 of 3 nodes have a vote and can grant a lock, 2 are needed" in quorum["what"]
+    assert quorum["fix"].startswith("wait ")
 
 
 @pytest.mark.parametrize("count", [1, 2], ids=["one of three", "a majority"])
