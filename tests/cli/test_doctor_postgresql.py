@@ -381,7 +381,7 @@ def test_commands_that_only_look_need_only_select(host: LocalPostgres, database:
 
     refused = call("ls")
     assert refused.exit_code == 3 and "permission denied for table" in refused.stderr
-    assert "docs/cli.md has what users who only look need" in refused.stderr
+    assert "docs/cli.md has the ACL of users who only read" in refused.stderr
     tables = "redlock_lease, redlock_waiter, redlock_memory"
     execute(database, f"GRANT SELECT ON {tables} TO looks")
     lock = Redlock([database])
