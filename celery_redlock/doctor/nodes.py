@@ -11,7 +11,7 @@ from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
 from .probe import Answers, Probe, checks_of, refused_by
 from .report import Finding, run, unchecked, warning, wrong
-from .tls import certificate_trouble, secrecy
+from .tls import NOTHING, certificate_trouble, secrecy
 from .votes import quorum_in, voteless, votes_left
 
 __all__ = ["examine_nodes"]
@@ -212,12 +212,15 @@ def _unreachable(probe: Probe, _site: _Site) -> Iterator[Finding]:
     elif probe.speaks == "TLS":
         what = "it speaks TLS on this port, and is asked without"
         fix = "write rediss:// in redlock_nodes, or name its port without TLS"
-    elif probe.speaks:
+    elif probe.speaks == NOTHING and why.startswith(("no answer within", "Timeout")):
+        fix = "it accepts connections and does not answer: stopped, swapping or busy?"
+    elif probe.speaks not in ("", NOTHING):
         what = "it does not speak TLS on this port, and is asked in TLS"
         fix = "write redis:// in redlock_nodes, or name its port with TLS (tls-port)"
     elif trouble is not None:
         what, fix = trouble
-    yield wrong(what, f"{fix}; until then it has no vote", hides=(*KEY_CHECKS, *ALL_NODE_CHECKS))
+    fix += " It has no vote" if fix.endswith("?") else "; until then it has no vote"
+    yield wrong(what, fix, hides=(*KEY_CHECKS, *ALL_NODE_CHECKS))
 
 
 SILENT_CHECKS = {"rights": _may_not_connect, "reachable": _unreachable}
@@ -256,8 +259,21 @@ def _writes(probe: Probe, _site: _Site) -> Iterator[Finding]:
     if (
         probe.answers.writes and not probe.answers.facts.cluster
     ):  # a cluster refuses keys of other slots
-        what = f"it takes no writes: {probe.answers.writes}"
-        yield wrong(what, "give it memory or disk, whichever it lacks")
+        full = probe.answers.writes.startswith("OOM")
+        usage = _usage(probe.answers) if full else ""
+        yield wrong(
+            f"it takes no writes: {probe.answers.writes}{usage and f' ({usage})'}",
+            "give it memory (CONFIG SET maxmemory BYTES, and the same in its configuration file),"
+            " or remove other keys"
+            if full
+            else "give it memory or disk, whichever it lacks",
+        )
+
+
+def _usage(answers: Answers) -> str:
+    """Return a node's memory in use and its limit, if its INFO shows both; otherwise ""."""
+    used, limit = answers.info.get("used_memory"), answers.info.get("maxmemory")
+    return f"it uses {used} of {limit} bytes" if used and limit else ""
 
 
 def _cannot_write(answers: Answers) -> bool:
@@ -299,10 +315,13 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
     if not policy:
         yield unchecked("its INFO does not show it", "look at its configuration")
     elif policy != "noeviction" and limit != "0":
+        usage = _usage(probe.answers)
         yield wrong(
             f"it evicts keys when it has {limit} bytes (maxmemory-policy {policy}): locks among"
-            " them",
-            "CONFIG SET maxmemory-policy noeviction, and the same in its configuration file",
+            f" them{usage and f'; {usage}'}",
+            "see first that there is room (CONFIG SET maxmemory BYTES, or remove other keys),"
+            " because a full node then refuses all writes; then CONFIG SET maxmemory-policy"
+            " noeviction, and the same in its configuration file",
         )
 
 

@@ -71,7 +71,7 @@ class Probe:
     look: NodeLook
     answers: Answers
     twins: tuple[int, ...] = ()  # nodes on which this node's mark was found as well
-    speaks: str = ""  # the other protocol that it speaks (`tls.py`), if it did not answer
+    speaks: str = ""  # the result of `other_protocol`, if it did not answer
     details: Any = None  # the answers of another kind of store, besides `answers`
 
     @property

@@ -16,14 +16,18 @@ from ..stores.kinds import named
 from ..stores.redis.address import Address
 from .report import Finding, warning
 
-__all__ = ["certificate_trouble", "other_protocol", "secrecy"]
+__all__ = ["NOTHING", "certificate_trouble", "other_protocol", "secrecy"]
 
+NOTHING = "nothing"
+"""In place of a protocol: it accepts connections, and answers nothing."""
 PLAIN_ANSWERS = (b"+", b"-")
 """First bytes of a Redis server's answer to PING."""
 
 
 def other_protocol(address: Address, timeout: float) -> str:
-    """Return the other protocol that a silent node speaks: "TLS", "plain Redis", or "" for neither.
+    """Return the other protocol that a silent node speaks: "TLS" or "plain Redis".
+
+    It is `NOTHING` if the node accepts a connection, and does not answer; "" in all other cases.
 
     Args:
         address: The node. It is sent a PING or a TLS handshake, and nothing else.
@@ -40,10 +44,12 @@ def other_protocol(address: Address, timeout: float) -> str:
 def _protocol(where: tuple[str, int], timeout: float, *, asked_tls: bool) -> str:
     with socket.create_connection(where, timeout) as plain:
         plain.settimeout(timeout)
-        if asked_tls:
-            plain.sendall(b"PING\r\n")
-            return "plain Redis" if plain.recv(1) in PLAIN_ANSWERS else ""
-        return "TLS" if _shakes_hands(plain) else ""
+        with contextlib.suppress(TimeoutError):
+            if asked_tls:
+                plain.sendall(b"PING\r\n")
+                return "plain Redis" if plain.recv(1) in PLAIN_ANSWERS else ""
+            return "TLS" if _shakes_hands(plain) else ""
+        return NOTHING
 
 
 def _shakes_hands(plain: socket.socket) -> bool:

@@ -91,6 +91,10 @@ def test_doctor_finds_a_node_that_is_down_and_one_that_hangs(
         proxy.mode = "mute"
         code, report = examined(nodes(healthy[0], "redis://127.0.0.2:1/0", url(proxy, 1)))
     away = [one for one in report["findings"] if one["check"] == "reachable"]
+    fixes = {one["where"]: one["fix"] for one in away}
+    assert fixes["127.0.0.2:1"].startswith("start it, or open the way to it; ")
+    asked = "it accepts connections and does not answer: stopped, swapping or busy? "
+    assert fixes[f"127.0.0.1:{proxy.port}"].startswith(asked)
     assert code == 1 and {one["level"] for one in away} == {"wrong"}
     assert {one["where"] for one in away} == {"127.0.0.2:1", f"127.0.0.1:{proxy.port}"}
     # What could not be looked at there is not called fine.
@@ -217,6 +221,9 @@ def test_doctor_finds_a_node_that_evicts_or_takes_no_writes(
             client.config_set("maxmemory-policy", "noeviction")
     wrong = {one["check"]: one["where"] for one in report["findings"]}
     assert wrong == ({check: f"127.0.0.2:{servers[1].port}"} if check else {})
+    for one in report["findings"]:
+        assert re.search(r"it uses \d+ of (104857600|1) bytes\b", one["what"])
+        assert "CONFIG SET maxmemory BYTES" in one["fix"]
 
 
 def fill(client: redis.Redis) -> None:
