@@ -300,6 +300,10 @@ class Store(ABC):
         """Extend many leases; faster than one after another, if the server has a way."""
         return [self.extend(one) for one in wanted]
 
+    def tidy(self) -> None:
+        """Free own leases whose ttl is over; called once a second without `ttl_per_key`."""
+        return None
+
     def keep(self, name: str, value: str, ttl: float) -> None:
         """Set a key whatever it has, for a ttl; only if the kind `keeps`."""
         raise NotImplementedError

@@ -15,7 +15,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any
 
@@ -32,6 +32,8 @@ from .reading import KeyValue, NodeReader, to_bytes, to_text
 
 __all__ = ["FOREVER_S", "PlainNode", "PlainReader"]
 
+TIDY_S = 1.0
+"""Seconds between two looks for leases whose ttl is over, where keys have none of their own."""
 CONNECT_S = 10.0
 """Seconds that a store may take to connect."""
 FOREVER_S = 10 * 365 * 86_400.0
@@ -56,8 +58,9 @@ def from_store(text: str) -> str:
 class _Line:
     """A store and the thread that calls it; the connection of a `PlainNode`."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, *, tidies: bool) -> None:
         self.store = store
+        self._tidies = tidies
         self.ours, self._theirs = socket.socketpair()
         for end in (self.ours, self._theirs):
             end.setblocking(False)
@@ -95,8 +98,17 @@ class _Line:
             self.failed = error
         finally:
             self._there.set()
-        while self.failed is None and (call := self._calls.get()) is not None:
-            if self._closed:
+        tidied = monotonic()
+        while self.failed is None:
+            if self._tidies and monotonic() - tidied >= TIDY_S:
+                tidied = monotonic()
+                with contextlib.suppress(Exception):  # tried again soon
+                    self.store.tidy()
+            try:
+                call = self._calls.get(timeout=TIDY_S if self._tidies else None)
+            except Empty:
+                continue
+            if call is None or self._closed:
                 break  # nobody reads the answer, and what must be done is asked again
             try:
                 self.answers.append((call(self.store), None))
@@ -120,7 +132,8 @@ class PlainNode(Node):
 
     def connect(self) -> tuple[Any, NodeInfo]:
         """Return a new connection and the facts of its node; see `Node.connect`."""
-        line = _Line(store := self._made(self._address), self.name)
+        store = self._made(self._address)
+        line = _Line(store, self.name, tidies=not self.kind.can.ttl_per_key)
         try:
             run_id = line.connected()
         except ConfigurationError as error:

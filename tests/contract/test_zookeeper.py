@@ -98,6 +98,18 @@ def test_zookeeper_lock_outlasts_its_ttl_and_its_session_by_extensions(over: Loc
             time.sleep(0.2)
 
 
+def test_zookeeper_lock_that_its_living_holder_no_longer_extends_is_free_after_its_ttl(
+    over: Locks,
+) -> None:
+    mine, other = over(), over()
+    mine.acquire("left")
+    begin = time.monotonic()
+    with pytest.raises(ResourceHeld):
+        other.acquire("left")
+    with other.lock("left", wait=5 * TTL):
+        assert time.monotonic() - begin < 2 * TTL + 2.0
+
+
 def test_zookeeper_fencing_tokens_grow_over_sessions_and_keys(over: Locks) -> None:
     tokens = []
     for redlock in (over(), over()):

@@ -23,7 +23,8 @@ from urllib.parse import quote, unquote
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from ...protocol.errors import NodeError
-from ...protocol.names import MAX_DEAD_WAITERS
+from ...protocol.names import MAX_DEAD_WAITERS, SLOT_SUFFIX, base_of
+from ...runtime.clock import monotonic
 from ..contract import Granted, Wanted
 from .address import ZooKeeperAddress
 from .session import ACQUIRED, CALLS, FREED, LINES, LOCKS, Session, failed_in, place_in
@@ -42,6 +43,7 @@ class ZooKeeperStore(Session):
     def __init__(self, address: ZooKeeperAddress) -> None:
         super().__init__(address)
         self._lines: dict[tuple[str, str], str] = {}  # places of our waiters in queues
+        self._ends: dict[str, tuple[float, str]] = {}  # end of the ttl, and name, by path
 
     def acquire(self, wanted: Wanted) -> Granted:
         paths = [_path(name) for name in wanted.names]
@@ -53,6 +55,7 @@ class ZooKeeperStore(Session):
             )
             if (failed := failed_in(results)) is None:
                 self._own.update(dict.fromkeys(paths, wanted.token))
+                self._prolong(wanted)
                 return Granted(fence=results[-1].mzxid)  # of this transaction, as their czxid
             if not isinstance(failed, NodeExistsError):
                 raise failed
@@ -63,6 +66,7 @@ class ZooKeeperStore(Session):
             ours = [one for one in seen if one is not None]
             if len(ours) == len(paths) and all(self._is_ours(one) for _token, one in ours):
                 self._own.update(dict.fromkeys(paths, wanted.token))
+                self._prolong(wanted)
                 return Granted(fence=ours[0][1].czxid)
             if ours and not all(self._is_ours(one) for _token, one in ours):
                 raise NodeError("the node of an earlier session is still there")
@@ -81,9 +85,26 @@ class ZooKeeperStore(Session):
                 return held
             results = self._commit(*[("check", path, 0) for path in checked])
             if (failed := failed_in(results)) is None:
+                for one, ours in zip(wanted, held, strict=True):
+                    if ours:
+                        self._prolong(one)
                 return held
             self._look_again(failed, results, checked)
         raise NodeError("its locks are freed faster than we can ask")
+
+    def _prolong(self, wanted: Wanted) -> None:
+        # The holder counts from before it asked, and so has stopped by then.
+        end = monotonic() + wanted.ttl
+        self._ends.update((_path(name), (end, name)) for name in wanted.names)
+
+    def tidy(self) -> None:
+        for path, (end, name) in list(self._ends.items()):
+            token = self._own.get(path)
+            if token is not None and monotonic() < end:
+                continue
+            if token is not None and self._release_own(path, token):
+                self.wake(base_of(name) if SLOT_SUFFIX in name else name)
+            self._ends.pop(path, None)
 
     def release(self, wanted: Wanted) -> bool:
         released = True
