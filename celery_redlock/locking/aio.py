@@ -250,8 +250,8 @@ class AsyncRedlock:
     def _forget(self, loop: asyncio.AbstractEventLoop) -> None:
         for other in list(self._clients):
             if other is loop or other.is_closed():
-                client = self._clients.pop(other)
-                if client.owner.pid == os.getpid():
+                client = self._clients.pop(other, None)  # None: another thread has forgotten it
+                if client is not None and client.owner.pid == os.getpid():
                     client.close()
 
     async def connect(self, timeout: float = 1.5) -> None:
