@@ -22,6 +22,8 @@ def blocking(coroutine: Coroutine[Any, Any, T]) -> T:
         coroutine.send(None)
     except StopIteration as stop:
         return stop.value  # type: ignore[no-any-return]
-    finally:
+    except BaseException:
         coroutine.close()  # no warning if an exception struck before it has begun
+        raise
+    coroutine.close()
     raise RuntimeError("the coroutine was suspended, but there is no event loop")
