@@ -97,10 +97,10 @@ def test_waiter_is_notified_of_an_acquisition_that_was_interrupted(
     asleep: list[Waiter] = []
     sleep = Waiter.wait
 
-    def noted(self: Waiter, seconds: float) -> bool:
+    async def noted(self: Waiter, seconds: float) -> bool:
         if seconds > 1:  # for the holder's ttl, or a call
             asleep.append(self)
-        called = sleep(self, seconds)
+        called = await sleep(self, seconds)
         asleep.clear()
         return called
 
@@ -110,8 +110,8 @@ def test_waiter_is_notified_of_an_acquisition_that_was_interrupted(
     thread = threading.Thread(target=wait)
     carry = struck.client.driver._carry
 
-    def interrupted(rounds: Any) -> None:
-        carry(rounds)
+    async def interrupted(rounds: Any) -> None:
+        await carry(rounds)
         struck.client.driver._carry = carry  # type: ignore[method-assign]
         thread.start()
         wait_until(fast_asleep, 5, "it sleeps")

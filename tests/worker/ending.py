@@ -139,7 +139,7 @@ class Stage:
                 assert self.worker.process.poll() is not None
                 return MAIN
             (line,) = lines
-            return KEEPER if "helper]" in line else MAIN
+            return KEEPER if "sidecar]" in line else MAIN
         return self.process(pid)
 
     def told(self) -> str:

@@ -112,5 +112,5 @@ def _forbidden(error: ResponseError) -> bool:
 
 def _text(reply: Any) -> str:
     if not isinstance(reply, bytes):
-        raise NodeError(f"answered INFO with a {type(reply).__name__} , which is no valid reply")
+        raise NodeError(f"answered INFO with a {type(reply).__name__}, which is no valid reply")
     return reply.decode("utf-8", "replace")
