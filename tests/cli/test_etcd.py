@@ -144,7 +144,7 @@ def test_doctor_checks_etcd_users_and_the_documented_role_suffices(three: LocalE
         _code, report = examined(Site(nodes=(three.url,)))
         assert set(found(report, "wrong")) & {"rights", "reachable"}
         _code, report = examined(Site(nodes=(f"etcd://shop:wrong@{hosts}",)))
-        assert "who we are" in found(report, "wrong")["reachable"]["what"]
+        assert "it requires a login" in found(report, "wrong")["reachable"]["what"]
     finally:
         three.reset()
 
@@ -224,7 +224,7 @@ def test_look_at_an_odd_etcd_member_ends_and_shows_no_escape(three: LocalEtcd, n
                     try:
                         return bent(said, path, odd) if left[0] == -1 else said
                     except LookupError:
-                        return odd
+                        return bent(said, (), odd)
 
                 member.odd = once
                 said = LOOKS[name](member.url)

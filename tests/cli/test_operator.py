@@ -123,7 +123,7 @@ def test_each_command_of_the_looking_acl_rule_is_needed(
     assert word[1:] in {entry["object"] for entry in admin.acl_log()}
     optional = word == "+info"
     assert result.exit_code == (0 if optional else 3), result.output
-    assert ("users who only look need" in result.output) is not optional
+    assert ("users who only read" in result.output) is not optional
 
 
 def test_looking_user_can_free_nothing(acl_node: LocalServer, admin: redis.Redis) -> None:
