@@ -78,7 +78,7 @@ def test_pool_child_silent_in_a_c_call_is_killed_by_the_sidecar(cluster: Cluster
     with cluster.worker("-c", "1", redlock_keeper="process") as worker:
         sent = cluster.send("silent", key, 30.0, "gil")
         run = cluster.entered(key)
-        worker.said(f"helper] killing process {run.pid}: its work under the lock k:{key}")
+        worker.said(f"sidecar] killing process {run.pid}: its work under the lock k:{key}")
         cluster.free(key)
         assert cluster.state(sent) == "FAILURE"
 

@@ -190,7 +190,7 @@ def test_worker_on_nodes_just_started_logs_it_once_and_its_tasks_wait(
             "redlock_restart_guard": "uptime",
             "redlock_ttl": 2.0,
             "task_annotations": {
-                "tests.worker.tasks.late": {"lock_ttl": 8.0},
+                "tests.worker.tasks.late": {"lock_ttl": 9.5},
                 "tests.worker.tasks.paced_slowly": {"lock_rate": "1/h"},
             },
         }
@@ -198,7 +198,7 @@ def test_worker_on_nodes_just_started_logs_it_once_and_its_tasks_wait(
             sent = [cluster.send("work", f"{key}{number}") for number in range(6)]
             worker.said(" the longest ttl in use is ")
             # That of another task, of which this worker knows.
-            assert set(re.findall(r"the longest ttl in use is (\S+) s", worker.text)) == {"8"}
+            assert set(re.findall(r"the longest ttl in use is (\S+) s", worker.text)) == {"9.5"}
             worker.said("waits (unavailable, attempt 1", 10)
             told = [
                 f"node 127.0.0.1:{node.port} {what} " for node in nodes for what in SAID_OF_NODES
