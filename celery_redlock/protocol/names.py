@@ -134,8 +134,8 @@ _RESERVED = {
 
 def base_of(name: str) -> str:
     """Return the resource that a slot belongs to; return any other name unchanged."""
-    base, _, number = name.rpartition(SLOT_SUFFIX)
-    return base if number.isascii() and number.isdecimal() else name
+    base, is_slot, number = name.rpartition(SLOT_SUFFIX)
+    return base if is_slot and number.isascii() and number.isdecimal() else name
 
 
 def plain(name: str) -> str:

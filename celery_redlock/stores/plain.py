@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from ..protocol.errors import ConfigurationError, NodeError
-from ..protocol.names import LINE_SUFFIX, SLOT_SUFFIX, base_of
+from ..protocol.names import LINE_SUFFIX, base_of
 from ..protocol.node_info import NodeInfo
 from ..protocol.replies import DONE, MAX_TTL_S, decode
 from ..protocol.round import REFUSED, RENEWED, Round, Verb
@@ -233,7 +233,7 @@ def _release(store: Store, wanted: Wanted, kept: tuple[str, float] | None, *, wa
     if kept is not None:
         store.keep(kept[0], DONE, kept[1])
     held = store.release(wanted)
-    return int(held) + 2 * (wakes and any([store.wake(_base(name)) for name in wanted.names]))
+    return int(held) + 2 * (wakes and any([store.wake(base_of(name)) for name in wanted.names]))
 
 
 def _peek(store: Store, names: Sequence[str]) -> list[Any]:
@@ -257,11 +257,6 @@ def _queue(store: Store, verb: Verb, names: Sequence[str], entry: Any) -> int:
             if not (there and held):
                 store.wake(name)
     return int(all(was_there))
-
-
-def _base(name: str) -> str:
-    """Return the name whose queue a release wakes: that of a slot's limit, or its own."""
-    return base_of(name) if SLOT_SUFFIX in name else name
 
 
 class PlainReader(NodeReader):

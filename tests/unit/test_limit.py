@@ -146,7 +146,9 @@ def test_resource_name_of_a_slot_is_refused(redlock: FakeRedlock, name: str) -> 
             ask(name)  # type: ignore[operator]
 
 
-@pytest.mark.parametrize("name", ["r#slot", "r#slot2x", "slot2", "r#slot²", "r#slot٣", "r#slot2\n"])
+@pytest.mark.parametrize(
+    "name", ["r#slot", "r#slot2x", "slot2", "2", "r#slot²", "r#slot٣", "r#slot2\n"]
+)
 def test_resource_name_that_only_resembles_a_slot_is_accepted(
     redlock: FakeRedlock, name: str
 ) -> None:

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
-from ...protocol.names import MAX_DEAD_WAITERS, QUEUE_LIFE_S, SLOT_SUFFIX, base_of
+from ...protocol.names import MAX_DEAD_WAITERS, QUEUE_LIFE_S, base_of
 from ...protocol.replies import DONE, MAX_TTL_S
 from ...protocol.round import REFUSED, RENEWED, Round, Verb
 from .wire import Keys, Request, above, number, text, value_of
@@ -215,7 +215,7 @@ def _release(round_: Round, keys: Keys, lease: Lease) -> Conversation:
     each, lines = [], []
     for name in claim.resources:
         key = keys.lock(name)
-        lines.append(keys.line(base_of(name) if SLOT_SUFFIX in name else name))
+        lines.append(keys.line(base_of(name)))
         first = [_first(lines[-1])] if calls else []
         each.append(_within([_delete(key), *first], first, [_is(key, token)]))
     if calls and claim.mark is not None:

@@ -23,7 +23,7 @@ from urllib.parse import quote, unquote
 from kazoo.exceptions import BadVersionError, NodeExistsError, NoNodeError
 
 from ...protocol.errors import NodeError
-from ...protocol.names import MAX_DEAD_WAITERS, SLOT_SUFFIX, base_of
+from ...protocol.names import MAX_DEAD_WAITERS, base_of
 from ...runtime.clock import monotonic
 from ..contract import Granted, Wanted
 from .address import ZooKeeperAddress
@@ -103,7 +103,7 @@ class ZooKeeperStore(Session):
             if token is not None and monotonic() < end:
                 continue
             if token is not None and self._release_own(path, token):
-                self.wake(base_of(name) if SLOT_SUFFIX in name else name)
+                self.wake(base_of(name))
             self._ends.pop(path, None)
 
     def release(self, wanted: Wanted) -> bool:
