@@ -20,14 +20,14 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .protocol.errors import RedlockError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["GuardedProcess"]
+__all__ = ["GuardedCluster", "GuardedProcess"]
 
 # It reads the pid, then blocks. Another line means that the server is already gone; end of file
 # means that this process is gone.
@@ -191,3 +191,62 @@ def _close_pipes_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_close_pipes_in_child)
+
+
+class GuardedCluster:
+    """Some servers that act as one. Each method acts on all of them.
+
+    It is a context manager, as each of them is. The `start` of one returns at once, and its `wait`
+    returns once it serves, because no server may do so without the others.
+
+    Attributes:
+        members: The servers, to act on one of them.
+    """
+
+    members: Sequence[Any]
+
+    @property
+    def running(self) -> bool:
+        """True if all servers run."""
+        return all(member.running for member in self.members)
+
+    def start(self) -> Self:
+        """Start the servers that do not run, wait until all serve, and return this.
+
+        Raises:
+            RedlockError: They did not serve in time.
+        """
+        for member in self.members:
+            if not member.running:
+                member.kill()  # also ends the guard process of the last start
+                member.start()
+        for member in self.members:
+            member.wait()
+        return self
+
+    def kill(self) -> None:
+        """End the servers as `kill -9` does. `start` brings them back with their data."""
+        for member in self.members:
+            member.kill()
+
+    def pause(self) -> None:
+        """Freeze the servers (SIGSTOP), so that they answer nothing."""
+        for member in self.members:
+            if member.running:
+                member.pause()
+
+    def resume(self) -> None:
+        """Let the servers run again (SIGCONT)."""
+        for member in self.members:
+            member.resume()
+
+    def stop(self) -> None:
+        """End the servers, and remove their data. It never fails. Idempotent."""
+        for member in self.members:
+            member.stop()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_exc_info: object) -> None:
+        self.stop()

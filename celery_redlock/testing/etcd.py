@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
 
-from ..guarded_process import GuardedProcess
+from ..guarded_process import GuardedCluster, GuardedProcess
 from ..protocol.errors import ConfigurationError, RedlockError
 from ..server import free_port
 
@@ -93,12 +93,14 @@ class Member(GuardedProcess):
         shutil.rmtree(self.directory / "data", ignore_errors=True)
 
 
-class LocalEtcd:
+class LocalEtcd(GuardedCluster):
     """One cluster on 127.0.0.1. Each method acts on all its members.
 
     Attributes:
         members: The members, to act on one of them.
     """
+
+    members: list[Member]
 
     def __init__(self, members: int = 1, *options: str) -> None:
         binary = find_etcd()
@@ -126,28 +128,14 @@ class LocalEtcd:
         return self.members[0].pid
 
     @property
-    def running(self) -> bool:
-        """True if all its members run."""
-        return all(member.running for member in self.members)
-
-    @property
     def paused(self) -> bool:
         """True if one of its members is frozen."""
         return any(member.paused for member in self.members)
 
     def start(self) -> LocalEtcd:
-        """Start the members that do not run, wait until all serve, and return the cluster.
-
-        Raises:
-            RedlockError: They did not serve in time.
-        """
-        for member in self.members:
-            if not member.running:
-                member.kill()  # also ends the guard process of the last start
-                member.start()
+        """Start the cluster, on other ports if a program has taken one at its first start."""
         try:
-            for member in self.members:
-                member.wait()
+            super().start()
         except RedlockError as error:
             if "address already in use" not in str(error) or not self._tries:
                 raise
@@ -160,11 +148,6 @@ class LocalEtcd:
         self._tries = 0
         return self
 
-    def kill(self) -> None:
-        """End it like `kill -9`. `start` brings it back with its data."""
-        for member in self.members:
-            member.kill()
-
     def restart(self) -> None:
         """Kill it and start it on the same ports, with its data."""
         self.kill()
@@ -175,25 +158,3 @@ class LocalEtcd:
         for member in self.members:
             member.wipe()
         self.start()
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP), so that it answers nothing."""
-        for member in self.members:
-            if member.running:
-                member.pause()
-
-    def resume(self) -> None:
-        """Unfreeze it (SIGCONT)."""
-        for member in self.members:
-            member.resume()
-
-    def stop(self) -> None:
-        """End it, and remove its data. Never fails, idempotent."""
-        for member in self.members:
-            member.stop()
-
-    def __enter__(self) -> LocalEtcd:
-        return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from celery_redlock.guarded_process import GuardedProcess
+from celery_redlock.guarded_process import GuardedCluster, GuardedProcess
 from celery_redlock.protocol.errors import ConfigurationError, RedlockError
 from celery_redlock.server import free_port
 from tests.support import wanting
@@ -112,12 +112,8 @@ class Member(GuardedProcess):
         raise RedlockError(f"ZooKeeper did not start. {self._log_tail()}")
 
 
-class LocalZooKeeper:
-    """One ensemble on 127.0.0.1. Each method acts on all its servers.
-
-    Attributes:
-        members: The servers, to act on one of them.
-    """
+class LocalZooKeeper(GuardedCluster):
+    """One ensemble on 127.0.0.1. Each method acts on all its servers."""
 
     def __init__(self, members: int = 1, ttl: float = 5.0, chroot: str = "") -> None:
         self.members = [Member(number) for number in range(1, members + 1)]
@@ -133,45 +129,3 @@ class LocalZooKeeper:
         """The URL that names all its servers."""
         hosts = ",".join(f"127.0.0.1:{member.port}" for member in self.members)
         return f"zookeeper://{hosts}{self.chroot}?ttl={self.ttl:g}"
-
-    @property
-    def running(self) -> bool:
-        """True if all its servers run."""
-        return all(member.running for member in self.members)
-
-    def start(self) -> LocalZooKeeper:
-        """Start the servers that do not run, wait until all serve, and return the ensemble."""
-        for member in self.members:
-            if not member.running:
-                member.kill()  # also ends the guard process of the last start
-                member.start()
-        for member in self.members:
-            member.wait()
-        return self
-
-    def kill(self) -> None:
-        """End it like `kill -9`. `start` brings it back with its data."""
-        for member in self.members:
-            member.kill()
-
-    def pause(self) -> None:
-        """Freeze it (SIGSTOP), so that it answers nothing."""
-        for member in self.members:
-            if member.running:
-                member.pause()
-
-    def resume(self) -> None:
-        """Unfreeze it (SIGCONT)."""
-        for member in self.members:
-            member.resume()
-
-    def stop(self) -> None:
-        """End it, and remove its data. Never fails, idempotent."""
-        for member in self.members:
-            member.stop()
-
-    def __enter__(self) -> LocalZooKeeper:
-        return self.start()
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.stop()
