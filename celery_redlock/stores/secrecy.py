@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address, ip_network
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
-__all__ = ["PLAIN", "Exposed", "is_among", "is_clear", "is_here", "parted"]
+from ..protocol.errors import ConfigurationError
+
+__all__ = ["PLAIN", "Exposed", "is_among", "is_clear", "is_here", "parted", "parted_members"]
+
+T = TypeVar("T")
 
 Exposed: TypeAlias = "tuple[str, str] | None"
 """The way in which others can learn a node's password, and the remedy; None if there is no way."""
@@ -45,6 +49,34 @@ def parted(url: str) -> SplitResult:
             " be printed likewise"
         )
     return parts
+
+
+def parted_members(
+    url: str, where: str, forms: str, member: Callable[[str], T]
+) -> tuple[SplitResult, str, list[T]]:
+    """Return the parts of a URL that names several servers, its credentials, and the servers.
+
+    Args:
+        url: `scheme://user:password@host:port,host:port`.
+        where: Name of the URL in errors.
+        forms: The forms that it may have, for the error.
+        member: Function that returns one server; it raises ValueError for what is none.
+
+    Raises:
+        ConfigurationError: It is invalid. Neither the error nor its context contains any part of
+            the URL.
+    """
+    credentials, members = "@", list[T]()
+    with contextlib.suppress(ValueError):  # its text may quote the password
+        parts = parted(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        members = [member(host) for host in hosts.split(",")]
+    if not members or "@" in credentials:
+        raise ConfigurationError(
+            f"{where}: {forms} (@, :, /, ? and # in a password are written %40, %3A, %2F, %3F and"
+            " %23)"
+        )
+    return parts, credentials, members
 
 
 def is_here(host: str) -> bool:

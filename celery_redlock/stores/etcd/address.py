@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
 from ...runtime.polling import SIZE
-from ..secrecy import PLAIN, Exposed, is_here, parted
+from ..secrecy import PLAIN, Exposed, is_here, parted_members
 from .wire import MALFORMED, MAX_REPLY_BYTES, Replies, Request, answer, number, refusal, request
 
 __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
@@ -229,17 +229,11 @@ def parse(url: str, where: str) -> EtcdAddress:
     Raises:
         ConfigurationError: It is invalid.
     """
-    credentials, members = "@", list[tuple[str, int]]()
-    with contextlib.suppress(ValueError):  # its text may quote the password
-        parts = parted(url)
-        credentials, _, hosts = parts.netloc.rpartition("@")
-        members = [_member(host) for host in hosts.split(",")]
-    if not members or "@" in credentials:
-        raise ConfigurationError(
-            f"{where}: its members cannot be understood; write etcd://host:2379,host:2379, or"
-            " etcd://user:password@host:2379,host:2379 (@, :, /, ? and # in a password are written"
-            " %40, %3A, %2F, %3F and %23)"
-        )
+    forms = (
+        "its members cannot be understood; write etcd://host:2379,host:2379, or"
+        " etcd://user:password@host:2379,host:2379"
+    )
+    parts, credentials, members = parted_members(url, where, forms, _member)
     user, _, password = map(unquote, credentials.partition(":"))
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     secure = parts.scheme == "etcds"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar
 from urllib.parse import parse_qsl, unquote
 
 from ...protocol.errors import ConfigurationError
-from ..secrecy import PLAIN, Exposed, is_here, parted
+from ..secrecy import PLAIN, Exposed, is_here, parted_members
 
 __all__ = ["QUIET", "SESSION_FACTOR", "ZooKeeperAddress", "parse"]
 
@@ -83,17 +82,11 @@ def parse(url: str, where: str) -> ZooKeeperAddress:
     """
     import kazoo  # noqa: F401  its absence is an error here, and not when the first lock is taken
 
-    credentials, members = "@", list[str]()
-    with contextlib.suppress(ValueError):  # its text may quote the password
-        parts = parted(url)
-        credentials, _, hosts = parts.netloc.rpartition("@")
-        members = [_member(host) for host in hosts.split(",")]
-    if not members or "@" in credentials:
-        raise ConfigurationError(
-            f"{where}: its servers cannot be understood; write"
-            " zookeeper://host:2181,host:2181/chroot, or zookeeper://user:password@host:2181 (@, :,"
-            " /, ? and # in a password are written %40, %3A, %2F, %3F and %23)"
-        )
+    forms = (
+        "its servers cannot be understood; write zookeeper://host:2181,host:2181/chroot, or"
+        " zookeeper://user:password@host:2181"
+    )
+    parts, credentials, members = parted_members(url, where, forms, _member)
     if len(set(members)) < len(members):
         raise ConfigurationError(f"{where}: it names a server twice; name each once")
     chroot = unquote(parts.path).rstrip("/") or CHROOT
