@@ -1,4 +1,4 @@
-"""What locks cost a node: commands, bytes, memory, connections, CPU; and one node under a load.
+"""Costs of locks to a node: commands, bytes, memory, connections, CPU; and a node under a load.
 
 python -m benchmarks.capacity             # print the tables
 python -m benchmarks.capacity --write     # and write them into docs/capacity.md
@@ -28,7 +28,7 @@ from celery_redlock.server import start_servers
 
 PAGE = ROOT / "docs" / "capacity.md"
 SHORT_TTL_S = 3.0
-"""Of leases whose extensions are counted: they come each second."""
+"""Ttl of the leases whose extensions are counted: they come each second."""
 FULL = Size(5, 300, 3000, 2000, 100_000, 4, 30.0, 20.0)
 QUICK = Size(3, 100, 600, 200, 4000, 2, 9.0, 4.0)
 

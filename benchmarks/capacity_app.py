@@ -5,16 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-from celery import Celery
-
+from benchmarks.application import application
 from celery_redlock import locked
 
-app = Celery("benchmarks.capacity_app", broker=os.environ["BENCH_BROKER"])
-app.conf.update(
-    task_ignore_result=True,
-    broker_connection_retry=False,  # a worker whose benchmark was killed ends with its broker
-    broker_connection_retry_on_startup=False,
-    redlock_nodes=os.environ["BENCH_NODES"].split(),
+app = application(
+    "benchmarks.capacity_app",
     redlock_restart_guard="off",
     redlock_node_timeout=3.0,  # on a busy machine, too
 )

@@ -1,4 +1,4 @@
-"""A node that is measured: what it says of itself, and how figures are made of that.
+"""A node that is measured, its own figures, and the figures that are made of them.
 
 Counts come from the node (INFO, CLIENT LIST). CPU is that of its main thread, which serves all
 clients.
@@ -23,24 +23,24 @@ TOKEN = "x" * 58
 
 
 class Size(NamedTuple):
-    """How much is measured."""
+    """The amount that is measured."""
 
     rounds: int
     operations: int
-    """In each round, of each kind."""
+    """Number in each round, of each kind."""
     many: int
     """Leases whose memory is measured."""
     connections: int
     leases: int
     processes: int
-    """That share the connections and leases of the load."""
+    """Processes that share the connections and leases of the load."""
     ttl: float
     window: float
     """Seconds for which the load is watched."""
 
 
 class Node:
-    """A node, and what it says of itself."""
+    """A node, and the figures that it reports."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""What tasks in a real worker cost a node. A part of `capacity.py`, in a process of its own."""
+"""Costs of tasks in a real worker to a node: a part of `capacity.py`, in a separate process."""
 
 from __future__ import annotations
 

@@ -8,20 +8,16 @@ import struct
 from functools import cache
 
 from billiard import current_process
-from celery import Celery
 
+from benchmarks.application import application
 from benchmarks.bare import BareLock
 from benchmarks.processes import TTL
 from celery_redlock import locked
 
 NODES = os.environ["BENCH_NODES"].split()
 
-app = Celery("benchmarks", broker=os.environ["BENCH_BROKER"])
-app.conf.update(
-    task_ignore_result=True,
-    broker_connection_retry=False,  # a worker whose benchmark was killed ends with its broker
-    broker_connection_retry_on_startup=False,
-    redlock_nodes=NODES,
+app = application(
+    "benchmarks",
     redlock_ttl=TTL,
     redlock_restart_guard=os.environ.get("BENCH_GUARD", "auto"),
 )

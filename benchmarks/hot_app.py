@@ -5,17 +5,12 @@ from __future__ import annotations
 import os
 import time
 
-from celery import Celery
-
+from benchmarks.application import application
 from benchmarks.processes import TTL
 from celery_redlock import locked
 
-app = Celery("benchmarks.hot_app", broker=os.environ["BENCH_BROKER"])
-app.conf.update(
-    task_ignore_result=True,
-    broker_connection_retry=False,  # a worker whose benchmark was killed ends with its broker
-    broker_connection_retry_on_startup=False,
-    redlock_nodes=os.environ["BENCH_NODES"].split(),
+app = application(
+    "benchmarks.hot_app",
     redlock_ttl=TTL,
     redlock_parking=os.environ.get("BENCH_PARKING", "1") == "1",
 )
