@@ -167,17 +167,16 @@ def test_releaser_that_locks_again_lets_waiters_go_first(
 ) -> None:
     greedy, other = make(), make()
     turns: list[str] = []
+    partner = {"greedy": "other", "other": "greedy"}
 
     def take(redlock: Redlock, name: str) -> None:
         while turns.count(name) < 10:
             lease = redlock.acquire("r", wait=30.0)
             turns.append(name)
             wait_until(
-                lambda: (
-                    in_line(servers) == [1] * len(servers) or max(map(turns.count, turns)) == 10
-                ),
+                lambda: in_line(servers) == [1] * len(servers) or turns.count(partner[name]) == 10,
                 10,
-                "the other stands in line",
+                "the other stands in line, or has had its turns",
             )
             redlock.release(lease)
 
@@ -185,6 +184,7 @@ def test_releaser_that_locks_again_lets_waiters_go_first(
     thread.start()
     take(greedy, "greedy")
     thread.join(30)
+    assert not thread.is_alive()
     # Not each time: a slow waiter is not waited for.
     assert sum(one != after for one, after in itertools.pairwise(turns)) >= 12, turns
 
