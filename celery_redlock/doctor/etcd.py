@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.errors import NodeError
 from ..protocol.node_info import NodeInfo
 from .report import ETCD_CHECKS as CHECKS
-from .report import Finding, warning, wrong
+from .report import KEY_CHECKS, Finding, warning, wrong
 from .tls import secrecy
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
         fix = "write etcds://"
     elif len(probe.address.members) > 1:
         fix += "; more than half of the members must run"
-    yield wrong(what, fix, hides=(*NODE_CHECKS, *COMMON, "leaks", "prefix"))
+    yield wrong(what, fix, hides=(*NODE_CHECKS, *COMMON, *KEY_CHECKS))
 
 
 def _members(probe: Any, *_: Any) -> Iterator[Finding]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
 from .probe import Answers, Probe, checks_of, refused_by
-from .report import Finding, run, unchecked, warning, wrong
+from .report import KEY_CHECKS, Finding, run, unchecked, warning, wrong
 from .tls import NOTHING, certificate_trouble, secrecy
 from .votes import quorum_in, voteless, votes_left
 
@@ -386,8 +386,6 @@ NODE_CHECKS = {
     "clock": _clock,
     "ttl": _ttl,
 }
-KEY_CHECKS = ("leaks", "prefix")
-"""Checks of the keys on a node, in `keys.py`."""
 INFO_CHECKS = ("version", "eviction", "restart")
 """Checks that need INFO, besides that of the role."""
 ALL_NODE_CHECKS = ("twins", "hosts", *NODE_CHECKS)

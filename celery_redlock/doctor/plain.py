@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.node_info import NodeInfo
 from ..stores.contract import Wanted
 from ..stores.plain import FOREVER_S
+from .report import KEY_CHECKS, Finding, wrong
 from .report import PLAIN_CHECKS as CHECKS
-from .report import Finding, wrong
 from .tls import secrecy
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def tried(reader: PlainReader) -> str:
 
 def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
     why = probe.look.error or "it does not answer in time"
-    hidden = (*NODE_CHECKS, *COMMON, "leaks", "prefix")
+    hidden = (*NODE_CHECKS, *COMMON, *KEY_CHECKS)
     yield wrong(f"it cannot be asked: {why}", "start it, or correct the URL", hides=hidden)
 
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..protocol.node_info import NodeInfo
 from ..stores.postgresql.schema import VERSION
+from .report import KEY_CHECKS, Finding, warning, wrong
 from .report import POSTGRESQL_CHECKS as CHECKS
-from .report import Finding, warning, wrong
 from .tls import secrecy
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ def visit(reader: PostgresReader, *, tries: bool) -> Details:
 
 def _tables(probe: Any, _site: Any) -> Iterator[Finding]:
     said, user = probe.details, probe.details.info["user"]
-    hides = ("rights", "restart", "leaks", "prefix")
+    hides = ("rights", "restart", *KEY_CHECKS)
     if not said.info["found"] and said.info["schemas"]:
         yield wrong(
             f"its tables are in the schema {said.info['schemas']}, where {user!r} does not look"
@@ -375,5 +375,5 @@ def _unreachable(probe: Any, _site: Any) -> Iterator[Finding]:
     yield wrong(f"{what}: {why}", f"{fix}; until then nothing can be locked", hides=HIDDEN_CHECKS)
 
 
-HIDDEN_CHECKS = (*NODE_CHECKS, *COMMON, "leaks", "prefix")
+HIDDEN_CHECKS = (*NODE_CHECKS, *COMMON, *KEY_CHECKS)
 SILENT_CHECKS = {"reachable": _unreachable}

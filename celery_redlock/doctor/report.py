@@ -11,8 +11,18 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
-__all__ = ["CHECKS", "ETCD_CHECKS", "PLAIN_CHECKS", "POSTGRESQL_CHECKS", "ZOOKEEPER_CHECKS"]
-__all__ += ["Check", "Finding", "Report", "broken", "merged", "run", "some", "unchecked"]
+__all__ = ["CHECKS", "ETCD_CHECKS", "KEY_CHECKS", "PLAIN_CHECKS", "POSTGRESQL_CHECKS"]
+__all__ += [
+    "ZOOKEEPER_CHECKS",
+    "Check",
+    "Finding",
+    "Report",
+    "broken",
+    "merged",
+    "run",
+    "some",
+    "unchecked",
+]
 __all__ += ["warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
@@ -21,9 +31,11 @@ APP_CHECKS = ("lifetime", "visibility", "queues", "limits", "schedule", "acks", 
 """Checks of an app alone."""
 NEED_APP = ("configuration", "restart", "ttl", *APP_CHECKS)
 """Checks that need an app."""
+KEY_CHECKS = ("leaks", "prefix", "pauses")
+"""Checks of the keys on a node, in `keys.py`."""
 CHECKS = (
     *("configuration", "quorum", "reachable", "role", "twins", "even", "hosts", "version"),
-    *("rights", "writes", "eviction", "tls", "restart", "clock", "ttl", "leaks", "prefix"),
+    *("rights", "writes", "eviction", "tls", "restart", "clock", "ttl", *KEY_CHECKS),
     *APP_CHECKS,
 )
 """All checks for Redis; docs/doctor.md describes each."""
@@ -41,17 +53,17 @@ POSTGRESQL_CHECKS = (
         "connections",
         "clock",
     ),
-    *("ttl", "leaks", "prefix", *APP_CHECKS),
+    *("ttl", *KEY_CHECKS, *APP_CHECKS),
 )
 """All checks for locks in PostgreSQL."""
 ETCD_CHECKS = (
     *("configuration", "quorum", "reachable", "version", "rights", "writes", "members", "tls"),
-    *("restart", "ttl", "leaks", "prefix", *APP_CHECKS),
+    *("restart", "ttl", *KEY_CHECKS, *APP_CHECKS),
 )
 """All checks for locks in etcd."""
 PLAIN_CHECKS = (
-    *("configuration", "quorum", "reachable", "writes", "tls", "restart", "ttl", "leaks", "prefix"),
-    *APP_CHECKS,
+    *("configuration", "quorum", "reachable", "writes", "tls", "restart", "ttl"),
+    *(*KEY_CHECKS, *APP_CHECKS),
 )
 """All checks for locks in a kind of store that has none of its own."""
 ZOOKEEPER_CHECKS = (
@@ -159,8 +171,8 @@ class Report:
                 f"{one.level.upper():9}  {one.check}: {one.where}: {one.what}",
                 f"           -> {one.fix}",
             ]
-            if one.hides:
-                lines.append(f"           not checked there: {', '.join(one.hides)}")
+            if hidden := [check for check in one.hides if check in self.checks]:
+                lines.append(f"           not checked there: {', '.join(hidden)}")
         if self.fine:
             lines.append(f"ok         {', '.join(self.fine)}")
         if self.skipped:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.node_info import NodeInfo
 from ..stores.plain import FOREVER_S
 from .plain import tried
+from .report import KEY_CHECKS, Finding, unchecked, warning, wrong
 from .report import ZOOKEEPER_CHECKS as CHECKS
-from .report import Finding, unchecked, warning, wrong
 from .tls import secrecy
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
         what, fix = why, "upgrade it"
     elif len(probe.address.members) > 1:
         fix += "; more than half of the servers must run"
-    yield wrong(what, fix, hides=(*NODE_CHECKS, *COMMON, "leaks", "prefix"))
+    yield wrong(what, fix, hides=(*NODE_CHECKS, *COMMON, *KEY_CHECKS))
 
 
 def _members(probe: Any, *_: Any) -> Iterator[Finding]:

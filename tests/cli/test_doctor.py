@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -15,12 +16,14 @@ import redis
 from click.testing import CliRunner
 
 from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock
+from celery_redlock.cli import main
 from celery_redlock.cli.context import Site
 from celery_redlock.cli.doctor import command as doctor
 from celery_redlock.doctor import CHECKS
 from celery_redlock.doctor.nodes import examine_nodes
 from celery_redlock.doctor.probe import Answers, Probe
 from celery_redlock.doctor.report import NEED_APP
+from celery_redlock.locking import pauses
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.models import NodeLook
@@ -456,6 +459,28 @@ def test_doctor_finds_leaks_and_foreign_keys_under_the_prefix(
     assert code == 1 and leak["where"] == "redlock:leak"
     assert f"on 127.0.0.1:{servers[0].port}:" in leak["what"]
     assert found(report, "warning")["prefix"]["where"] == "redlock:leak, redlock:theirs"
+
+
+def test_doctor_names_pauses_and_limits_in_force_and_the_command_that_ends_each(
+    healthy: list[str],
+) -> None:
+    with contextlib.closing(Redlock(healthy)) as lock:
+        pauses.begin(lock, "order:a b*", 600, "alice@web-1", "a bad release")
+        pauses.begin(lock, "mail:*", 600, "", limit=2)
+        code, report = examined(nodes(*healthy))
+        warnings = {one["where"]: one for one in report["findings"]}
+        assert code == 0 and {one["check"] for one in warnings.values()} == {"pauses"}
+        paused, limited = warnings["order:a b*"], warnings["mail:*"]
+        assert re.fullmatch(
+            r"paused by alice@web-1 for \d\.\d s, since 20[-\d]+ [:\d]+ UTC, because of: a bad"
+            r" release; no body of such a key begins until 20[-\d]+ [:\d]+ UTC",
+            paused["what"],
+        )
+        assert "limited for" in limited["what"] and "no more than 2 bodies" in limited["what"]
+        for one in warnings.values():
+            words = shlex.split(one["fix"].partition(", unless")[0])[2:]  # without celery redlock
+            assert CliRunner().invoke(main, ["--nodes", ",".join(healthy), *words]).exit_code == 0
+    assert examined(nodes(*healthy))[1]["findings"] == []
 
 
 def test_doctor_checks_are_all_documented() -> None:
