@@ -351,6 +351,7 @@ def _lock_task(lock: TaskLock, task: Any) -> None:
         task.run = _put_lock_around(lock, task.run)
         lock.apps.add(task.app)
         lock.names.add(task.name)
+        lock.check_app(task.app, task.name)
         refuse_unread(task)
 
 

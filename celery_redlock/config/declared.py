@@ -193,6 +193,7 @@ def wrap(task_class: Any = Task) -> None:
             if lock is not None:
                 lock.apps.add(app)
                 lock.names.add(cls.name)
+                lock.check_app(app, cls.name)
             if lock is not None and (said := long_ttl_warning(lock.own.get("ttl", 0.0))):
                 warnings.append(f"{cls.name}: {said}")
             if lock is not None and lock.misfit:

@@ -74,8 +74,12 @@ def resolve(own: Mapping[str, Any], settings: Settings) -> TaskOptions:
     return TaskOptions(**options, waits=waits)
 
 
-def read_settings(app: Any) -> Settings:
+def read_settings(app: Any, *, nodes: bool = True) -> Settings:
     """Return the settings of a Celery app.
+
+    Args:
+        app: The app.
+        nodes: False to leave its nodes out: a program that only publishes may lack their client.
 
     Raises:
         ConfigurationError: A value cannot work, a `redlock_...` name is unknown, or no node is
@@ -95,10 +99,12 @@ def read_settings(app: Any) -> Settings:
                 f" namespace='CELERY') gives it: write {right}"
             )
     _refuse_misspelt(conf)
+    if not nodes:
+        given["nodes"] = None
     values = check_given(given, GLOBAL, "redlock_")
     check_together(values, {}, "redlock_")
     if values["nodes"] is None:
-        values["nodes"] = [default_node(app)] if values["enabled"] else []
+        values["nodes"] = [default_node(app)] if values["enabled"] and nodes else []
     return Settings(**values)
 
 

@@ -18,6 +18,7 @@ from ..protocol.errors import ConfigurationError
 from ..protocol.texts import counted, printable, shown
 from .checks import count
 from .failure import key_arguments, unpack
+from .fitting import fit, node_elsewhere
 from .options import TASK, Settings, TaskOptions
 from .settings import check_given, check_together, read_settings, resolve
 
@@ -43,6 +44,7 @@ class TaskLock:
         misfit: A warning about calls for which the key function fails; "" if there are none.
         apps: The apps that have a task with this lock.
         names: The names of the tasks with this lock.
+        published_on: The apps on which a message was published, so that its options were checked.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class TaskLock:
         self.misfit = ""
         self.apps: weakref.WeakSet[Any] = weakref.WeakSet()
         self.names: set[str] = set()
+        self.published_on: weakref.WeakSet[Any] = weakref.WeakSet()
         self._keys: dict[tuple[str, bool, bool, Callable[..., Any]], Keys] = {}
         self._options: weakref.WeakKeyDictionary[Any, TaskOptions] = weakref.WeakKeyDictionary()
         self._nodes: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -238,37 +241,39 @@ class TaskLock:
         options = self._options.get(app)
         if options is None:
             settings = settings or read_settings(app)
-            options = resolve(self.own, settings)
+            options = self._resolve(settings, settings.nodes[0] if settings.nodes else None)
             if settings.nodes:
-                self._check_store(options, settings.nodes[0])
                 self._nodes[app] = settings.nodes[0]
-            check_together(vars(options), self._explicit, self._prefix, several=self._several)
             self._options[app] = options
         return options
 
-    def _check_store(self, options: TaskOptions, node: Any) -> None:
-        """Refuse options that the kind of store of a node cannot keep.
+    def check_app(self, app: Any, name: str) -> None:
+        """Refuse options that the store of an app cannot keep, before a message is published.
+
+        Args:
+            app: The app. Its settings may change later, so nothing is kept of them.
+            name: The name of the task, for the error.
 
         Raises:
-            ConfigurationError: It lacks a capability that one of them needs.
+            ConfigurationError: It lacks a capability that one of them needs, or a setting cannot
+                work.
         """
-        # Imported here, because a program that only declares tasks need not know any store.
-        from ..stores.kinds import kind_of, parse_nodes, refuse, refuse_ttl
+        if node := node_elsewhere(app):
+            try:
+                self._resolve(read_settings(app, nodes=False), node)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"{name}: {error}") from None
 
-        kind, p = kind_of(node), self._prefix
-        for feature, needs, used in (
-            ("shared=True", "shared", options.shared),
-            (f"{p}fencing", "fencing", options.fencing),
-            (f"{p}limit", "limits", options.limit != 1),
-            ("a lock of several keys", "several", self._several),
-            (f"{p}hold_for", "ttl_per_key", options.hold_for),
-            (f"{p}rate", "ttl_per_key", options.rate),
-            (f"{p}scope={options.scope!r}", "ttl_per_key", options.scope != "while_executing"),
-        ):
-            if used:
-                refuse(kind, feature, needs)
-        if not kind.can.ttl_per_key and ("ttl" in self.own or options.ttl != TASK["ttl"].default):
-            refuse_ttl(parse_nodes([node])[0], f"{p}ttl", options.ttl)
+    def _resolve(self, settings: Settings, node: Any) -> TaskOptions:
+        options = resolve(self.own, settings)
+        if node is not None:
+            options = self._fit(options, node)
+        check_together(vars(options), self._explicit, self._prefix, several=self._several)
+        return options
+
+    def _fit(self, options: TaskOptions, node: Any) -> TaskOptions:
+        own_ttl = "ttl" in self.own
+        return fit(options, node, self._prefix, several=self._several, own_ttl=own_ttl)
 
     def options_of_call(self, app: Any, given: Any) -> TaskOptions:
         """Return the options of one call with `lock={...}`.
@@ -297,7 +302,7 @@ class TaskLock:
         # The app's settings are not read again: that takes longer than to publish the task.
         options = self.options(app).replace(**checked)
         if "scope" in checked and app in self._nodes:
-            self._check_store(options, self._nodes[app])
+            self._fit(options, self._nodes[app])
         return options
 
 

@@ -80,6 +80,9 @@ def wrap(task_class: Any = Task) -> None:
                     " the task"
                 )
         given = None if stamped else options.pop("lock")
+        if self.app not in lock.published_on:
+            lock.check_app(self.app, self.name)  # its settings may have changed since it was bound
+            lock.published_on.add(self.app)
         again = _is_reserved(options.get("headers"))
         if given is None and not again and lock.scope == "while_executing":
             return original(self, args, kwargs, task_id, *rest, **options)

@@ -189,6 +189,8 @@ class Kind:
         subscription: Class of the `Subscription` to a channel of a node, if it `queues`: it takes
             an address and the channel.
         forgets: Events after which a server may lack locks, as a question for the log.
+        client: The module of its client. A program without it can publish tasks, and gets an error
+            where it would lock. Empty if the parts import it.
         extra: The extra of this package that installs its client; empty without one.
         many: Plural of its servers, for the error about several nodes.
         together: The way to name the servers of one cluster in one URL; empty without one.
@@ -205,6 +207,7 @@ class Kind:
     reader: str = ""
     subscription: str = ""
     forgets: str = "was its data lost or a backup restored"
+    client: str = ""
     extra: str = ""
     many: str = "servers"
     together: str = ""

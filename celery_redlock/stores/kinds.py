@@ -77,6 +77,8 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
             f" locks, and needs no quorum; give one URL. {kind.together}".rstrip()
         )
     try:
+        if kind.client:
+            import_module(kind.client)
         return (kind.part("parse")(str(specs[0]), where),)
     except ImportError as error:
         extra = f": pip install 'celery-redlock[{kind.extra}]'" if kind.extra else ""

@@ -15,14 +15,23 @@ import pytest
 from celery import Celery
 from click.testing import CliRunner
 
-from celery_redlock import ConfigurationError, LeaseLost, Redlock, ResourceHeld, locked
+from celery_redlock import (
+    ConfigurationError,
+    LeaseLost,
+    Redlock,
+    ResourceHeld,
+    SingletonTask,
+    locked,
+)
 from celery_redlock.cli import redlock as command
+from celery_redlock.cli.verdict import options_of
+from celery_redlock.config.task_lock import lock_of
 from celery_redlock.keepalive.supervisor import LeaseSupervisor
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.stores.zookeeper.address import QUIET
-from tests.support.names import Log
+from tests.support.names import Log, Patch
 from tests.support.nodes import supervised_table
 from tests.support.wait import wait_until
 from tests.support.zookeeper import LocalZooKeeper, require
@@ -252,7 +261,7 @@ def test_short_zookeeper_session_is_refused_with_the_ttl_that_it_allows(
         lock_over([url], ttl=60.0).check()
 
 
-@pytest.mark.parametrize(
+REFUSED = pytest.mark.parametrize(
     ("options", "why"),
     [
         ({"scope": "until_executed"}, "lasts as long as the session"),
@@ -263,19 +272,62 @@ def test_short_zookeeper_session_is_refused_with_the_ttl_that_it_allows(
     ],
     ids=str,
 )
-def test_options_that_zookeeper_cannot_keep_are_refused_at_declaration(
+URL = "zookeeper://127.0.0.1:1?ttl=5"
+
+
+@REFUSED
+def test_options_that_zookeeper_cannot_keep_are_refused_when_the_app_is_finalized(
     options: dict[str, Any], why: str
 ) -> None:
-    pytest.importorskip("kazoo")
     app = Celery("zookeeper", set_as_current=False)
-    app.conf.redlock_nodes = ["zookeeper://127.0.0.1:1?ttl=5"]
+    app.conf.redlock_nodes = [URL]
 
-    @app.task
+    @app.task(name="charge")
     @locked(key="<name>", **options)
     def task(name: str) -> None: ...
 
-    with pytest.raises(ConfigurationError, match=why):
-        task("a")
+    with pytest.raises(ConfigurationError, match="charge: .*" + why):
+        app.finalize()
+
+
+@REFUSED
+@pytest.mark.parametrize("client", ["installed", "missing"])
+def test_task_that_zookeeper_cannot_keep_is_not_published(
+    options: dict[str, Any], why: str, client: str, monkeypatch: Patch
+) -> None:
+    """Also if its URL is set after the task was made, and in a program without kazoo."""
+    if client == "missing":
+        monkeypatch.setitem(sys.modules, "kazoo", None)
+    app = Celery("zookeeper", broker="memory://", set_as_current=False)
+
+    @app.task(name="charge", base=SingletonTask, **{f"lock_{k}": v for k, v in options.items()})
+    def task(name: str) -> None: ...
+
+    @app.task(name="plain", base=SingletonTask)
+    def plain() -> None: ...
+
+    app.finalize()
+    app.conf.redlock_nodes = URL
+    with pytest.raises(ConfigurationError, match="charge: .*" + why):
+        task.delay("a")
+    with app.connection_for_read() as connection:
+        queue = connection.SimpleQueue("celery")
+        assert queue.qsize() == 0
+        plain.delay()
+        assert queue.qsize() == 1
+        queue.clear()
+
+
+def test_explain_shows_the_ttl_that_a_lock_in_zookeeper_has() -> None:
+    pytest.importorskip("kazoo")
+    app = Celery("zookeeper", set_as_current=False)
+    app.conf.redlock_nodes = [URL]
+
+    @app.task(base=SingletonTask)
+    def task() -> None: ...
+
+    options = {name: value for name, value, _source in options_of(lock_of(task), app)}
+    assert options["ttl"] == 5.0
 
 
 def test_pause_over_zookeeper_is_refused(zookeeper: LocalZooKeeper) -> None:

@@ -78,10 +78,7 @@ def parse(url: str, where: str) -> ZooKeeperAddress:
 
     Raises:
         ConfigurationError: It is invalid.
-        ImportError: kazoo is missing.
     """
-    import kazoo  # noqa: F401  its absence is an error here, and not when the first lock is taken
-
     forms = (
         "its servers cannot be understood; write zookeeper://host:2181,host:2181/chroot, or"
         " zookeeper://user:password@host:2181"

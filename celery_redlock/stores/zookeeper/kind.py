@@ -13,6 +13,7 @@ KIND = Kind(
     store="celery_redlock.stores.zookeeper.store:ZooKeeperStore",
     subscription="celery_redlock.stores.zookeeper.subscription:ZooKeeperSubscription",
     forgets="was its session ended, was its data lost or a backup restored",
+    client="kazoo",
     extra="zookeeper",
     many="ensembles",
     together="The servers of one ensemble stand in it together: zookeeper://one:2181,two:2181/root",
