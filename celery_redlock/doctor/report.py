@@ -67,8 +67,8 @@ PLAIN_CHECKS = (
 )
 """All checks for locks in a kind of store that has none of its own."""
 ZOOKEEPER_CHECKS = (
-    *("configuration", "quorum", "reachable", "writes", "members", "chroot", "acl", "tls"),
-    *("restart", "ttl", "leaks", "prefix", *APP_CHECKS),
+    *("configuration", "quorum", "reachable", "writes", "members", "session", "chroot", "acl"),
+    *("tls", "restart", "ttl", "leaks", "prefix", *APP_CHECKS),
 )
 """All checks for locks in ZooKeeper."""
 RANKED = tuple(dict.fromkeys((*POSTGRESQL_CHECKS, *ETCD_CHECKS, *ZOOKEEPER_CHECKS, *CHECKS)))

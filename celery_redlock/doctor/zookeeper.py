@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..protocol.node_info import NodeInfo
+from ..stores.kinds import named
 from ..stores.plain import FOREVER_S
 from .plain import tried
 from .report import KEY_CHECKS, Finding, unchecked, warning, wrong
@@ -22,6 +23,8 @@ __all__ = ["CHECKS", "COMMON", "NODE_CHECKS", "SILENT_CHECKS", "Details", "visit
 
 ASK_S = 1.0
 """Seconds for the answer of one server to `srvr`."""
+SHORT_TTL_S = 1.0
+"""A ttl that is shorter than a URL can name. What the servers grant for it shows their tick."""
 SHARED = "*"
 """Stands for a server that serves and does not answer `srvr`, because an operator forbids it."""
 
@@ -36,6 +39,7 @@ class Details:
         peer: Empty.
         fails: The error of a trial lock; empty if it worked, or there was no trial.
         members: Each server in the URL, with its mode; "" if it does not serve.
+        shortest: Seconds of the shortest session that it grants; at least `SHORT_TTL_S` twice.
         strangers: Nodes of other programs under the chroot.
         open: True if everybody may delete locks although we have a user.
     """
@@ -45,6 +49,7 @@ class Details:
     peer: str
     fails: str
     members: Mapping[str, str]
+    shortest: float
     strangers: tuple[str, ...]
     open: bool
 
@@ -61,12 +66,19 @@ def visit(reader: PlainReader, *, tries: bool) -> Details:
         version = version or (found[1] if found else "")
         reader.heard_now()  # the ensemble is not silent while a server is asked
     strangers, everybody = store.around()
+    brief: Any = named(reader.store).part("store")(replace(store.address, longest_ttl=SHORT_TTL_S))
+    try:
+        brief.connect()
+    finally:
+        brief.close()
+    reader.heard_now()
     return Details(
         {"server_version": version},
         NodeInfo(run_id=reader.run_id, uptime=FOREVER_S, role="master"),
         "",
         tried(reader) if tries else "",
         members,
+        brief.granted,
         tuple(sorted(strangers)),
         everybody,
     )
@@ -89,7 +101,7 @@ def _srvr(member: str) -> str:
 def _reachable(probe: Any, *_: Any) -> Iterator[Finding]:
     why = probe.look.error or "it does not answer in time"
     what, fix = f"no server can be asked: {why}", "start it, or correct the URL"
-    if "sessions of" in why:
+    if "sessions of" in why or "let us make" in why:
         what, fix = why.split(": ", 1)
     elif "ACL" in why or "Auth" in why:
         what, fix = f"it refuses us: {why}", "put the right user and password into its URL"
@@ -123,6 +135,19 @@ def _members(probe: Any, *_: Any) -> Iterator[Finding]:
         )
 
 
+def _session(probe: Any, *_: Any) -> Iterator[Finding]:
+    shortest, asked = probe.details.shortest, probe.address.session
+    if why := probe.address.too_slow(shortest):
+        what, _, fix = why.partition(": ")
+        longer = f", and are held for {shortest:g} s after a process has died"
+        yield warning(
+            f"it grants no session of less than {shortest:g} s, which is two ticks unless"
+            f" minSessionTimeout is set: {what}, and locks may be granted again while their holder"
+            f" relies on them{longer if shortest > asked else ''}",
+            fix,
+        )
+
+
 def _chroot(probe: Any, *_: Any) -> Iterator[Finding]:
     if probe.details.strangers:
         named = ", ".join(probe.details.strangers[:5])
@@ -149,6 +174,7 @@ SILENT_CHECKS = {"reachable": _reachable}
 NODE_CHECKS = {
     "writes": _writes,
     "members": _members,
+    "session": _session,
     "chroot": _chroot,
     "acl": _acl,
     "tls": secrecy,

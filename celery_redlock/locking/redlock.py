@@ -171,6 +171,11 @@ class Redlock:
                 for node in driver.nodes
                 if node.misfit
             ]
+            warnings += [
+                f"node {node.name}: {node.facts.remark}"
+                for node in driver.nodes
+                if node.facts is not None and node.facts.remark
+            ]
         finally:
             driver.close(wait=timeout)  # the caller may be about to fork
         self.client.checked, self.client.driver.strict = True, False

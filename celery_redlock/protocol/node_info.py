@@ -27,6 +27,7 @@ class NodeInfo:
         scripts: Why it runs no scripts; empty if it does.
         denied: Why it refused to report anything; empty if it did not refuse.
         unfit: Why it cannot be a node, in the words of its kind of store; empty if it can.
+        remark: A warning of its kind of store; empty if there is none.
         twin: Index of another node that a nonce has shown to be the same server; None without one.
     """
 
@@ -43,6 +44,7 @@ class NodeInfo:
     scripts: str = ""
     denied: str = ""
     unfit: str = ""
+    remark: str = ""
     twin: int | None = None
 
     @classmethod

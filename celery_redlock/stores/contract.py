@@ -257,6 +257,8 @@ class Store(ABC):
     """
 
     broken: ClassVar[tuple[type[Exception], ...]] = (OSError, NodeError)
+    remark: str = ""
+    """A warning about the server, set by `connect`; a worker logs it once when it starts."""
 
     @abstractmethod
     def connect(self) -> str:

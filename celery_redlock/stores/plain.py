@@ -141,7 +141,8 @@ class PlainNode(Node):
         except Exception as error:
             line.disconnect()
             raise NodeError(printable(store.reason(error)), node=self.name) from None
-        return line, NodeInfo(run_id=run_id, uptime=FOREVER_S, role="master")
+        facts = NodeInfo(run_id=run_id, uptime=FOREVER_S, role="master", remark=store.remark)
+        return line, facts
 
     def fileno(self) -> int:
         """Return the descriptor of the pipe."""

@@ -48,6 +48,16 @@ def started() -> Iterator[LocalZooKeeper]:
         yield server
 
 
+@pytest.fixture(scope="module")
+def slow() -> Iterator[LocalZooKeeper]:
+    pytest.importorskip("kazoo")
+    require()
+    server = LocalZooKeeper(1, TTL)
+    server.members[0].lines = ["tickTime=7000"]
+    with server:
+        yield server
+
+
 @pytest.fixture
 def zookeeper(started: LocalZooKeeper) -> LocalZooKeeper:
     started.resume()
@@ -354,6 +364,19 @@ def test_commands_show_explain_and_free_a_zookeeper_lock(
     assert over().try_acquire("shown") is not None
 
 
+@pytest.mark.parametrize("ttl", [5.0, 10.0, 17.5])
+def test_long_tick_of_zookeeper_is_a_warning_of_the_worker_and_of_the_doctor(
+    slow: LocalZooKeeper, lock_over: Locks, ttl: float
+) -> None:
+    """The server ticks each 7 s, so that its sessions last 14 s or more."""
+    url = f"{slow.url.partition('?')[0]}?ttl={ttl:g}"
+    said = " ".join(lock_over([url], ttl=ttl).check(timeout=10.0))
+    doctor = " ".join(CliRunner().invoke(command, ["doctor", "--nodes", url]).output.split())
+    assert ("stay held for 14 s" in said) == (2 * ttl < 14)
+    assert ("tickTime of 7 s is too long for the ttl" in doctor) == (0.4 * ttl < 7)
+    assert ("?ttl=18" in doctor) == (0.4 * ttl < 7)
+
+
 def test_doctor_examines_a_zookeeper_ensemble(zookeeper: LocalZooKeeper) -> None:
     url = zookeeper.url.partition("?")[0]
     fine = CliRunner().invoke(command, ["doctor", "--nodes", f"{url}/doctor?ttl=5"])
@@ -460,6 +483,28 @@ def test_zookeeper_user_alone_can_take_and_free_its_locks(
     lock_over([zookeeper.url]).holder("r")  # made without a user
     doctor = CliRunner().invoke(command, ["doctor", "--nodes", open_to_all])
     assert "everybody may delete locks" in doctor.output
+
+
+def test_missing_levels_of_a_zookeeper_path_are_made(
+    zookeeper: LocalZooKeeper, lock_over: Locks
+) -> None:
+    hosts = zookeeper.url.partition("?")[0]
+    mine, other = (lock_over([f"{hosts}/deep/er/est?ttl=5"]) for _ in range(2))
+    assert mine.try_acquire("r") is not None
+    assert other.try_acquire("r") is None
+
+
+def test_missing_levels_of_a_zookeeper_path_that_we_may_not_make_are_named(
+    zookeeper: LocalZooKeeper, lock_over: Locks
+) -> None:
+    hosts = zookeeper.url.partition("://")[2].partition("?")[0]
+    lock_over([f"zookeeper://admin:SECRET@{hosts}/closed?ttl=5"]).check(timeout=10.0)
+    url = f"zookeeper://{hosts}/closed/a/b?ttl=5"
+    why = r"let us make /closed/a: .* run create /closed/a, create /closed/a/b in zkCli.sh"
+    with pytest.raises(ConfigurationError, match=why):
+        lock_over([url]).check(timeout=10.0)
+    doctor = CliRunner().invoke(command, ["doctor", "--nodes", url])
+    assert "let a user who may do so run create /closed/a," in " ".join(doctor.output.split())
 
 
 @pytest.mark.parametrize("quiet", [True, False])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -26,6 +27,8 @@ at the earliest, which is no less than the ttl for ticks of up to 0.4 ttl."""
 QUIET = 0.4
 """Part of the ttl after which a connection without a transaction is made anew before the next one:
 the leader hears of a new connection at once. Extensions come each third of the ttl."""
+LONGEST_TICK = 2 * (SESSION_FACTOR - 1 - 2 * QUIET)
+"""The longest tick for which a session outlasts the ttl, as a part of the ttl."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,19 @@ class ZooKeeperAddress:
     def session(self) -> float:
         """The seconds that a session must last."""
         return SESSION_FACTOR * self.longest_ttl
+
+    def too_slow(self, shortest: float) -> str:
+        """Return what is wrong if this is the shortest session that the servers grant, in seconds.
+
+        It is two ticks, unless `minSessionTimeout` is set. Empty if nothing is wrong.
+        """
+        if (tick := shortest / 2) <= (longest := round(LONGEST_TICK * self.longest_ttl, 3)):
+            return ""
+        return (
+            f"a tickTime of {tick:g} s is too long for the ttl: write"
+            f" ?ttl={math.ceil(tick / LONGEST_TICK)} at the end of its URL, or let tickTime be at"
+            f" most {longest:g} s"
+        )
 
     @property
     def exposed(self) -> Exposed:

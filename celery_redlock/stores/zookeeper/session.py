@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -80,7 +81,7 @@ class Session(Store):
         if address.user is not None:
             user = {"auth_data": [("digest", address.user)], "default_acl": CREATOR_ALL_ACL}
         self._client = client = KazooClient(
-            hosts=",".join(address.members) + address.chroot,
+            hosts=",".join(address.members),
             timeout=address.session,
             connection_retry=KazooRetry(max_tries=-1, delay=REFRESH_S, max_delay=1.0),
             handler=_Handler(),
@@ -100,6 +101,7 @@ class Session(Store):
                 f" {address.longest_ttl:g} s need {address.session:g} s: write ?ttl={longest:g} at"
                 " the end of its URL, or let its maxSessionTimeout be more"
             )
+        self._make_root()
         try:
             for path in (LOCKS, ACQUIRED, FREED, LINES, CALLS):
                 self._do(client.ensure_path_async, path)
@@ -110,7 +112,32 @@ class Session(Store):
                 " docs/zookeeper.md"
             ) from None
         self._freed = stat.version
+        if self.granted > address.session:
+            self.remark = (
+                f"its servers grant no session of less than {self.granted:g} s, and"
+                f" {address.session:g} s were asked for: the locks of a dead process stay held for"
+                f" {self.granted:g} s, and {address.too_slow(self.granted)}"
+            )
         return f"{stat.czxid:x}"
+
+    def _make_root(self) -> None:
+        """Make the node under which all of ours are, and its parents; then use no other nodes.
+
+        Raises:
+            ConfigurationError: We lack the right to make one of them.
+        """
+        client, chroot = self._client, self.address.chroot
+        try:
+            self._do(client.ensure_path_async, chroot)
+        except NoAuthError:
+            paths = [chroot[: found.start()] for found in re.finditer("/|$", chroot)][1:]
+            missing = [path for path in paths if self._do(client.exists_async, path) is None]
+            raise ConfigurationError(
+                f"its ACL does not let us make {missing[0]}: let a user who may do so run"
+                f" {', '.join(f'create {path}' for path in missing)} in zkCli.sh, and give all"
+                f" rights on {chroot} to us; see docs/zookeeper.md"
+            ) from None
+        client.chroot = chroot
 
     def close(self) -> None:
         self._closing = True
