@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..config.task_lock import lock_of
 from ..messages.headers import MAX_ID_CHARS
@@ -14,7 +14,7 @@ from ..messages.results import stored_end
 from ..protocol.errors import ConfigurationError, QuorumUnavailable
 from ..survey.models import Entry
 from ..survey.snapshot import survey
-from .report import Finding, some, warning
+from .report import Finding, some, unchecked, warning
 from .workers import connection_of
 
 if TYPE_CHECKING:
@@ -33,11 +33,14 @@ ENDING = ("until_executing", "until_and_while_executing", "until_executed")
 
 
 def examine_reservations(redlock: Redlock, app: Any, timeout: float) -> Iterator[Finding]:
-    """Report reservations whose message is gone; none if it cannot be known whether it is."""
+    """Report reservations whose message is gone, or that it cannot be known whether it is."""
     found = _suspects(redlock, app, timeout)
     for _ in range(2):
-        there = _look(app, [_id(one) for one in found], timeout) if found else None
-        if there is None:
+        if not found:
+            return
+        there = _look(app, [_id(one) for one in found], timeout)
+        if isinstance(there, Unknown):
+            yield _unknown(found, there)
             return
         gone = [one for one in found if not _is_in(there, _id(one))]
         time.sleep(PAUSE_S)
@@ -52,6 +55,34 @@ def examine_reservations(redlock: Redlock, app: Any, timeout: float) -> Iterator
             where=some([one.resource for one in found]),
             check="leaks",
         )
+
+
+class Unknown(NamedTuple):
+    """The reason why it is not known where messages are, and what to do, as in a finding."""
+
+    why: str
+    fix: str
+
+
+UNREADABLE = Unknown(
+    "only the queues of a Redis broker can be read",
+    "see with the broker's own tools whether the queues of these tasks have messages",
+)
+NO_WORKER = (
+    "start a worker, or look again when one answers (those of the pool solo answer between two"
+    " tasks)"
+)
+
+
+def _unknown(found: Sequence[Entry], unknown: Unknown) -> Finding:
+    """Return the finding for reservations whose messages nobody can look for."""
+    return unchecked(
+        f"unknown whether {len(found)} reserved for more than {MIN_AGE_S:g} s still have a message:"
+        f" {unknown.why}",
+        unknown.fix,
+        where=some([one.resource for one in found]),
+        check="leaks",
+    )
 
 
 def _id(entry: Entry) -> str:
@@ -82,20 +113,20 @@ def _suspects(redlock: Redlock, app: Any, timeout: float) -> list[Entry]:
     return found
 
 
-def _look(app: Any, ids: list[str], timeout: float) -> list[bytes] | None:
+def _look(app: Any, ids: list[str], timeout: float) -> list[bytes] | Unknown:
     """Return the messages of a Redis broker, and the workers' answers about the tasks `ids`.
 
-    None if they cannot be read, are too many, or no worker answers.
+    The reason if they cannot be read, are too many, or no worker answers.
     """
     found: list[bytes] = []
     try:
         with connection_of(app, timeout) as connection:
             if connection.transport.driver_type != "redis":
-                return None
+                return UNREADABLE
             connection.ensure_connection(max_retries=1, interval_start=0, timeout=timeout)
             channel = connection.default_channel
             if not channel.ack_emulation:
-                return None
+                return UNREADABLE
             for queue in app.amqp.queues:
                 for priority in channel.priority_steps:
                     name = channel._q_for_pri(queue, priority)
@@ -103,10 +134,13 @@ def _look(app: Any, ids: list[str], timeout: float) -> list[bytes] | None:
             found += channel.client.hvals(channel.unacked_key)
             inspect = app.control.inspect(timeout=timeout, connection=connection)
             replies = inspect.query_task(*ids)
-    except Exception:
-        return None
-    if not replies or len(found) > MAX_MESSAGES:
-        return None
+    except Exception as error:  # the error's type depends on the transport
+        return Unknown(f"no answer from the broker ({type(error).__name__})", "bring it back")
+    if not replies:
+        return Unknown(f"no worker answered within {timeout:g} s", NO_WORKER)
+    if len(found) > MAX_MESSAGES:
+        why = f"the queues have more than {MAX_MESSAGES} messages"
+        return Unknown(why, "look again when they are shorter")
     return [*found, *(json.dumps(reply, default=str).encode() for reply in replies.values())]
 
 

@@ -29,8 +29,8 @@ class Stage:
     """A reserved key of a task, its broker, and a worker that answers."""
 
     def __init__(self, redlock: Redlock, servers: list[LocalServer]) -> None:
-        self.redlock = redlock
-        self.nodes = [redis.Redis.from_url(server.url) for server in servers]
+        self.redlock, self.urls = redlock, [server.url for server in servers]
+        self.nodes = [redis.Redis.from_url(url) for url in self.urls]
         broker = servers[0].url.rsplit("/", 1)[0] + "/5"
         self.broker = redis.Redis.from_url(broker)
         self.broker.flushdb()
@@ -95,13 +95,30 @@ def test_young_reservation_is_not_reported(stage: Stage) -> None:
     assert stage.found() == []
 
 
-@pytest.mark.parametrize("known", [{"worker": {ID: ["active", {}]}}, None])
-def test_reservation_that_a_worker_knows_or_may_know_is_not_reported(
-    stage: Stage, known: Any
-) -> None:
+def test_reservation_that_a_worker_knows_is_not_reported(stage: Stage) -> None:
     stage.reserve()
-    stage.known = known
+    stage.known = {"worker": {ID: ["active", {}]}}
     assert stage.found() == []
+
+
+def assert_unknown(stage: Stage, why: str, fix: str) -> None:
+    (found,) = stage.found()
+    assert (found.level, found.where, found.check) == ("unchecked", "order:1", "leaks")
+    assert found.what.startswith("unknown whether 1 reserved for more than 30 s still have")
+    assert found.what.endswith(why) and fix in found.fix
+
+
+def test_leaks_are_unchecked_if_no_worker_answers_about_a_reservation(stage: Stage) -> None:
+    stage.known = None
+    assert stage.found() == []  # without an old reservation there is nothing to know
+    stage.reserve()
+    assert_unknown(stage, ": no worker answered within 1 s", "start a worker")
+
+
+def test_leaks_are_unchecked_if_the_broker_of_a_reservation_is_not_redis(stage: Stage) -> None:
+    stage.app.conf.update(broker_url="memory://", redlock_nodes=stage.urls)
+    stage.reserve()
+    assert_unknown(stage, ": only the queues of a Redis broker can be read", "broker's own tools")
 
 
 def test_reservation_of_a_task_that_holds_its_lock_is_not_reported(stage: Stage) -> None:
@@ -117,4 +134,4 @@ def test_queue_with_many_messages_is_not_read(
     monkeypatch.setattr(reservations, "MAX_MESSAGES", 2)
     stage.reserve()
     stage.broker.rpush("celery", "{}", "{}", "{}")
-    assert stage.found() == []
+    assert_unknown(stage, ": the queues have more than 2 messages", "look again")
