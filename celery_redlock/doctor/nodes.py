@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
 
-from ..protocol.texts import are_needed, of_nodes
 from ..protocol.values import quorum_of
 from .probe import Answers, Probe, checks_of, refused_by
+from .quorum import Site, check_quorum, pairs_of
 from .report import KEY_CHECKS, Finding, run, unchecked, warning, wrong
 from .tls import NOTHING, certificate_trouble, secrecy
-from .votes import quorum_in, voteless, votes_left
+from .votes import voteless
 
 __all__ = ["examine_nodes"]
 
@@ -22,18 +19,6 @@ MAX_CLOCK_DIFFERENCE_S = 1.0
 """Allowed difference of a clock from ours, besides the round trip: NTP keeps it far below."""
 ROUND_TRIPS = 10
 """Minimum ttl, in round trips: no answer is waited for longer than a tenth of the ttl."""
-
-TAKING = frozenset({"set", "eval", "evalsha"})
-"""Commands without which a node grants no lock, even to a user that has all other rights."""
-
-
-class _Site(NamedTuple):
-    """The site around one node, for its checks."""
-
-    probes: Sequence[Probe]
-    prefix: str
-    ttls: Sequence[float]
-    guard: str | None
 
 
 def examine_nodes(
@@ -47,7 +32,7 @@ def examine_nodes(
         ttls: The ttls in use, in seconds; empty if they are not known.
         guard: Effect of the restart guard, see `guard_of`; None if it is not known.
     """
-    site = _Site(probes, prefix, ttls, guard)
+    site = Site(probes, prefix, ttls, guard)
     yield from run(SITE_CHECKS, f"{len(probes)} node{'s' if len(probes) > 1 else ''}", site)
     for probe in probes:
         if not probe.kind.can.quorum:
@@ -65,78 +50,7 @@ def examine_nodes(
 # -- All nodes -------------------------------------------------------------------------------------
 
 
-def _quorum(site: _Site) -> Iterator[Finding]:
-    count, needed = len(site.probes), quorum_of(len(site.probes))
-    answering = [probe for probe in site.probes if probe.look.reachable]
-    twins = _pairs(site)
-    seconds = [second for _, second in twins]
-    fit = [
-        p for p in answering if not p.answers.facts.misfit and not any(p in pair for pair in twins)
-    ]
-    granting = [p for p in fit if not _grants_nothing(p.answers)]
-    powerless = [p for p in fit if p not in granting]
-    votes = [
-        p.answers.facts if p in answering and p not in seconds and p not in powerless else None
-        for p in site.probes
-    ]
-    addresses = [probe.address for probe in site.probes]
-    left = votes_left(votes, addresses, site.ttls, site.guard)
-    if len(answering) < needed:
-        yield wrong(
-            f"no quorum: {of_nodes(len(answering), count)} answer, {are_needed(needed)}:"
-            " nothing can be locked",
-            f"{ANY_QUORUM if count > 1 else 'bring it back'}; tasks then go on by themselves",
-        )
-    elif len(fit) < needed and not site.probes[0].kind.can.quorum:
-        return  # the one node has a finding of its own that explains it
-    elif len(fit) < needed:
-        yield wrong(
-            f"no quorum: {of_nodes(len(fit), count)} are independent masters, {are_needed(needed)}:"
-            " no worker starts, and nothing can be locked",
-            "name their masters in redlock_nodes, and each server once",
-        )
-    elif len(granting) < needed:
-        reasons = _reasons([p for p in site.probes if p not in granting], twins)
-        yield wrong(
-            f"no quorum: {of_nodes(len(granting), count)} can grant a lock, {are_needed(needed)}:"
-            f" nothing can be locked, and {reasons}",
-            "mend what is named there, on one node after the other, until a quorum grants locks;"
-            " tasks then go on by themselves",
-        )
-    elif wait := quorum_in(left):
-        what = "have a vote and can grant a lock" if powerless else "have a vote"
-        yield wrong(
-            f"no quorum: {of_nodes(left.count(0.0), count)} {what}, {are_needed(needed)}:"
-            " a process that starts now can lock nothing, because a node that was started a short"
-            " time ago, or was a replica once, may have forgotten locks",
-            f"wait {math.ceil(wait)} s{'' if site.ttls else ', with the default ttl'};"
-            " tasks then go on by themselves",
-        )
-
-
-def _grants_nothing(answers: Answers) -> bool:
-    """Return True if a node that answers refuses to store a lock, for whatever reason."""
-    taking = {f"+{name}" for name in TAKING} | {"~", "reset~"}
-    return bool(answers.writes or taking & answers.refused.keys() or TAKING & {*answers.renamed})
-
-
-def _reasons(probes: Sequence[Probe], twins: Sequence[tuple[Probe, Probe]]) -> str:
-    """Return which checks say why some nodes grant no locks."""
-    tests: dict[str, Callable[[Probe], Any]] = {
-        "reachable": lambda p: not p.look.reachable and not refused_by(p.look.error),
-        "role": lambda p: p.answers.facts.misfit,
-        "twins": lambda p: any(p in pair for pair in twins),
-        "rights": lambda p: p.answers.refused or p.answers.renamed or refused_by(p.look.error),
-        "writes": lambda p: p.answers.writes,
-    }
-    *most, last = (name for name, test in tests.items() if any(map(test, probes)))
-    return f"{', '.join(most)} and {last} say why" if most else f"{last} says why"
-
-
-ANY_QUORUM = "bring nodes back until a quorum answers, whichever"
-
-
-def _even(site: _Site) -> Iterator[Finding]:
+def _even(site: Site) -> Iterator[Finding]:
     if len(site.probes) % 2 == 0:
         yield warning(
             f"an even number survives no more failures than {len(site.probes) - 1} do",
@@ -144,16 +58,17 @@ def _even(site: _Site) -> Iterator[Finding]:
         )
 
 
-def _twins(site: _Site) -> Iterator[Finding]:
-    for one, other in _pairs(site):
+def _twins(site: Site) -> Iterator[Finding]:
+    for one, other in pairs_of(site):
         yield wrong(
-            "they report to be one server, which would vote twice: one has no vote",
+            "they report to be one server, which would vote twice: only the one to which a process"
+            " connects first has a vote there",
             "name each server once in redlock_nodes; if they are two, one of them lies: replace it",
             where=f"{one.name} and {other.name}",
         )
 
 
-def _hosts(site: _Site) -> Iterator[Finding]:
+def _hosts(site: Site) -> Iterator[Finding]:
     count = len(site.probes)
     by_host: dict[str, list[str]] = {}
     for probe in site.probes:
@@ -172,25 +87,13 @@ def _hosts(site: _Site) -> Iterator[Finding]:
             )
 
 
-def _pairs(site: _Site) -> list[tuple[Probe, Probe]]:
-    """Return the pairs of nodes that are the same server, by their run ids or by our marks."""
-    answering = [probe for probe in site.probes if probe.look.reachable]
-    return [
-        (one, other)
-        for one, other in combinations(answering, 2)
-        if (one.answers.facts.run_id and other.answers.facts.run_id == one.answers.facts.run_id)
-        or other.index in one.twins
-        or one.index in other.twins
-    ]
-
-
-SITE_CHECKS = {"quorum": _quorum, "even": _even, "twins": _twins, "hosts": _hosts}
+SITE_CHECKS = {"quorum": check_quorum, "even": _even, "twins": _twins, "hosts": _hosts}
 
 
 # -- A node that does not answer -------------------------------------------------------------------
 
 
-def _may_not_connect(probe: Probe, site: _Site) -> Iterator[Finding]:
+def _may_not_connect(probe: Probe, site: Site) -> Iterator[Finding]:
     if command := refused_by(probe.look.error):
         words = " ".join(dict.fromkeys((f"+{command}", *_lacking(probe.answers, site))))
         yield wrong(
@@ -200,7 +103,7 @@ def _may_not_connect(probe: Probe, site: _Site) -> Iterator[Finding]:
         )
 
 
-def _unreachable(probe: Probe, _site: _Site) -> Iterator[Finding]:
+def _unreachable(probe: Probe, _site: Site) -> Iterator[Finding]:
     why = probe.look.error
     if refused_by(why):
         return
@@ -229,7 +132,7 @@ SILENT_CHECKS = {"rights": _may_not_connect, "reachable": _unreachable}
 # -- A node that answers ---------------------------------------------------------------------------
 
 
-def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
+def _rights(probe: Probe, site: Site) -> Iterator[Finding]:
     answers = probe.answers
     if answers.refused:
         words = " ".join(_lacking(answers, site))
@@ -247,7 +150,7 @@ def _rights(probe: Probe, site: _Site) -> Iterator[Finding]:
         )
 
 
-def _lacking(answers: Answers, site: _Site) -> list[str]:
+def _lacking(answers: Answers, site: Site) -> list[str]:
     """Return the words of an ACL rule that the node's user lacks."""
     keys, channels = f"~{site.prefix}*", f"&{site.prefix}*"
     ours = {"~": keys, "&": channels}
@@ -255,7 +158,7 @@ def _lacking(answers: Answers, site: _Site) -> list[str]:
     return [ours.get(word, word) for word in answers.refused]
 
 
-def _writes(probe: Probe, _site: _Site) -> Iterator[Finding]:
+def _writes(probe: Probe, _site: Site) -> Iterator[Finding]:
     if (
         probe.answers.writes and not probe.answers.facts.cluster
     ):  # a cluster refuses keys of other slots
@@ -280,7 +183,7 @@ def _cannot_write(answers: Answers) -> bool:
     return bool({"+set", "~"} & answers.refused.keys())
 
 
-def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
+def _role(probe: Probe, _site: Site) -> Iterator[Finding]:
     answers = probe.answers
     if answers.denied:
         by_marks = not _cannot_write(answers) and "+get" not in answers.refused
@@ -300,7 +203,7 @@ def _role(probe: Probe, _site: _Site) -> Iterator[Finding]:
         )
 
 
-def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:
+def _version(probe: Probe, _site: Site) -> Iterator[Finding]:
     version = probe.answers.info.get("redis_version", "")
     numbers = tuple(int(part[:9]) for part in version.split(".")[:2] if part.isdecimal())
     if len(numbers) < 2:
@@ -310,7 +213,7 @@ def _version(probe: Probe, _site: _Site) -> Iterator[Finding]:
         yield wrong(what, "upgrade it to Redis 6.2 or newer, or to Valkey")
 
 
-def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
+def _eviction(probe: Probe, _site: Site) -> Iterator[Finding]:
     policy, limit = probe.answers.facts.eviction, probe.answers.info.get("maxmemory", "0")
     if not policy:
         yield unchecked("its INFO does not show it", "look at its configuration")
@@ -325,7 +228,7 @@ def _eviction(probe: Probe, _site: _Site) -> Iterator[Finding]:
         )
 
 
-def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
+def _restart(probe: Probe, site: Site) -> Iterator[Finding]:
     facts = probe.answers.facts
     # Another check covers what a database may lose.
     keeps = facts.appends or not probe.kind.can.quorum
@@ -351,7 +254,7 @@ def _restart(probe: Probe, site: _Site) -> Iterator[Finding]:
         )
 
 
-def _clock(probe: Probe, _site: _Site) -> Iterator[Finding]:
+def _clock(probe: Probe, _site: Site) -> Iterator[Finding]:
     ahead = probe.answers.ahead
     if ahead is None:
         fix = f"ACL SETUSER {probe.user} +time; locks do not need it"
@@ -365,7 +268,7 @@ def _clock(probe: Probe, _site: _Site) -> Iterator[Finding]:
         )
 
 
-def _ttl(probe: Probe, site: _Site) -> Iterator[Finding]:
+def _ttl(probe: Probe, site: Site) -> Iterator[Finding]:
     trips = ROUND_TRIPS * probe.look.rtt
     if site.ttls and min(site.ttls) < trips:
         yield wrong(

@@ -183,6 +183,28 @@ def test_doctor_finds_one_server_under_two_addresses(servers: Servers, user: str
     assert found(report, "wrong")["twins"]["where"] == f"127.0.0.1:{port} and 127.0.0.3:{port}"
 
 
+NOBODY = ["redis://127.0.0.1:1/0", "redis://127.0.0.1:2/0"]
+
+
+@pytest.mark.parametrize("away", [1, 2])
+def test_doctor_counts_one_vote_for_one_server_under_two_addresses_as_a_lock_does(
+    servers: Servers, away: int
+) -> None:
+    other = [url(servers[1], 2), url(servers[2], 3)][: 3 - away]
+    five = [url(servers[0], 1), url(servers[0], 2), *other, *NOBODY[:away]]
+    _code, report = examined(nodes(*five))
+    wrong = found(report, "wrong")
+    assert "only the one to which a process connects first has a vote" in wrong["twins"]["what"]
+    with contextlib.closing(Redlock(five, restart_guard="off")) as lock:
+        if away == 1:
+            assert "quorum" in report["fine"] and lock.release(lock.acquire("order:7"))
+            return
+        with pytest.raises(QuorumUnavailable):
+            lock.acquire("order:7")
+    said = "no quorum: 2 of 5 nodes can grant a lock, 3 are needed: nothing can be locked, and"
+    assert wrong["quorum"]["what"] == f"{said} reachable and twins say why"
+
+
 def test_doctor_finds_two_spellings_of_one_address(servers: Servers) -> None:
     """A `Redlock` refuses such nodes; the doctor reports them and goes on."""
     port = servers[0].port

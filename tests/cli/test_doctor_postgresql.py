@@ -19,6 +19,7 @@ from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli.context import Site
 from celery_redlock.doctor import postgresql
+from celery_redlock.doctor.quorum import GRANTING_CHECKS
 from celery_redlock.doctor.report import NEED_APP, POSTGRESQL_CHECKS
 from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.stores.postgresql.reader import PostgresReader
@@ -69,10 +70,15 @@ def name_of(url: str) -> str:
 
 
 def only(url: str, check: str, level: str = "wrong", *more: str) -> dict[str, Any]:
-    """The one finding of a site."""
+    """The one finding of a site, besides the missing quorum that it explains."""
     code, report = examined(of(url))
-    one, *others = [one for one in report["findings"] if one["check"] not in more]
+    one, *others = [one for one in report["findings"] if one["check"] not in (*more, "quorum")]
     assert not others, others
+    if check in GRANTING_CHECKS:
+        said = f"can grant a lock, 1 is needed: nothing can be locked, and {check} says why"
+        assert found(report, "wrong")["quorum"]["what"] == f"no quorum: 0 of 1 node {said}"
+    else:
+        assert "quorum" in report["fine"]
     assert (one["check"], one["level"]) == (check, level), report["findings"]
     assert code == (level == "wrong")
     assert not set(one["hides"]) & set(report["fine"])

@@ -141,6 +141,7 @@ def test_doctor_checks_etcd_users_and_the_documented_role_suffices(three: LocalE
         assert (code, report["findings"]) == (0, [])
         _code, report = examined(Site(nodes=(f"etcd://poor:SECRET@{hosts}",)))
         assert "permission denied" in str(found(report, "wrong").get("rights", report))
+        assert "rights says why" in found(report, "wrong")["quorum"]["what"]
         _code, report = examined(Site(nodes=(three.url,)))
         assert set(found(report, "wrong")) & {"rights", "reachable"}
         _code, report = examined(Site(nodes=(f"etcd://shop:wrong@{hosts}",)))
@@ -159,6 +160,7 @@ def test_doctor_finds_an_etcd_cluster_without_space(three: LocalEtcd) -> None:
         code, report = examined(Site(nodes=(three.url,)))
         assert code == 1
         assert "its space is used up" in found(report, "wrong")["writes"]["what"]
+        assert "writes says why" in found(report, "wrong")["quorum"]["what"]
     finally:
         three.reset()
 

@@ -389,6 +389,21 @@ def test_doctor_examines_a_zookeeper_ensemble(zookeeper: LocalZooKeeper) -> None
     assert root.exit_code != 0
 
 
+def test_doctor_reports_no_quorum_where_zookeeper_refuses_writes(
+    zookeeper: LocalZooKeeper, lock_over: Locks
+) -> None:
+    from kazoo.security import make_acl
+
+    url = f"{zookeeper.url.partition('?')[0]}/sealed?ttl=5"
+    lock = lock_over([url])
+    lock.release(lock.acquire("r"))
+    store_of(lock)._client.set_acls("/locks", [make_acl("world", "anyone", read=True, admin=True)])
+    refused = CliRunner().invoke(command, ["doctor", "--nodes", url])
+    assert refused.exit_code == 1, refused.output
+    assert "quorum: 1 node: no quorum: 0 of 1 node can grant a lock" in refused.output
+    assert "nothing can be locked, and writes says why" in refused.output
+
+
 @pytest.mark.parametrize(
     ("url", "why"),
     [
