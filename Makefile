@@ -77,30 +77,30 @@ docs:
 
 sim:
 	@$(SETUP) $(FOR_TESTS)
-	$(BIN)/python -m tests.sim.campaign --worlds $(WORLDS)
-	$(BIN)/python -m pytest -q -m "slow or not slow" tests/spin
+	$(BIN)/python -m tests.protocol.sim.campaign --worlds $(WORLDS)
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/protocol/spin
 
 faults:
 	@$(SETUP) $(FOR_TESTS)
 ifeq ($(STORE),zookeeper)
-	$(BIN)/python -m tests.faults.zookeeper $(SECONDS) $(SEED)
+	$(BIN)/python -m tests.campaign.worker.zookeeper $(SECONDS) $(SEED)
 else
-	$(BIN)/python -m tests.faults.campaign --seconds $(SECONDS) --seed $(SEED) \
+	$(BIN)/python -m tests.campaign.worker.campaign --seconds $(SECONDS) --seed $(SEED) \
 		--mutant "$(MUTANT)" --broker $(BROKER) --store $(STORE) $(FAULTS_ARGS)
 endif
 
 faults-beat:
 	@$(SETUP) $(FOR_TESTS)
-	$(BIN)/python -m tests.beat.campaign --seconds $(SECONDS) --seed $(SEED) --store $(STORE)
+	$(BIN)/python -m tests.campaign.beat.campaign --seconds $(SECONDS) --seed $(SEED) --store $(STORE)
 
 faults-publish:
 	@$(SETUP) $(FOR_TESTS)
-	$(BIN)/python -m tests.publishing.campaign --seconds $(SECONDS) --seed $(SEED) \
+	$(BIN)/python -m tests.campaign.publishing.campaign --seconds $(SECONDS) --seed $(SEED) \
 		--mutant "$(MUTANT)" --broker $(BROKER) --store $(STORE) $(FAULTS_ARGS)
 
 endings:
 	@$(SETUP) $(FOR_TESTS)
-	$(BIN)/python -m tests.worker.table --store $(STORE) $(ENDINGS_ARGS)
+	$(BIN)/python -m tests.promises.worker.table --store $(STORE) $(ENDINGS_ARGS)
 
 bench:
 	@$(SETUP) all demo bench
@@ -120,7 +120,7 @@ package:
 	@$(SETUP) $(FOR_TESTS)
 	rm -rf dist
 	$(BIN)/python -m build --no-isolation
-	$(BIN)/python -m pytest -q -m "slow or not slow" tests/packaging
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/tools/packaging
 
 clean:
 	rm -rf .venv .bench .bootstrap.lock .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.unit.rooms import ROOMS
+from tests.tools.rooms import ROOMS
 
 PLACE = Path(__file__).with_name("pictures")
 WIDTH = 600

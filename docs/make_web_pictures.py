@@ -20,7 +20,7 @@ from celery_redlock.server import LocalServer, start_servers  # noqa: E402
 from celery_redlock.web import make_app  # noqa: E402
 from celery_redlock.web.wsgi import Page  # noqa: E402
 from tests.support.wait import wait_until  # noqa: E402
-from tests.web.browser import browser, look, missing, picture, served  # noqa: E402
+from tests.tools.web.browser import browser, look, missing, picture, served  # noqa: E402
 
 PLACE = Path(__file__).with_name("pictures")
 SIZE = (1100, 830)

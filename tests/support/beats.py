@@ -15,18 +15,18 @@ import redis
 from celery_redlock.server import LocalServer
 from celery_redlock.testing.etcd import LocalEtcd
 from celery_redlock.testing.postgresql import LocalPostgres
-from tests.beat.oracle import Message
+from tests.campaign.beat.oracle import Message
 from tests.support import forked
 from tests.support.program import Program
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]
-PROJECT = "tests.beat.project"
+PROJECT = "tests.promises.beat.project"
 KINDS = ("persistent", "redbeat", "django")
 SCHEDULERS = {
     "persistent": "celery.beat:PersistentScheduler",
     "redbeat": "redbeat:RedBeatScheduler",
-    "django": "tests.beat.django_scheduler:SecondScheduler",
+    "django": "tests.promises.beat.django_scheduler:SecondScheduler",
 }
 NO_MESSAGES = ("-c", "1", "-Q", "nobody")
 """A worker that takes no message."""
@@ -86,9 +86,9 @@ class Site:
         self.beats: list[Beat] = []
         self.client = redis.Redis.from_url(self.broker_url)
         if kind == "django":
-            self.environment["DJANGO_SETTINGS_MODULE"] = "tests.beat.django_settings"
+            self.environment["DJANGO_SETTINGS_MODULE"] = "tests.promises.beat.django_settings"
             self.environment["TEST_SQLITE"] = str(path / "beat.sqlite3")
-            self.run("-m", "tests.beat.django_setup", *entries)
+            self.run("-m", "tests.promises.beat.django_setup", *entries)
 
     def run(self, *arguments: str, timeout: float = START) -> str:
         """Run a Python of this site's environment to its end; what it printed."""
@@ -119,7 +119,7 @@ class Site:
     def age(self, beat: Beat, entry: str, seconds: float) -> None:
         """Set an entry's last run to so long ago, for a beat that is not started."""
         last = str(time.time() - seconds)
-        self.run("-m", "tests.beat.age", self.kind, str(beat.schedule), entry, last)
+        self.run("-m", "tests.promises.beat.age", self.kind, str(beat.schedule), entry, last)
 
     def messages(self, task: str) -> list[Message]:
         """All that was sent for a task, in the order in which it came to the broker."""
@@ -127,7 +127,7 @@ class Site:
         found = []
         for line in raw:
             headers = json.loads(line)["headers"]
-            if headers["task"] == f"tests.beat.{task}":
+            if headers["task"] == f"tests.promises.beat.{task}":
                 found.append(
                     Message(
                         headers["beat_name"],
@@ -190,7 +190,7 @@ class Beat(Program):
         command = {
             "beat": forked.celery(PROJECT, "beat", "--pidfile="),
             "worker": forked.celery(PROJECT, "worker", "-B", *NO_MESSAGES, *forked.QUIET),
-            "thread": [sys.executable, "-m", "tests.beat.embedded"],
+            "thread": [sys.executable, "-m", "tests.promises.beat.embedded"],
         }[self.way]
         command += ["-s", str(self.schedule), "--scheduler", SCHEDULERS[self.site.kind]]
         with open(self.output, "ab") as output:

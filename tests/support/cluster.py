@@ -41,7 +41,7 @@ from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
 ROOT = Path(__file__).parents[2]
-TASKS = "tests.worker.tasks"
+TASKS = "tests.promises.worker.tasks"
 SOON = 1.0
 """Seconds within which a lock must be free after the end, or the death, of its body."""
 
@@ -101,7 +101,7 @@ class Cluster:
         self._lines: list[Line] = []
         self._read = 0
         self._reading = threading.Lock()
-        self.app = Celery("tests.worker.sender", set_as_current=False)
+        self.app = Celery("tests.promises.worker.sender", set_as_current=False)
         self.app.conf.update(self.conf)
         self.app.conf.result_backend = f"{__name__}:{PolledBackend.__name__}+{broker.url}"
         self.redlock = Redlock([lock_url(node) for node in nodes], ttl=30.0, restart_guard="off")

@@ -3,7 +3,7 @@
 A lane is a process of pytest. Most tests wait for most of their time: for a body to end, a ttl to
 be over, a worker to start. So there are more lanes than cores. Tests that compute are in
 one lane, one after the other, and first: two of these on two cores would delay all others.
-The unit tests are in small pieces, and last: they fill up what the others leave.
+The tests without a server are in small pieces, and last: they fill up what the others leave.
 """
 
 from __future__ import annotations
@@ -20,65 +20,67 @@ from typing import Any
 import pytest
 
 COMPUTING = (
-    "tests/faults/test_campaign",  # a dozen processes, for half a minute
-    "tests/beat/test_campaign",
-    "tests/publishing/test_campaign",
-    "tests/contract/test_limits",
-    "tests/sim/",
-    "tests/spin/",
+    "tests/campaign/worker/test_campaign",  # a dozen processes, for half a minute
+    "tests/campaign/beat/test_campaign",
+    "tests/campaign/publishing/test_campaign",
+    "tests/nodes/test_limits",
+    "tests/protocol/sim/",
+    "tests/protocol/spin/",
     "benchmarks/",
-    "tests/packaging/",
+    "tests/tools/packaging/",
 )
 """Beginnings of the names of files that run one after the other, in this order."""
 
 RABBITMQ = (
-    "tests/canvas/",
-    "tests/worker/test_brokers.py",
-    "tests/worker/test_purge.py",
-    "tests/worker/test_sent_again.py",
-    "tests/examples/test_recipes_rabbitmq.py",
+    "tests/promises/canvas/",
+    "tests/promises/worker/test_brokers.py",
+    "tests/promises/worker/test_purge.py",
+    "tests/promises/worker/test_sent_again.py",
+    "tests/tools/examples/test_recipes_rabbitmq.py",
 )
 """The same, for the files that share one: it takes seconds to start, and two cores are its own."""
 
-BROWSER = ("tests/web/test_browser.py", "tests/web/test_docs_pages.py")
+BROWSER = ("tests/tools/web/test_browser.py", "tests/tools/web/test_docs_pages.py")
 """The same, for the files that share a Chromium."""
 
 LONGEST = (
-    "tests/beat/test_ticks.py", "tests/worker/test_shutdown.py", "tests/worker/test_start.py",
-    "tests/examples/", "tests/worker/test_parking.py", "tests/worker/test_holding.py",
-    "tests/worker/test_sidecar.py", "tests/worker/test_hostile.py", "tests/worker/test_green.py",
-    "tests/worker/test_endings.py", "tests/beat/", "tests/worker/", "tests/peers/", "tests/web/",
-    "tests/contract/",
+    "tests/promises/beat/test_ticks.py", "tests/promises/worker/test_shutdown.py",
+    "tests/promises/worker/test_start.py", "tests/tools/examples/",
+    "tests/promises/worker/test_parking.py", "tests/promises/worker/test_holding.py",
+    "tests/promises/worker/test_sidecar.py", "tests/promises/worker/test_hostile.py",
+    "tests/promises/worker/test_green.py", "tests/promises/worker/test_endings.py",
+    "tests/promises/beat/", "tests/promises/worker/", "tests/promises/peers/", "tests/tools/web/",
+    "tests/promises/lock/", "tests/nodes/",
 )  # fmt: skip
 """Files that take long and so must not begin last. In this order, and all others behind."""
 
-FILLING = ("tests/publishing/test_oracle", "tests/unit/")
+FILLING = ("tests/campaign/publishing/test_oracle", "tests/protocol/test_", "tests/promises/tasks/")
 """Begun last."""
 
-SPLIT = ("tests/worker/test_shutdown.py",)
+SPLIT = ("tests/promises/worker/test_shutdown.py",)
 """Files whose tests of one pool are a lane's, and those of another perhaps another's."""
 
 MORE = (
-    "tests/faults/test_campaign.py::test_short_campaign_over_one_authority",
-    "tests/faults/test_zookeeper.py",
-    "tests/beat/test_campaign.py::test_each_tick_is_sent_once_over", "tests/beat/test_ticks.py",
-    "tests/canvas/",
-    "tests/contract/test_postgresql", "tests/contract/test_etcd", "tests/contract/test_zookeeper",
-    "tests/contract/test_limits",
-    "tests/contract/test_local_postgresql", "tests/contract/test_hostile_tls.py",
-    "tests/contract/test_rolling_restart.py",
-    "tests/contract/test_grafana.py", "tests/contract/test_survey.py",
-    "tests/contract/test_sentinel",
-    "tests/contract/test_sidecar.py", "tests/worker/test_sidecar.py",
-    "tests/unit/test_docs.py::test_code_in_docs_runs_as_far_as_it_goes_without_servers",
-    "tests/unit/test_etcd_fuzz.py", "tests/unit/test_etcd_hostile.py",
-    "tests/unit/test_beat_ticks_clocks.py", "tests/worker/test_green.py",
-    "tests/cli/", "tests/web/", "tests/examples/", "tests/setups/",
-    "tests/worker/test_brokers.py", "tests/worker/test_inspect.py", "tests/worker/test_loading.py",
-    "tests/worker/test_operator_postgresql.py", "tests/worker/test_spawn.py",
-    "tests/worker/test_parking_bounds.py::test_1200",
-    "tests/worker/test_start.py", "tests/worker/test_zookeeper.py",
-    "tests/compat/", "tests/peers/", "tests/packaging/", "tests/spin/", "benchmarks/",
+    "tests/campaign/worker/test_campaign.py::test_short_campaign_over_one_authority",
+    "tests/campaign/worker/test_zookeeper.py",
+    "tests/campaign/beat/test_campaign.py::test_each_tick_is_sent_once_over",
+    "tests/promises/beat/test_ticks.py", "tests/promises/canvas/", "tests/nodes/test_postgresql",
+    "tests/nodes/test_etcd.py", "tests/nodes/test_zookeeper", "tests/nodes/test_limits",
+    "tests/nodes/test_local_postgresql", "tests/nodes/test_hostile_tls.py",
+    "tests/nodes/test_rolling_restart.py", "tests/tools/test_grafana.py",
+    "tests/nodes/test_survey.py", "tests/nodes/test_sentinel",
+    "tests/promises/lock/test_sidecar.py", "tests/promises/worker/test_sidecar.py",
+    "tests/tools/test_docs.py::test_code_in_docs_runs_as_far_as_it_goes_without_servers",
+    "tests/nodes/test_etcd_fuzz.py", "tests/nodes/test_etcd_hostile.py",
+    "tests/promises/beat/test_beat_ticks_clocks.py", "tests/promises/worker/test_green.py",
+    "tests/tools/cli/", "tests/tools/web/", "tests/tools/examples/", "tests/promises/setups/",
+    "tests/promises/worker/test_brokers.py", "tests/promises/worker/test_inspect.py",
+    "tests/promises/worker/test_loading.py", "tests/promises/worker/test_operator_postgresql.py",
+    "tests/promises/worker/test_spawn.py",
+    "tests/promises/worker/test_parking_bounds.py::test_1200",
+    "tests/promises/worker/test_start.py", "tests/promises/worker/test_zookeeper.py",
+    "tests/promises/compat/", "tests/promises/peers/", "tests/tools/packaging/",
+    "tests/protocol/spin/", "benchmarks/",
 )  # fmt: skip
 """Beginnings of the names with the mark `more`: `make test` leaves them to `make test-more`.
 
@@ -90,10 +92,12 @@ ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd", "[gevent")
 """Parts of the names of further tests with that mark."""
 
 WORKERS = (
-    "tests/worker/", "tests/compat/", "tests/peers/", "tests/setups/", "tests/beat/test_campaign",
-    "tests/beat/test_running", "tests/beat/test_ticks", "tests/examples/test_beat_example",
-    "tests/examples/test_demo.py", "tests/examples/test_examples", "tests/examples/test_recipes",
-    "tests/examples/test_postgresql_examples", "tests/examples/test_start_page",
+    "tests/promises/worker/", "tests/promises/compat/", "tests/promises/peers/",
+    "tests/promises/setups/", "tests/campaign/beat/test_campaign",
+    "tests/promises/beat/test_running", "tests/promises/beat/test_ticks",
+    "tests/tools/examples/test_beat_example", "tests/tools/examples/test_demo.py",
+    "tests/tools/examples/test_examples", "tests/tools/examples/test_recipes",
+    "tests/tools/examples/test_postgresql_examples", "tests/tools/examples/test_start_page",
 )  # fmt: skip
 """Beginnings of the names of files that have the mark `worker` as a whole."""
 

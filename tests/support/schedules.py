@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from tests.unit.beat_world import Beat
+from tests.promises.beat.beat_world import Beat
 
 LONG_AGO = datetime(2025, 11, 21, tzinfo=timezone.utc)
 
