@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..protocol.errors import QuorumUnavailable
+from ..protocol.texts import are_needed, of_nodes
+from ..protocol.values import NodeVote, Vote, quorum_of
 from .context import NO_QUORUM, PROBLEM, Site, on_site, table, timeout_option
 from .formatting import entry_lines, lines, start_lines, wait_lines, without_quorum
 
@@ -39,6 +41,7 @@ def command(site: Site, task: str, args: str, kwargs: str, timeout: float) -> in
     It shows the key, its holder, and whether the call would wait, run, fail or be skipped.
 
     ARGS is a JSON array: explain shop.charge '[17, 250]'. It sends nothing and locks nothing.
+    It writes keys with random names on the nodes, which expire within ten seconds.
     """
     from ..config.task_lock import lock_of
 
@@ -91,13 +94,15 @@ def _explain(
     site: Site, task: Any, lock: TaskLock, args: Sequence[Any], kwargs: Any, *, timeout: float
 ) -> int | None:
     from ..config.settings import enabled
+    from ..doctor.probe import probe
+    from ..doctor.quorum import votes_of
     from ..doctor.workers import waiting
     from ..locking.pauses import covering, limited
     from ..protocol import outcome
     from ..protocol.names import of_each
     from ..runtime.blocking import blocking
     from ..survey.snapshot import look_at
-    from ..survey.waiting import count_parked, waited_for
+    from ..survey.waiting import at_once, count_parked, waited_for
     from . import verdict
 
     how = lock.options(site.app)
@@ -107,6 +112,7 @@ def _explain(
     surveys: list[Survey] = []
     waits: list[dict[str, Any]] = []
     refusal: QuorumUnavailable | None = None
+    answering: list[str] = []
     is_free, unasked = True, ""
     if enabled(site.app.conf):
         try:
@@ -117,7 +123,13 @@ def _explain(
                 is_free = outcome.free(blocking(seen))[0]
         except QuorumUnavailable as error:
             refusal = error
-        waits, parked, unasked = waiting(site.app, timeout)
+        # Nor is it one if the node refuses to write; only a trial shows that.
+        addresses, prefix = site.redlock.client.addresses, site.redlock.prefix
+        (waits, parked, unasked), probes = at_once(
+            lambda: waiting(site.app, timeout), lambda: probe(addresses, prefix, timeout)
+        )
+        refusal = refusal or _too_few(votes_of(probes, prefix), resources)
+        answering = [one.name for one in probes if one.look.reachable]
         waits = [wait for wait in waits if not set(resources).isdisjoint(waited_for(wait))]
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
@@ -157,7 +169,8 @@ def _explain(
         "",
     ]
     pace = how.pace
-    said += _state(surveys) if refusal is None else without_quorum(refusal)
+    said += without_quorum(refusal, answering) if refusal is not None else []
+    said += _state(surveys, refusal)
     said += start_lines(entries, pace.starts, pace.text) if pace is not None else []
     said += [*wait_lines(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
     said += [f"see     {site.page(*page)}" for page in pages]
@@ -195,7 +208,20 @@ def _keys(keys: Iterable[str], limits: Iterable[int]) -> Iterator[str]:
         yield f"key   {key}" + (f", {limit} at a time" if limit > 1 else "")
 
 
-def _state(surveys: Sequence[Survey]) -> list[str]:
+def _too_few(votes: Sequence[NodeVote], resources: Sequence[str]) -> QuorumUnavailable | None:
+    """Return the error of a call if too few nodes grant a lock that is free; None if enough do."""
+    granting = sum(vote.vote is Vote.YES for vote in votes)
+    if granting >= (needed := quorum_of(len(votes))):
+        return None
+    said = f"{' + '.join(resources)}: {of_nodes(granting, len(votes))} can grant a lock"
+    return QuorumUnavailable(
+        f"{said}; {are_needed(needed)}: {', '.join(map(str, votes))}",
+        resource=" + ".join(resources),
+        votes=votes,
+    )
+
+
+def _state(surveys: Sequence[Survey], refusal: QuorumUnavailable | None) -> list[str]:
     said = []
     for survey in surveys:
         for entry in survey.entries:
@@ -204,4 +230,4 @@ def _state(surveys: Sequence[Survey]) -> list[str]:
                 if entry.waiting:
                     said.append(f"  waiting for it: {entry.waiting}")
     counted = any(entry.kind == "start" for survey in surveys for entry in survey.entries)
-    return said or ([] if counted else ["free: nobody holds or reserves it"])
+    return said or ([] if counted or refusal else ["free: nobody holds or reserves it"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -133,12 +133,21 @@ def _next(wait: Mapping[str, Any]) -> str:
     return f", by its rate; the next may start in {seconds:.1f} s" if known else ""
 
 
-def without_quorum(error: QuorumUnavailable) -> list[str]:
-    """Return the error's text, and a line for each node."""
+def without_quorum(error: QuorumUnavailable, answering: Collection[str] = ()) -> list[str]:
+    """Return the error's text, and a line for each node.
+
+    Args:
+        error: The error.
+        answering: Names of nodes that are known to answer, although their vote does not count.
+    """
     votes = ", ".join(map(str, error.votes))
     said = [str(error).removesuffix(votes).removesuffix(": ")]
     for vote in error.votes:
-        answer = f"does not answer: {vote.detail}" if vote.vote is Vote.SILENT else "answers"
+        answer = "answers"
+        if vote.vote is Vote.SILENT:
+            answers = vote.node in answering or "has no vote" in vote.detail
+            what = "answers, but has no vote" if answers else "does not answer"
+            answer = f"{what}: {vote.detail}"
         answer = "was not waited for" if vote.detail == NOT_WAITED_FOR else answer
         said.append(f"node {vote.node} {answer}")
     return said

@@ -55,7 +55,7 @@ def verdicts(
         how: Its options, resolved.
         limits: The resources that the call locks, each with the number of holders it may have.
         entries: All entries of these resources.
-        refusal: The reason, if the nodes could not be asked.
+        refusal: The reason, if the nodes could not be asked, or too few of them grant locks.
         kept_out: True if the nodes would refuse a reader now.
     """
     if not enabled(task.app.conf):
@@ -87,8 +87,8 @@ def _published(
         return Verdict("sent", "sends the message, whoever holds the lock")
     if refusal is not None:
         if how.on_unavailable == "raise":
-            return Verdict("raise", "raises QuorumUnavailable: too few nodes answer")
-        return Verdict("sent", "sends the message without a reservation: too few nodes answer")
+            return Verdict("raise", "raises QuorumUnavailable: too few nodes grant locks")
+        return Verdict("sent", "sends the message without a reservation: too few nodes grant it")
     reserved = [entry for entry in entries if entry.kind == "reservation" and entry.held]
     owner = next((e.owner for e in reserved if e.owner and e.owner.task_id), None)
     if owner is not None and belongs_to_other_task(owner, task):
@@ -170,16 +170,16 @@ def _refused(how: TaskOptions, refusal: NotAcquired, parked: bool) -> Verdict:
             "ask", f"does what {_name_of(how.on_conflict)} says, which is given the holder"
         )
     if action.do == "run":
-        return Verdict("unlocked", "runs WITHOUT its lock: too few nodes answer")
+        return Verdict("unlocked", "runs WITHOUT its lock: too few nodes grant locks")
     if action.do == "retry":
         until = _deadline(action)
         if few:
-            return Verdict("again", f"is sent again until enough nodes answer, {until}")
+            return Verdict("again", f"is sent again until enough nodes grant locks, {until}")
         if parked:
             return Verdict("parked", f"waits without a pool slot (parked), {until}")
         return Verdict("again", f"{waits}is sent again after a random time, {until}")
     if few:
-        return Verdict("raise", "fails with QuorumUnavailable: too few nodes answer")
+        return Verdict("raise", "fails with QuorumUnavailable: too few nodes grant locks")
     if action.do in ENDINGS:
         why = "the key is held" if how.rate is None else "none may start now"
         return Verdict(action.do, f"{waits}{ENDINGS[action.do]}: {why}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery
 from click.testing import CliRunner
 
@@ -305,8 +306,38 @@ def test_explain_counts_no_vote_of_nodes_just_started() -> None:
     with start_servers(3) as just_started:
         app = shop(just_started, redlock_restart_guard="uptime")
         data = told(app, "shop.charge", "[17]", code=3)
+        said = call(app, "shop.charge", "[17]").output
         Redlock.from_app(app).close()
     assert data["run"]["outcome"] == "again" and "it may have forgotten locks" in data["error"]
+    assert f"node 127.0.0.1:{just_started[0].port} answers, but has no vote: started " in said
+    assert "does not answer" not in said
+
+
+@pytest.mark.parametrize(
+    ("refused", "why"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), "it takes no writes: OOM "),
+        (("ACL", "SETUSER", "default", "-set"), "its user 'default' lacks +set"),
+    ],
+    ids=["full", "a right"],
+)
+def test_explain_counts_no_vote_of_nodes_that_refuse_writes(
+    refused: tuple[str, ...], why: str
+) -> None:
+    with start_servers(3) as servers:
+        app = shop(servers)
+        with Redlock.from_app(app).lock("order:17"):
+            for server in servers[1:]:
+                with redis.Redis(port=server.port) as client:
+                    client.execute_command(*refused)
+            data = told(app, "shop.charge", "[17]", code=3)
+            said = call(app, "shop.charge", "[17]").output
+        Redlock.from_app(app).close()
+    assert data["run"]["outcome"] == "again" and "1 of 3 nodes can grant a lock" in data["error"]
+    assert "is sent again until enough nodes grant locks" in data["run"]["text"]
+    assert f"node 127.0.0.1:{servers[0].port} answers\n" in said
+    assert f"node 127.0.0.1:{servers[2].port} answers, but has no vote: {why}" in said
+    assert "lock: pid " in said  # the holder is shown all the same
 
 
 def test_explain_says_that_a_task_takes_no_lock(app: Celery) -> None:
