@@ -74,12 +74,12 @@ def only(url: str, check: str, level: str = "wrong", *more: str) -> dict[str, An
     code, report = examined(of(url))
     one, *others = [one for one in report["findings"] if one["check"] not in (*more, "quorum")]
     assert not others, others
+    assert (one["check"], one["level"]) == (check, level), report["findings"]
     if check in GRANTING_CHECKS:
         said = f"can grant a lock, 1 is needed: nothing can be locked, and {check} says why"
         assert found(report, "wrong")["quorum"]["what"] == f"no quorum: 0 of 1 node {said}"
     else:
         assert "quorum" in report["fine"]
-    assert (one["check"], one["level"]) == (check, level), report["findings"]
     assert code == (level == "wrong")
     assert not set(one["hides"]) & set(report["fine"])
     return one
