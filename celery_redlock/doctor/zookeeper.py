@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..protocol.node_info import NodeInfo
 from ..stores.kinds import named
 from ..stores.plain import FOREVER_S
+from ..stores.tls import context_of
 from .plain import tried
 from .report import KEY_CHECKS, Finding, unchecked, warning, wrong
 from .report import ZOOKEEPER_CHECKS as CHECKS
@@ -59,7 +60,7 @@ def visit(reader: PlainReader, *, tries: bool) -> Details:
     store: Any = reader.connection
     members, version = {}, ""
     for member in store.address.members:
-        said = _srvr(member)
+        said = _srvr(member, store.address.tls)
         mode = re.search(r"^Mode: (\w+)", said, re.MULTILINE)
         members[member] = mode[1] if mode else SHARED if "whitelist" in said else ""
         found = re.search(r"Zookeeper version: ([\w.]+)", said)
@@ -84,12 +85,14 @@ def visit(reader: PlainReader, *, tries: bool) -> Details:
     )
 
 
-def _srvr(member: str) -> str:
+def _srvr(member: str, tls: Mapping[str, str] | None) -> str:
     host, _, port = member.rpartition(":")
-    said = b""
+    host, said = host.strip("[]"), b""
     try:
-        with socket.create_connection((host.strip("[]"), int(port)), ASK_S) as connection:
-            connection.settimeout(ASK_S)
+        connection = socket.create_connection((host, int(port)), ASK_S)
+        if tls is not None:
+            connection = context_of(tls).wrap_socket(connection, server_hostname=host)
+        with connection:
             connection.sendall(b"srvr")
             while len(said) < 4096 and (data := connection.recv(4096)):
                 said += data

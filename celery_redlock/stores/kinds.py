@@ -37,6 +37,7 @@ OWN = {
     "etcd": "etcd",
     "etcds": "etcd",
     "zookeeper": "zookeeper",
+    "zookeepers": "zookeeper",
 }
 """The package in here of each scheme. Their entry points are the same; without a look at the
 metadata of all installed packages this is faster, and works where there is none."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +22,7 @@ from click.testing import CliRunner
 from celery_redlock import (
     ConfigurationError,
     LeaseLost,
+    QuorumUnavailable,
     Redlock,
     ResourceHeld,
     SingletonTask,
@@ -29,8 +34,11 @@ from celery_redlock.config.task_lock import lock_of
 from celery_redlock.keepalive.supervisor import LeaseSupervisor
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
+from celery_redlock.server import free_port
 from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.stores.tls import context_of
 from celery_redlock.stores.zookeeper.address import QUIET
+from tests.support.certificates import Authority, openssl
 from tests.support.names import Log, Patch
 from tests.support.nodes import supervised_table
 from tests.support.wait import wait_until
@@ -413,6 +421,8 @@ def test_doctor_reports_no_quorum_where_zookeeper_refuses_writes(
         ("zookeeper://a/../b", "no node of ZooKeeper"),
         ("zookeeper://a?tls=1", "takes the option ttl"),
         ("zookeeper://a?ttl=1", "in seconds, 5 or more"),
+        ("zookeepers://a?ca=/nowhere", "certificates cannot be read"),
+        ("zookeepers://a?verify=false", "verify is yes or no, not 'false'"),
         ("zookeeper://a,b", ""),
     ],
 )
@@ -520,6 +530,106 @@ def test_missing_levels_of_a_zookeeper_path_that_we_may_not_make_are_named(
         lock_over([url]).check(timeout=10.0)
     doctor = CliRunner().invoke(command, ["doctor", "--nodes", url])
     assert "let a user who may do so run create /closed/a," in " ".join(doctor.output.split())
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    """The hosts of a server that wants a certificate of its clients, and a folder of them."""
+    pytest.importorskip("kazoo")
+    require()
+    folder = tmp_path_factory.mktemp("tls")
+    authority, other = Authority(folder, "ca"), Authority(folder, "other")
+    other.sign("client", "DNS:client")
+    authority.sign("client", "DNS:client")
+    cert, key = authority.sign("zookeeper", "IP:127.0.0.1")
+    store = folder / "server.p12"
+    openssl(
+        *("pkcs12", "-export", "-in", str(cert), "-inkey", str(key), "-out", str(store)),
+        *("-passout", "pass:secret"),
+    )
+    server = LocalZooKeeper(1, TTL)
+    port = free_port()
+    server.members[0].lines = [
+        "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+        f"secureClientPort={port}", "secureClientPortAddress=127.0.0.1",
+        f"ssl.keyStore.location={store}", "ssl.keyStore.password=secret",
+        f"ssl.trustStore.location={authority.ca}",
+    ]  # fmt: skip
+    with server:
+        yield f"127.0.0.1:{port}", folder
+
+
+def test_zookeeper_locks_over_tls_and_hands_over_to_waiters(
+    secured: tuple[str, Path], lock_over: Locks
+) -> None:
+    hosts, folder = secured
+    url = f"zookeepers://{hosts}/tls?ttl=5&ca={folder}/ca.pem"
+    url += f"&cert={folder}/ca-client.pem&key={folder}/ca-client.key"
+    mine, other = lock_over([url]), lock_over([url])
+    for redlock in (mine, other):
+        redlock.connect(10.0)
+    granted: list[float] = []
+
+    def wait() -> None:
+        with other.lock("r", wait=10.0):
+            granted.append(time.monotonic())
+
+    with mine.lock("r") as held:
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        time.sleep(1.5)  # so long that it has subscribed
+        assert not granted and not held.lost
+    released = time.monotonic()
+    waiter.join(10.0)
+    assert granted[0] - released < 0.5
+    begin = time.monotonic()
+    for _ in range(50):
+        mine.release(mine.acquire("s"))
+    assert time.monotonic() - begin < 10.0
+    doctor = CliRunner().invoke(command, ["doctor", "--nodes", url])
+    assert doctor.exit_code == 0, doctor.output
+    assert "does not serve" not in doctor.output
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ("ca={0}/other.pem&cert={0}/ca-client.pem&key={0}/ca-client.key", "verify failed"),
+        ("ca={0}/ca.pem&cert={0}/other-client.pem&key={0}/other-client.key", "no server"),
+        ("ca={0}/ca.pem", "no server"),
+    ],
+)
+def test_zookeeper_certificate_that_is_not_trusted_ends_the_connection(
+    secured: tuple[str, Path], lock_over: Locks, options: str, why: str
+) -> None:
+    hosts, folder = secured
+    redlock = lock_over([f"zookeepers://{hosts}/tls?ttl=5&{options.format(folder)}"])
+    redlock.connect(10.0)
+    with pytest.raises(QuorumUnavailable, match=why):
+        redlock.acquire("r")
+
+
+def test_answers_in_one_tls_record_are_all_read(tmp_path: Path) -> None:
+    """The socket has no more to read, and TLS has decrypted more than was asked for."""
+    session = pytest.importorskip("celery_redlock.stores.zookeeper.session")
+    authority = Authority(tmp_path, "ca")
+    there = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    there.load_cert_chain(*authority.sign("zookeeper", "DNS:zookeeper"))
+    there.num_tickets = 0
+    context = context_of({"ca": str(authority.ca)})
+    ours, theirs = socket.socketpair()
+    with ThreadPoolExecutor(1) as pool:
+        served = pool.submit(there.wrap_socket, theirs, server_side=True)
+        with (
+            context.wrap_socket(ours, server_hostname="zookeeper") as plain,
+            served.result() as far,
+        ):
+            far.sendall(b"12345678")
+            assert plain.recv(4) == b"1234"
+            handler = session._Handler(context)
+            assert handler.select([plain], [], [], 0.2)[0] == [plain]
+            assert plain.recv(4) == b"5678"
+            assert handler.select([plain], [], [], 0.2)[0] == []
 
 
 @pytest.mark.parametrize("quiet", [True, False])

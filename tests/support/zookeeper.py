@@ -19,6 +19,8 @@ from tests.support import wanting
 __all__ = ["LocalZooKeeper", "find_zookeeper", "missing", "require", "start_zookeeper"]
 
 JAR = "/usr/share/java/zookeeper.jar"
+FOR_TLS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
+"""What TLS needs beside those that the jar of the server names."""
 MEMORY = "/dev/shm"
 TICK_MS = 500
 """Shorter than a server's usual 2 s, so that tests need not wait for long: sessions of 1 to 10 s
@@ -80,7 +82,7 @@ class Member(GuardedProcess):
         options = ["-Xmx96m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         options.append(f"-Dlogback.configurationFile={self.directory / 'logback.xml'}")
         options.append("-Dzookeeper.jmx.log4j.disable=true")
-        classes = f"{self.directory}:{find_zookeeper()}"
+        classes = f"{self.directory}:{find_zookeeper()}:{FOR_TLS}"
         self._launch(["java", *options, "-cp", classes, main, str(config)])
         return self
 

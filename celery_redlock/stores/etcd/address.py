@@ -9,7 +9,6 @@ import contextlib
 import math
 import re
 import socket
-import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -20,6 +19,7 @@ from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
 from ...runtime.polling import SIZE
 from ..secrecy import PLAIN, Exposed, is_here, parted_members
+from ..tls import OPTIONS, check_options, context_of, unverified
 from .wire import MALFORMED, MAX_REPLY_BYTES, Replies, Request, answer, number, refusal, request
 
 __all__ = ["Connection", "EtcdAddress", "parse", "reason"]
@@ -30,7 +30,6 @@ TIMEOUT_S = 1.0
 MIN_TIMEOUT_S = 2.0
 """Minimum seconds to wait for an answer if there is another member, so that it can still answer
 once the first one is left (`LEAVE_S`)."""
-OPTIONS = ("ca", "cert", "key", "verify")
 NO_ANSWER = "its response is malformed"
 TOKEN = re.compile(rb"[ -~]{1,8192}")
 """The login token that a member may give us, for the head of each request."""
@@ -69,7 +68,7 @@ class EtcdAddress:
 
     @property
     def unverified(self) -> str:
-        return "verify" if self.tls and self.tls.get("verify") == "no" else ""
+        return unverified(self.tls)
 
     @property
     def exposed(self) -> Exposed:
@@ -138,7 +137,7 @@ class Connection:
         self._end, self._budget, self._replies = monotonic() + life, budget, Replies(largest)
         self._timeout = min(timeout, TIMEOUT_S)
         host, port = address.members[at]
-        context = None if address.tls is None else _context(address.tls)
+        context = None if address.tls is None else context_of(address.tls)
         self._sock = socket.create_connection((host, port), min(self._timeout, life))
         name = f"[{host}]" if ":" in host else host
         self.head = b"Host: %b:%d\r\n" % (name.encode("idna"), port)
@@ -242,10 +241,6 @@ def parse(url: str, where: str) -> EtcdAddress:
             f"{where}: {printable(unknown[0])!r} is no option of an {parts.scheme}:// URL;"
             f" etcds:// takes {', '.join(OPTIONS)}, etcd:// none"
         )
-    if options.get("verify", "yes") not in ("yes", "no"):
-        raise ConfigurationError(f"{where}: verify is yes or no, not {options['verify']!r}")
-    if "key" in options and "cert" not in options:
-        raise ConfigurationError(f"{where}: it names a key without the cert that it belongs to")
     if parts.path.strip("/"):
         raise ConfigurationError(
             f"{where}: {parts.path!r} stands behind its members, and etcd has no"
@@ -254,10 +249,7 @@ def parse(url: str, where: str) -> EtcdAddress:
     if len(set(members)) < len(members):
         raise ConfigurationError(f"{where}: it names a member twice; name each once")
     if secure:
-        try:
-            _context(options)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"{where}: its certificates cannot be read: {error}") from None
+        check_options(options, where)
     name = ",".join(f"{host}:{port}" for host, port in members)
     return EtcdAddress(
         name, tuple(members), (user, password) if user else None, options if secure else None
@@ -279,12 +271,3 @@ def _member(host: str) -> tuple[str, int]:
     if not parts.hostname or parts.port == 0:
         raise ValueError
     return parts.hostname, parts.port or PORT
-
-
-def _context(options: Mapping[str, str]) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=options.get("ca"))
-    if options.get("verify", "yes") == "no":
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    if "cert" in options:
-        context.load_cert_chain(options["cert"], options.get("key"))
-    return context

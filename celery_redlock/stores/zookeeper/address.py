@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 from urllib.parse import parse_qsl, unquote
 
 from ...protocol.errors import ConfigurationError
 from ..secrecy import PLAIN, Exposed, is_here, parted_members
+from ..tls import OPTIONS, check_options, unverified
 
 __all__ = ["QUIET", "SESSION_FACTOR", "ZooKeeperAddress", "parse"]
 
@@ -41,6 +43,7 @@ class ZooKeeperAddress:
         chroot: The node under which all of ours are.
         longest_ttl: Seconds that a lock is held at most without an extension.
         user: `user:password`, for the scheme `digest`; None without.
+        tls: The options for the TLS context; None for no TLS.
     """
 
     name: str
@@ -48,8 +51,8 @@ class ZooKeeperAddress:
     chroot: str
     longest_ttl: float
     user: str | None = field(repr=False)
+    tls: Mapping[str, str] | None = field(repr=False)
     store: ClassVar[str] = "ZooKeeper"
-    unverified: ClassVar[str] = ""
     least_timeout: ClassVar[float] = 2.0
     """Minimum seconds to wait for an answer, so that another server can give it."""
     moves: ClassVar[bool] = False
@@ -57,6 +60,10 @@ class ZooKeeperAddress:
     @property
     def identity(self) -> str:
         return ",".join(sorted(self.members)) + self.chroot
+
+    @property
+    def unverified(self) -> str:
+        return unverified(self.tls)
 
     @property
     def session(self) -> float:
@@ -80,16 +87,17 @@ class ZooKeeperAddress:
     def exposed(self) -> Exposed:
         """The way in which others can learn the password that is sent there, if there is one."""
         hosts = (member.rpartition(":")[0].strip("[]") for member in self.members)
-        if self.user is None or all(map(is_here, hosts)):
+        if self.user is None or self.tls is not None or all(map(is_here, hosts)):
             return None
-        return PLAIN, "use a network that nobody else reads: zookeeper:// has no TLS"
+        return PLAIN, "write zookeepers://, and name the secureClientPort of the servers"
 
 
 def parse(url: str, where: str) -> ZooKeeperAddress:
     """Return the address that a URL names.
 
     Args:
-        url: `zookeeper://user:password@host:port,host:port/chroot?ttl=20`.
+        url: `zookeeper://user:password@host:port,host:port/chroot?ttl=20`, or `zookeepers://` with
+            TLS, and then also the options of `tls.py`.
         where: Name of the URL in errors.
 
     Raises:
@@ -110,17 +118,22 @@ def parse(url: str, where: str) -> ZooKeeperAddress:
         ttl = float(options.pop("ttl", TTL_S))
     except ValueError:
         ttl = 0.0
-    if options:
-        raise ConfigurationError(f"{where}: a zookeeper:// URL takes the option ttl, and no other")
+    secure = parts.scheme == "zookeepers"
+    if any(not secure or name not in OPTIONS for name in options):
+        raise ConfigurationError(
+            f"{where}: a zookeeper:// URL takes the option ttl, and no other; zookeepers:// also"
+            f" takes {', '.join(OPTIONS)}"
+        )
+    if secure:
+        check_options(options, where)
     if not MIN_TTL_S <= ttl <= 86_400:
         raise ConfigurationError(
             f"{where}: ttl is the longest ttl of a lock in seconds, {MIN_TTL_S:g} or more; a"
             " session lasts twice as long"
         )
     name = ",".join(members) + chroot
-    return ZooKeeperAddress(
-        name, tuple(members), chroot, ttl, unquote(credentials) if credentials else None
-    )
+    user, tls = unquote(credentials) or None, options if secure else None
+    return ZooKeeperAddress(name, tuple(members), chroot, ttl, user, tls)
 
 
 def _member(host: str) -> str:

@@ -17,5 +17,6 @@ KIND = Kind(
     extra="zookeeper",
     many="ensembles",
     together="The servers of one ensemble stand in it together: zookeeper://one:2181,two:2181/root",
+    verify="write ca=PATH in its URL, and not verify=no",
     doctor="celery_redlock.doctor.zookeeper",
 )

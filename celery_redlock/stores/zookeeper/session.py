@@ -6,6 +6,8 @@ import contextlib
 import logging
 import math
 import re
+import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -33,6 +35,7 @@ from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import event
 from ...runtime.clock import monotonic
 from ..contract import Store
+from ..tls import context_of
 from .address import QUIET, SESSION_FACTOR, ZooKeeperAddress
 
 __all__ = ["ACQUIRED", "CALLS", "FREED", "LINES", "LOCKS", "Session", "failed_in", "place_in"]
@@ -54,10 +57,36 @@ SOON = (ConnectionLoss, OperationTimeoutError, SessionMovedError)
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
-    """Threads of kazoo that leave a host that does not accept connections soon."""
+    """Threads of kazoo that leave a host that does not accept connections soon.
+
+    Args:
+        context: The TLS context; None without TLS. That of kazoo trusts more, and hides its errors.
+
+    Attributes:
+        refused: Why the last connection could not be made; empty if there is one.
+    """
+
+    def __init__(self, context: ssl.SSLContext | None) -> None:
+        super().__init__()
+        self._context = context
+        self.refused = ""
 
     def create_connection(self, *args: Any, **options: Any) -> Any:
-        return super().create_connection(*args, **{**options, "timeout": LEAVE_S})
+        try:
+            made = super().create_connection(*args, **{**options, "timeout": LEAVE_S})
+            if self._context is not None:
+                made.settimeout(LEAVE_S)
+                made = self._context.wrap_socket(made, server_hostname=options["hostname"])
+        except OSError as error:
+            self.refused = Session.reason(error)
+            raise
+        self.refused = ""
+        return made
+
+    def select(self, reading: Any, *more: Any) -> Any:
+        """Return what can be read; also what TLS has decrypted already, which kazoo forgets."""
+        found = [one for one in reading if isinstance(one, ssl.SSLSocket) and one.pending()]
+        return (found, [], []) if found else super().select(reading, *more)
 
 
 class Session(Store):
@@ -78,13 +107,14 @@ class Session(Store):
     def connect(self) -> str:
         address = self.address
         user = {}
+        handler = _Handler(None if address.tls is None else context_of(address.tls))
         if address.user is not None:
             user = {"auth_data": [("digest", address.user)], "default_acl": CREATOR_ALL_ACL}
         self._client = client = KazooClient(
             hosts=",".join(address.members),
             timeout=address.session,
             connection_retry=KazooRetry(max_tries=-1, delay=REFRESH_S, max_delay=1.0),
-            handler=_Handler(),
+            handler=handler,
             logger=quiet,
             **user,
         )
@@ -93,7 +123,8 @@ class Session(Store):
         client.start_async()
         # kazoo reports a connection before it has logged in, and before we know of its session.
         if not self._known.wait(CONNECT_S) or not client.connected:
-            raise NodeError("no server of it answers, or they have no majority")
+            why = f" ({handler.refused})" if handler.refused else ""
+            raise NodeError(f"no server of it answers, or they have no majority{why}")
         if self.granted < address.session:
             longest = self.granted / SESSION_FACTOR
             raise ConfigurationError(
@@ -232,7 +263,8 @@ class Session(Store):
     def _leave(self) -> None:
         """Hang up on a server that does not answer, so that kazoo asks another."""
         with contextlib.suppress(Exception):
-            self._client._connection._socket.shutdown(2)
+            # Not that of an `SSLSocket`, which kazoo may be reading in another thread.
+            socket.socket.shutdown(self._client._connection._socket, socket.SHUT_RDWR)
 
     def _note_session(self, client: Any) -> None:
         """Note how long a session each server grants: kazoo keeps that to itself."""
