@@ -23,6 +23,8 @@ from tests.support import etcd, postgres
 __all__ = ["PREFIX", "Server", "eyes"]
 
 PREFIX = "redlock:"
+SHARED = "~shared"
+"""End of a reader's token, and of its entry in a wait queue."""
 
 Server: TypeAlias = LocalServer | LocalPostgres | LocalEtcd
 
@@ -52,6 +54,29 @@ class RedisEyes:
                 now = seconds * 1000 + micros / 1000
                 held += ((resource, token) for token, ends in readers if ends > now)
         return held
+
+    def queue(self, resource: str) -> tuple[list[str], list[tuple[str, float]]]:
+        """Return the tokens of the readers of a resource, and the writers in its wait queue.
+
+        Each writer with the time at which it joined, in seconds since 1970. A writer whose process
+        does not listen is left out.
+        """
+        look = self._client.pipeline()
+        look.time()
+        look.zrange(PREFIX + resource, 0, -1, withscores=True)
+        look.zrange(f"{PREFIX}{resource}#line", 0, -1, withscores=True)
+        time, held, waiters = look.execute(raise_on_error=False)
+        if not isinstance(time, tuple) or not isinstance(waiters, list):
+            return [], []  # it is loading its data, or has none of its memory left
+        held = held if isinstance(held, list) else []  # a writer's
+        now = time[0] * 1000 + time[1] / 1000
+        writers = [(name, since / 1e6) for name, since in waiters if not name.endswith(SHARED)]
+        channels = [name.rpartition(":")[0] for name, _since in writers]
+        listens = dict(self._client.pubsub_numsub(*channels)) if channels else {}
+        return (
+            [token for token, ends in held if ends > now],
+            [one for one, channel in zip(writers, channels, strict=True) if listens.get(channel)],
+        )
 
     def names(self) -> list[str]:
         """All that is there, by name."""

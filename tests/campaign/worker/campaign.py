@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import kombu
 
 from tests.campaign.worker.broker import BROKERS, VISIBILITY
 from tests.campaign.worker.chronicle import DEMOTED, Fault
-from tests.campaign.worker.feeder import RESOURCES, Feeder
+from tests.campaign.worker.feeder import READ, RESOURCES, Feeder
 from tests.campaign.worker.journal import now
 from tests.campaign.worker.liveness import BROKER_AWAY, Waits, judge_liveness
 from tests.campaign.worker.messages import judge_calls, judge_messages
@@ -35,6 +36,7 @@ from tests.campaign.worker.sentry import Sentry, leftovers
 from tests.campaign.worker.stage import MORE_POOLS, SLOTS, TTL, Stage
 from tests.campaign.worker.stores import STORES, lasting
 from tests.campaign.worker.tracing import read
+from tests.campaign.worker.turns import judge_queues
 from tests.campaign.worker.worker_acts import BY_ITSELF
 from tests.support.wait import wait_until
 
@@ -85,8 +87,9 @@ def campaign(
         wait_until(
             lambda: all(worker.ready for worker in stage.workers), START, "the workers are ready"
         )
-        feeder = Feeder(stage.app, stage.results, seed, reads=store == "redis")
-        sentry = Sentry(stage.standing, RESOURCES, stage.journal)
+        reads = store == "redis"
+        feeder = Feeder(stage.app, stage.results, seed, reads=reads)
+        sentry = Sentry(stage.standing, RESOURCES, stage.journal, READ if reads else ())
         nemesis = Nemesis(stage, feeder, seed, seconds, phases)
         faults = nemesis.chronicle.faults
         begin = now()
@@ -98,6 +101,8 @@ def campaign(
         unacked = 0
 
         def verdict() -> Verdict:
+            # Copied first: of a task that is done here, the accounts have all.
+            ledger = {id_: replace(sent) for id_, sent in dict(feeder.ledger).items()}
             lines = stage.journal.read()
             sights = list(sentry.sights.values())
             until = now() - 3.0
@@ -108,11 +113,12 @@ def campaign(
             )  # fmt: skip
             waits.append(
                 judge_liveness(
-                    found, dict(feeder.ledger), lines, alive, faults, sights, sentry.stalls,
+                    found, ledger, lines, alive, faults, sights, sentry.stalls,
                     SLOTS, until, at_once=stage.broker.at_once,
                     starved=sentry.starved,
                 )
             )  # fmt: skip
+            judge_queues(found, ledger, lines, faults, sentry.queues)
             return found
 
         def look() -> bool:

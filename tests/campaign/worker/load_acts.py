@@ -44,15 +44,20 @@ class LoadActs(Crew):
             yield 8.0
 
     def stream(self) -> Steps:
-        """Send readers of one key, each before the last has ended, and mostly writers as well."""
+        """Send readers of one key, each before the last has ended, and a few writers between them.
+
+        Only one writer for the key that nobody else writes: it waits for as long as readers pass
+        it, and the readers behind it have no other writer to wait for.
+        """
         resource = self.choose.choice(READ)
         if not self.feeder.is_read(resource):
             return
         with self.chronicle.fault("stream of readers"):
             for number in range(14):
                 self.feeder.send(resource, 1.5, task="reading")
-                if resource != SELDOM_WRITTEN and number % 5 == 3:
-                    self.feeder.send(resource, 0.1, task="writing")
+                if number == 3 or (resource != SELDOM_WRITTEN and number in (8, 13)):
+                    # Its body runs until the next reader is sent.
+                    self.feeder.send(resource, 0.5, task="writing")
                 yield 0.4
 
     def restart_busy(self) -> Steps:

@@ -60,9 +60,10 @@ VERDICTS = (
     "a third client wins nothing while two split the votes | expected; must end by jitter",
     "a key that is free and wanted (its message is with a worker that has a free slot, or in the"
     " queue while some worker has one) is taken later than 1 s; an unrelated no-op waits longer"
-    " than 1 s where a slot is free; a reader waits longer than 1 s where a key is only read and no"
-    " writer waits; readers that come later than a writer that waits are let in for longer than 1 s"
-    "; the prefetch window at rest is not what it was; a message is unacknowledged at rest"
+    " than 1 s where a slot is free; a reader waits longer than 1 s where a key is only read and"
+    " no writer waits; readers that come later than a writer that waits are let in for longer than"
+    " 1 s, or by a node in whose queue it stands; a worker joins a queue as a writer where none"
+    " is; the prefetch window at rest is not what it was; a message is unacknowledged at rest"
     " | **VIOLATION**",
     "a process asked, heard or concluded something against the rules of the algorithm, by its own"
     " trace | **VIOLATION**",

@@ -8,10 +8,12 @@ from __future__ import annotations
 import bisect
 import contextlib
 import threading
+import time
 from dataclasses import dataclass, field
 
 from tests.campaign.worker.journal import Journal, Process, now, short
-from tests.support.eyes import Server, eyes
+from tests.campaign.worker.queues import Look, Queues
+from tests.support.eyes import RedisEyes, Server, eyes
 
 EVERY = 0.08
 """Seconds between two looks."""
@@ -41,20 +43,35 @@ class Sight:
 class Sentry:
     """Looks until it is closed.
 
+    Args:
+        nodes: The servers.
+        resources: The keys.
+        journal: The accounts of the processes.
+        read: Those of the keys whose wait queues are looked at as well.
+
     Attributes:
         sights: By resource and token.
         alive: When each process was last seen alive, just before the look.
         stalls: When this machine, or at least this process, stood still.
         network: The thread that carries the links, by its native id.
         broker: The broker's process; 0 where it has many.
+        queues: What the wait queues have shown.
     """
 
-    def __init__(self, nodes: list[Server], resources: tuple[str, ...], journal: Journal):
+    def __init__(
+        self,
+        nodes: list[Server],
+        resources: tuple[str, ...],
+        journal: Journal,
+        read: tuple[str, ...] = (),
+    ) -> None:
         self.sights: dict[tuple[str, str], Sight] = {}
         self.alive: dict[Process, float] = {}
         self.dead: set[Process] = set()
         self.stalls: list[tuple[float, float]] = []
         self.network = self.broker = 0
+        self.queues = Queues()
+        self._read = read
         self._queued: dict[str, list[tuple[float, float]]] = {}
         self._nodes = nodes
         self._resources = resources
@@ -88,7 +105,18 @@ class Sentry:
             with contextlib.suppress(*looks.blind):
                 for resource, token in looks.tokens(self._resources):
                     self._see(number, resource, token, at)
+                if isinstance(looks, RedisEyes):
+                    self._see_queues(number, looks)
         looks.close()
+
+    def _see_queues(self, number: int, looks: RedisEyes) -> None:
+        for resource in self._read:
+            readers, writers = looks.queue(resource)
+            at, wall = now(), time.time()
+            tokens = frozenset(map(short, readers))
+            joined = frozenset((name, round(at - wall + since, 3)) for name, since in writers)
+            with self._lock:
+                self.queues.see(number, resource, Look(at, tokens, joined))
 
     def _see(self, number: int, resource: str, token: str, at: float) -> None:
         name = short(token)

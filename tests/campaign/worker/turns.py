@@ -7,10 +7,13 @@ later are not to be let in before it. Both within a second, where somebody has a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from tests.campaign.worker.chronicle import Fault
 from tests.campaign.worker.feeder import Sent
+from tests.campaign.worker.journal import Line, Process
 from tests.campaign.worker.oracle import Verdict
+from tests.campaign.worker.queues import Queues
 from tests.campaign.worker.sentry import Sight
 from tests.campaign.worker.slots import SEEN
 from tests.campaign.worker.spans import Spans, longest, union, without
@@ -21,6 +24,9 @@ WAIT = 1.0
 """Seconds that a key may be free and wanted."""
 BARRIER = 1.0
 """Seconds for which new readers let a writer pass that was called, or has just gone."""
+NEAR = 1.0
+"""Seconds before and after a fault of a node in which it may not notify a writer, and then lets
+readers pass it."""
 KEPT_OUT = "a reader waits, and neither is the key written nor does a writer wait"
 PASSED = "a writer waits, and readers that come later are let in"
 
@@ -98,3 +104,46 @@ def judge_turns(
                         verdict.problem(PASSED, body.begin, text)
                         break
     return kept_out, passed
+
+
+def judge_queues(
+    verdict: Verdict,
+    ledger: Mapping[str, Sent],
+    lines: Mapping[Process, Sequence[Line]],
+    faults: Sequence[Fault],
+    queues: Queues,
+) -> None:
+    """Judge what the queues have shown; add violations to the verdict.
+
+    Args:
+        verdict: That on the locks.
+        ledger: All that was sent, copied before the accounts were read.
+        lines: The accounts.
+        faults: What was done.
+        queues: The findings.
+    """
+    # A quorum that lets a reader in has one of these.
+    least = verdict.nodes - verdict.quorum + 1
+    for (key, token), nodes in list(queues.passed.items()):
+        seen = [at for at in nodes.values() if not _near(faults, at)]
+        if len(seen) >= least:
+            text = f"{key} reader's token {token} on {len(seen)} nodes, past a writer in the queue"
+            verdict.problem(PASSED, min(seen), text)
+    last: dict[str, float] = {}
+    for of_one in lines.values():
+        for line in of_one:
+            last[line.task] = max(line.at, last.get(line.task, 0.0))
+    writers: dict[str, list[tuple[float, float]]] = {}
+    for sent in ledger.values():
+        if sent.task != READS:
+            end = last.get(sent.id, float("inf")) if sent.done else float("inf")
+            writers.setdefault(sent.resource, []).append((sent.at, end))
+    for (key, (name, joined)), nodes in list(queues.stood.items()):
+        alone = not any(begin <= joined <= end for begin, end in writers.get(key, ()))
+        if alone and len(nodes) >= least:
+            text = f"{key} {name} joined the queue as a writer at {joined:.3f}, and there is none"
+            verdict.problem(KEPT_OUT, joined, text)
+
+
+def _near(faults: Sequence[Fault], at: float) -> bool:
+    return any(fault.nodes and fault.touches(at - NEAR, at + NEAR) for fault in faults)
