@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 import warnings
 from html.parser import HTMLParser
@@ -13,13 +14,14 @@ from typing import Any
 
 import pytest
 import redis
+from celery import Celery
 from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.protocol.texts import printable
 from celery_redlock.protocol.values import Owner
-from celery_redlock.web import make_app
+from celery_redlock.web import make_app, sources
 from celery_redlock.web.formatting import named_in, quoted
 from tests.support.names import Patch, Servers
 from tests.support.nodes import TOKEN
@@ -120,6 +122,25 @@ def test_page_without_a_quorum_shows_the_time_of_its_data(
     one = client.get("/lock.json?resource=order:1").json
     assert one["failure"] and one["entries"] == []
     assert "Free:" not in Text(client.get("/lock?resource=order:1").text).seen
+
+
+def test_page_says_that_it_is_looking_before_the_first_survey_has_ended(
+    serve_app: Any, servers: Servers, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr(sources, "PAGE_WAIT_S", 0.0)
+    looking = threading.Event()
+    for look in ("survey", "examine"):
+        monkeypatch.setattr(sources, look, lambda *_, **_more: looking.wait(30.0) and None)
+    app = Celery("shop", broker="memory://", set_as_current=False)
+    app.conf.redlock_nodes = [server.url for server in servers]
+    client = serve_app(app)
+    for path in ("/", "/nodes"):
+        seen = Text(client.get(path).text).seen
+        assert "Looking at the nodes. They have not answered yet" in seen
+    stats = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", client.get("/").text)
+    looking.set()
+    assert [name for name, _ in stats[:3]] == ["Held", "Reserved", "Waiting"] and len(stats) == 5
+    assert {value for _name, value in stats} == {"\N{EN DASH}"}
 
 
 def test_old_rows_are_grey_and_say_since_when_they_are_not_updated(
