@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -46,6 +47,7 @@ class Watched:
 
     Attributes:
         due: The time of the next extension or look; infinity while a round is under way. Seconds.
+        block: A weak reference to the exit of the block that it is held for, or None.
         look: Function that checks its work, and returns the seconds until it must be called again.
         looks: The time of the next call of `look`; seconds.
     """
@@ -54,6 +56,7 @@ class Watched:
     until: float
     lost: Callable[[Claim], None]
     due: float = math.inf
+    block: weakref.ref[object] | None = None
     look: Callable[[], float] = lambda: math.inf
     looks: float = math.inf
 
@@ -142,6 +145,7 @@ class Watchdog:
         clock: The clock of leases; seconds.
         read: Function that reads answers nobody waits for, and returns True if none is missing.
         timer: The factory of the timer that calls the watchdog when something is due.
+        block_over: Function that takes a claim whose block is over, to have it released.
     """
 
     def __init__(
@@ -150,7 +154,9 @@ class Watchdog:
         clock: Callable[[], float],
         read: Callable[[], bool] = lambda: True,
         timer: Callable[[Callable[[], float | None]], Timer] = Timer,
+        block_over: Callable[[Claim], object] = lambda claim: None,
     ) -> None:
+        self._block_over = block_over
         self._extend = extend
         self._clock = clock
         self._read = read
@@ -168,6 +174,7 @@ class Watchdog:
         claim: Claim,
         lost: Callable[[Claim], None],
         max_lifetime: float | None = None,
+        block: weakref.ref[object] | None = None,
     ) -> None:
         """Extend `claim` from now on, and call `lost(claim)` if it is lost.
 
@@ -175,10 +182,11 @@ class Watchdog:
             claim: A held claim.
             lost: Called in the watchdog's thread, or in its loop; `claim.lost` is the reason.
             max_lifetime: Seconds after the grant at which extension ends; None for never.
+            block: A weak reference to the exit of the block that it is held for, or None.
         """
         assert claim.granted_at is not None
         until = claim.granted_at + max_lifetime if max_lifetime else math.inf
-        watched = Watched(claim, until, lost)
+        watched = Watched(claim, until, lost, block=block)
         with self.lock:
             self.schedule.add(watched, self._clock())
             self._timer.begin()
@@ -243,6 +251,9 @@ class Watchdog:
         with self.lock:
             now, wakes, self._wakes = self._clock(), self._wakes, -math.inf
             due = self.schedule.take(now) if wakes <= now else []
+        for watched in due:
+            if watched.block is not None and watched.block() is None:
+                self._block_over(watched.claim)
         if due:
             self.extend_due(due)
         if self._reads <= self._clock():

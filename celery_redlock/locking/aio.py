@@ -12,7 +12,8 @@ import contextlib
 import inspect
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+import weakref
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -28,10 +29,11 @@ from ..runtime.loop_polling import LoopPoll, LoopTimer
 from ..stores.driver import BATCH
 from ..stores.kinds import NodeSpec
 from . import leases
+from .block import Exit
 from .client import LockClient, instances
 from .held import HeldLease
 from .redlock import Redlock
-from .request import LockRequest
+from .request import LockRequest, request_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -95,9 +97,23 @@ class AsyncHeldLease(HeldLease):
         self._bind()
         return cast("AsyncHeldLease", await self._enter())
 
-    async def __aexit__(self, *_error: object) -> None:
+    def _leave_async_block(self, *_error: object) -> Coroutine[Any, Any, None]:
+        leaving = self._leaving()
+        if self._exit is not None and not self._nested:
+            # The `async with` has called its exit, and waits for this coroutine from now on.
+            self._exit = weakref.ref(leaving, self._block_over)
+        return leaving
+
+    async def _leaving(self) -> None:
         if not self._leave_nested():
             await self._release()
+
+    if TYPE_CHECKING:
+
+        async def __aexit__(self, *_error: object) -> None: ...
+
+    else:
+        __aexit__ = Exit(_leave_async_block)
 
     async def acquire(self, wait: float | None = None) -> bool:  # type: ignore[override]
         """Acquire the lock, and extend it from now on; see `HeldLease.acquire`."""
@@ -285,7 +301,7 @@ class AsyncRedlock:
     async def acquire(self, resource: Resources, **asked: Unpack[Patient]) -> Lease:
         """Acquire a lease. Nothing extends it; see `Redlock.acquire`."""
         client = self.client
-        return await leases.acquire(client, client.request(resource, **asked))
+        return await leases.acquire(client, request_of(client, resource, **asked))
 
     async def extend(self, lease: Lease) -> Lease:
         """Renew a lease for its ttl from now; see `Redlock.extend`."""

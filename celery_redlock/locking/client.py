@@ -9,42 +9,45 @@ never owns, extends or releases the leases of its parent.
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import socket
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 from ..config.checks import MIN_TTL
-from ..config.options import check_option
 from ..events import emit, has_listeners, has_release_listeners
 from ..keepalive.registry import LeaseRegistry
 from ..keepalive.watchdog import Watchdog
 from ..protocol import outcome, quorum
 from ..protocol.claim import Claim
-from ..protocol.errors import ConfigurationError, NotAcquired, ResourceHeld
+from ..protocol.errors import NotAcquired, ResourceHeld
 from ..protocol.lease import FENCE_LIMIT
-from ..protocol.names import Limit, Resources, base_of, checked_names, paired, slots_of
+from ..protocol.names import Limit, base_of, slots_of
 from ..protocol.quorum import Released
 from ..protocol.restart_guard import RestartGuard
 from ..protocol.round import Round, Steps
-from ..protocol.texts import shown
+from ..protocol.texts import event, printable, shown
 from ..protocol.values import Owner, Query
 from ..runtime.clock import monotonic
 from ..runtime.greenlets import refuse_eventlet
 from ..runtime.polling import SharedPoll
 from ..runtime.timer import Timer
 from ..stores.driver import Driver
-from ..stores.kinds import Address, named, refuse, refuse_ttl
+from ..stores.kinds import Address, named, refuse
 from .acquisition import Acquisition
 from .prolonging import Prolonging
 from .pubsub import ReleaseSubscriber
 from .request import LockRequest
 
 __all__ = ["LockClient"]
+
+logger = logging.getLogger("celery_redlock.lock")
 
 T = TypeVar("T")
 
@@ -109,10 +112,13 @@ class LockClient:
             poll=self._poll,
         )
         self.wakeup = ReleaseSubscriber(self.addresses, self.prefix, self._poll)
-        self.watchdog = Watchdog(self._extend, monotonic, self._read, self._timer)
+        self.watchdog = Watchdog(
+            self._extend, monotonic, self._read, self._timer, self.release_soon
+        )
         self.prolonging = Prolonging(self)
         self.claims: dict[str, Claim] = {}
         self.unread: set[str] = set()  # tokens whose release has not been answered yet
+        self._left_over: deque[Claim] = deque()
         self._notified: dict[str, float] = {}
         self._many = MAX_EXPIRED
 
@@ -137,65 +143,9 @@ class LockClient:
     def patience(self, ttl: float) -> float:
         return min(self.node_timeout, ttl / 10)
 
-    def request(
-        self,
-        resource: Resources,
-        *,
-        ttl: float | None = None,
-        wait: float = 0.0,
-        owner: Owner | None = None,
-        fencing: bool | None = None,
-        limit: int | Sequence[int] = 1,
-        shared: bool = False,
-    ) -> LockRequest:
-        """Check the arguments of a call, and add this client's defaults.
-
-        Raises:
-            ConfigurationError: An argument has no meaning, or does not go with another.
-        """
-        check_option("wait", wait)
-        checked = check_option("limit", limit)
-        if callable(checked):
-            raise ConfigurationError(f"limit must be a number, or one for each name: {limit!r}")
-        if owner is not None and not isinstance(owner, Owner):
-            raise ConfigurationError(f"owner must be an Owner or None; it is {owner!r}")
-        fencing = self.fencing if fencing is None else bool(check_option("fencing", fencing))
-        names = checked_names(resource, fencing=fencing)
-        if isinstance(checked, tuple):
-            names, checked = paired([resource] if isinstance(resource, str) else resource, checked)
-        if fencing:
-            refuse(self.kind, "a fencing token", "fencing")
-        if checked != 1:
-            refuse(self.kind, "a limit", "limits")
-        if len(names) > 1:
-            refuse(self.kind, "a lock of several keys", "several")
-        if fencing and checked != 1:
-            raise ConfigurationError(
-                f"{shown(names)}: with a limit there are several holders at a time, and a fencing"
-                " token would refuse the writes of all but the last; give fencing=False"
-            )
-        if check_option("shared", shared):
-            refuse(self.kind, "shared=True", "shared")
-            if fencing or checked != 1 or len(names) > 1:
-                raise ConfigurationError(
-                    f"{shown(names)}: a shared lock is of one resource, without a limit and without"
-                    " a fencing token, which would refuse the writes of all readers but the last:"
-                    " give one name, limit=1 and fencing=False"
-                )
-        ttl = self.ttl if ttl is None else check_option("ttl", ttl)
-        refuse_ttl(self.addresses[0], "ttl", ttl)
-        return LockRequest(
-            names=names,
-            ttl=ttl,
-            wait=wait,
-            owner=owner,
-            fencing=fencing,
-            limit=checked,
-            shared=shared,
-        )
-
     async def acquire(self, request: LockRequest, adopt: Callable[[Claim], None]) -> Claim:
         """Acquire a lock; see `Acquisition`."""
+        self._release_left_over()  # it may be in the way
         return await Acquisition(self, request, adopt).run()
 
     def granted(self, claim: Claim, ballot: Round) -> None:
@@ -253,19 +203,14 @@ class LockClient:
             ):
                 held = claim.held(monotonic())
                 self.unread.add(claim.token)
-                self.driver.start(partial(self._release, claim), partial(self._released, claim))
-                self.watchdog.read_soon()
+                self._start_release(claim)
                 return held
             released = await self.ask(partial(self._release, claim))
         except BaseException:
-            try:
-                await self.ask(lambda now: quorum.release(claim, now, 0.0))
-            finally:
-                self.forget(claim)
+            await self.ask(lambda now: quorum.release(claim, now, 0.0))
+            self.forget(claim)
             raise
         self._released(claim, released)
-        if has_listeners() and claim.granted_at is not None:
-            emit("released", claim.lease(monotonic), released.held)
         return released.held
 
     def _release(self, claim: Claim, now: float) -> Steps[Released]:
@@ -279,6 +224,35 @@ class LockClient:
             if len(self._notified) > MAX_EXPIRED:
                 self._notified.clear()
             self._notified[base_of(claim.resource)] = monotonic()
+        if has_listeners() and claim.granted_at is not None:
+            emit("released", claim.lease(monotonic), released.held)
+
+    def unreleased(self, claim: Claim) -> bool:
+        """Return True if the release of a claim has not begun, or was interrupted."""
+        return not claim.ended or (claim.token in self.claims and claim.token not in self.unread)
+
+    def release_soon(self, claim: Claim) -> None:
+        """Have a claim released whose block is over, because its own release was interrupted."""
+        if claim.token in self.claims:
+            self._left_over.append(claim)
+            self.watchdog.retry_soon(0.0)
+
+    def _release_left_over(self) -> None:
+        while self._left_over:
+            claim = self._left_over.popleft()
+            self.watchdog.drop(claim)
+            logger.warning(
+                "an exception interrupted the release of the lock %s at the end of its block; it is"
+                " released now",
+                printable(claim.resource),
+                extra=event("release_interrupted", claim.resource),
+            )
+            self.registry.releasing(claim)
+            self._start_release(claim)
+
+    def _start_release(self, claim: Claim) -> None:
+        self.driver.start(partial(self._release, claim), partial(self._released, claim))
+        self.watchdog.read_soon()
 
     def require(self, feature: str, needs: str) -> None:
         """Refuse a feature if the store lacks a capability that it needs; see `contract.refuse`."""
@@ -310,6 +284,7 @@ class LockClient:
             await self.ask(lambda now: quorum.release(bearer, now, 0.0))
 
     def _read(self) -> bool:
+        self._release_left_over()
         self.prolonging.now()
         patience = max(0.001, min(self.node_timeout, self.watchdog.next_due - monotonic()))
         finished = self.prolonging.finish(patience)

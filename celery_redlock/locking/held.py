@@ -29,8 +29,8 @@ from ..protocol.values import Owner
 from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
 from . import stack
+from .block import Block
 from .request import LockRequest
-from .unused import Unused
 
 if TYPE_CHECKING:
     from .redlock import Redlock
@@ -58,7 +58,7 @@ def current_lease() -> HeldLease:
         RedlockError: There is none, because the caller is in no locked task or block.
     """
     for held in stack.leases():
-        if held._pid == os.getpid():
+        if held._pid == os.getpid() and not held._left_over:
             return held
     raise RedlockError(
         "there is no current lease: current_lease() works inside a task with a lock, or inside a"
@@ -66,7 +66,7 @@ def current_lease() -> HeldLease:
     )
 
 
-class HeldLease(Unused):
+class HeldLease(Block):
     """A lock that is held, and extended until it is released. Also a context manager.
 
     Attributes:
@@ -109,7 +109,6 @@ class HeldLease(Unused):
         # Inside blocks that hold some of the resources: the names to acquire, and those blocks.
         self._own = self.resources
         self._outers: tuple[HeldLease, ...] = ()
-        self._nested = 0  # blocks inside this one that share its lock
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {printable(self.resource)}, {self.remaining():.3f} s left>"
@@ -128,23 +127,13 @@ class HeldLease(Unused):
             return outers[0]
         self._outers, self._own = outers, rest
         self._taken_by = _user()
+        self._begin_block()
         if rest:
             await self._acquire()
         else:
             self.claim = None
             stack.push(self)
         return self
-
-    def __exit__(self, *_error: object) -> None:
-        if not self._leave_nested():
-            self.release()
-
-    def _leave_nested(self) -> bool:
-        """Leave a nested block that shares this lock; return False if this block itself is left."""
-        if not self._nested:
-            return False
-        self._nested -= 1
-        return True
 
     async def __aenter__(self) -> object:
         self.unused = False
@@ -177,7 +166,7 @@ class HeldLease(Unused):
         try:
             claim = await client.acquire(request, self._adopt)
             stack.push(self)
-            client.watchdog.watch(claim, self._lost, self.max_lifetime)
+            client.watchdog.watch(claim, self._lost, self.max_lifetime, self._exit)
             client.registry.granted(claim, self.max_lifetime)
         except BaseException:
             await self._release()
@@ -201,7 +190,7 @@ class HeldLease(Unused):
 
     async def _give_back(self, wait: bool) -> bool:
         claim, client, held = self.claim, self.redlock.client, False
-        if claim is not None and not claim.ended and self._pid == os.getpid():
+        if claim is not None and self._pid == os.getpid() and client.unreleased(claim):
             held = await client.release(claim, wait=wait)
         elif claim is not None and claim.token not in client.unread:
             client.registry.unregister(claim)
@@ -240,6 +229,7 @@ class HeldLease(Unused):
         """Take it off the stack of the locks that this thread's work runs under."""
         self._outers, self._own = (), self.resources
         stack.drop(self)
+        self._exit = None
 
     @property
     def token(self) -> str:
@@ -329,6 +319,12 @@ class HeldLease(Unused):
             votes=last_votes(claim, self.redlock.nodes),
         )
 
+    def _block_over(self, leave: object) -> None:
+        if leave is self._exit:
+            if self.claim is not None and self.claim.token:
+                self.redlock.client.release_soon(self.claim)
+            stack.drop(self)
+
     def _enclosing(self) -> tuple[tuple[HeldLease, ...], tuple[str, ...]]:
         """Return the outer blocks that hold some of its resources, and the names left over."""
         outers: list[HeldLease] = []
@@ -341,8 +337,8 @@ class HeldLease(Unused):
         return tuple(outers), rest
 
     def _ours(self) -> bool:
-        """Return True if it was acquired by this very thread, greenlet or asyncio task."""
-        return self._pid == os.getpid() and self._taken_by == _user()
+        """Return True if this very thread, greenlet or asyncio task has it."""
+        return self._pid == os.getpid() and self._taken_by == _user() and not self._left_over
 
     def _adopt(self, claim: Claim) -> None:
         self.claim = claim

@@ -24,6 +24,7 @@ from ..stores.kinds import NodeSpec, parse_nodes
 from . import leases
 from .client import LockClient
 from .held import HeldLease
+from .request import request_of
 
 __all__ = ["Redlock"]
 
@@ -234,8 +235,15 @@ class Redlock:
             ResourceHeld: Another holds it.
             QuorumUnavailable: Too few nodes answered.
         """
-        request = self.client.request(
-            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit, shared=shared
+        request = request_of(
+            self.client,
+            resource,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            fencing=fencing,
+            limit=limit,
+            shared=shared,
         )
         return blocking(leases.acquire(self.client, request))
 
@@ -316,8 +324,15 @@ class Redlock:
             raise ConfigurationError(
                 f"on_lost must be a callable that takes the lease, or None; it is {on_lost!r}"
             )
-        request = self.client.request(
-            resource, ttl=ttl, wait=wait, owner=owner, fencing=fencing, limit=limit, shared=shared
+        request = request_of(
+            self.client,
+            resource,
+            ttl=ttl,
+            wait=wait,
+            owner=owner,
+            fencing=fencing,
+            limit=limit,
+            shared=shared,
         )
         held = HeldLease(self, request, max_lifetime=max_lifetime, on_lost=on_lost)
         held.unused = True

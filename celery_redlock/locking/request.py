@@ -5,14 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from ..config.options import check_option
 from ..protocol.errors import ConfigurationError
-from ..protocol.names import Limit, Limits, of_each, plain
+from ..protocol.names import Limit, Limits, Resources, checked_names, of_each, paired, plain
 from ..protocol.rate import Rate
 from ..protocol.texts import shown
 from ..protocol.values import Owner
+from ..stores.kinds import refuse, refuse_ttl
 
-__all__ = ["LockRequest"]
+if TYPE_CHECKING:
+    from .client import LockClient
+
+__all__ = ["LockRequest", "request_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +103,61 @@ class LockRequest:
                     f" resource, {name}, with limit={theirs[name]}, which does not keep so many"
                     " out; give the outer one the smaller limit"
                 )
+
+
+def request_of(
+    client: LockClient,
+    resource: Resources,
+    *,
+    ttl: float | None = None,
+    wait: float = 0.0,
+    owner: Owner | None = None,
+    fencing: bool | None = None,
+    limit: int | Sequence[int] = 1,
+    shared: bool = False,
+) -> LockRequest:
+    """Check the arguments of a call, and add the defaults of its client.
+
+    Raises:
+        ConfigurationError: An argument has no meaning, or does not go with another.
+    """
+    check_option("wait", wait)
+    checked = check_option("limit", limit)
+    if callable(checked):
+        raise ConfigurationError(f"limit must be a number, or one for each name: {limit!r}")
+    if owner is not None and not isinstance(owner, Owner):
+        raise ConfigurationError(f"owner must be an Owner or None; it is {owner!r}")
+    fencing = client.fencing if fencing is None else bool(check_option("fencing", fencing))
+    names = checked_names(resource, fencing=fencing)
+    if isinstance(checked, tuple):
+        names, checked = paired([resource] if isinstance(resource, str) else resource, checked)
+    if fencing:
+        refuse(client.kind, "a fencing token", "fencing")
+    if checked != 1:
+        refuse(client.kind, "a limit", "limits")
+    if len(names) > 1:
+        refuse(client.kind, "a lock of several keys", "several")
+    if fencing and checked != 1:
+        raise ConfigurationError(
+            f"{shown(names)}: with a limit there are several holders at a time, and a fencing"
+            " token would refuse the writes of all but the last; give fencing=False"
+        )
+    if check_option("shared", shared):
+        refuse(client.kind, "shared=True", "shared")
+        if fencing or checked != 1 or len(names) > 1:
+            raise ConfigurationError(
+                f"{shown(names)}: a shared lock is of one resource, without a limit and without"
+                " a fencing token, which would refuse the writes of all readers but the last:"
+                " give one name, limit=1 and fencing=False"
+            )
+    ttl = client.ttl if ttl is None else check_option("ttl", ttl)
+    refuse_ttl(client.addresses[0], "ttl", ttl)
+    return LockRequest(
+        names=names,
+        ttl=ttl,
+        wait=wait,
+        owner=owner,
+        fencing=fencing,
+        limit=checked,
+        shared=shared,
+    )

@@ -10,7 +10,6 @@ from ..protocol.claim import Claim
 from ..protocol.names import START_SUFFIX
 from ..protocol.rate import Rate
 from ..protocol.values import Owner
-from ..runtime.blocking import blocking
 from . import stack
 from .held import HeldLease, _user
 from .redlock import Redlock
@@ -70,9 +69,8 @@ class Start(Unlocked):
     def _adopt(self, claim: Claim) -> None:
         self._taken = claim
 
-    def release(self, *, wait: bool = True) -> bool:
-        """End the body, and leave its mark if it is done; there is no lock to release."""
+    async def _release(self, wait: bool = True) -> bool:
         if self.claim is not None:
-            blocking(self.redlock.client.leave_mark(self.claim))
+            await self.redlock.client.leave_mark(self.claim)
             self.claim.mark = None
-        return super().release()
+        return await super()._release(wait)

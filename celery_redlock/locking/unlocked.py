@@ -35,12 +35,12 @@ class Unlocked(HeldLease):
 
     def __enter__(self) -> HeldLease:
         self._taken_by = _user()
+        self._begin_block()
         stack.push(self)
         return self
 
-    def release(self, *, wait: bool = True) -> bool:
-        """Do nothing on the nodes: there is no lock to release."""
-        self._leave()
+    async def _release(self, wait: bool = True) -> bool:
+        self._leave()  # there is no lock to release
         return False
 
     def keep(self, seconds: float, *, timeout: float | None = None) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 
 from ..protocol.errors import RedlockError
 from ..protocol.texts import printable
@@ -19,7 +20,23 @@ class Unused:
     """
 
     resource: str
-    unused = False
+    _made: _Made | None = None
+
+    @property
+    def unused(self) -> bool:
+        return self._made is not None
+
+    @unused.setter
+    def unused(self, unused: bool) -> None:
+        # Not a `__del__`: that would be called for every lock, also for those that were acquired,
+        # and an exception that a signal handler raises in a `__del__` is only printed.
+        if self._made is not None:
+            _all_made.discard(self._made)
+            self._made = None
+        if unused:
+            self._made = _Made(self, _warn)
+            self._made.resource = self.resource
+            _all_made.add(self._made)
 
     def __bool__(self) -> bool:
         if self.unused:
@@ -31,11 +48,22 @@ class Unused:
             )
         return True
 
-    def __del__(self) -> None:
-        if self.unused:
-            warnings.warn(
-                f"the lock of {printable(self.resource)} was made and never acquired, so nothing"
-                " was locked: write `with redlock.lock(...):`, or call acquire() and release()",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+
+class _Made(weakref.ref[Unused]):
+    """A reference to a lock that was made and not acquired yet."""
+
+    __slots__ = ("resource",)
+    resource: str
+
+
+_all_made: set[_Made] = set()
+
+
+def _warn(made: _Made) -> None:
+    _all_made.discard(made)
+    warnings.warn(
+        f"the lock of {printable(made.resource)} was made and never acquired, so nothing was"
+        " locked: write `with redlock.lock(...):`, or call acquire() and release()",
+        RuntimeWarning,
+        stacklevel=2,
+    )

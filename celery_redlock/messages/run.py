@@ -139,22 +139,22 @@ def run(
     if options.scope == "until_executing":  # under this scope a body has no lock
         with Unlocked(resources, redlock):
             return body()
-    # No `with` statement: a time limit may strike between the acquisition and the block.
+    entered = False
     try:
-        try:
-            held.__enter__()
-        except RedlockError as refusal:
-            # Any RedlockError: it may also share the lock of the failed task, and that lock may be
-            # lost, or may not do what its own options require.
-            if callback is None:
-                if eager and isinstance(refusal, QuorumUnavailable) and refusal.retry_after is None:
-                    raise _no_server(redlock, refusal) from refusal
-                raise
-            callback.send(refusal)
-            return None
-        return body()
-    finally:
-        held.__exit__(None, None, None)
+        with held:
+            entered = True
+            return body()
+    except RedlockError as refusal:
+        # Any RedlockError: it may also share the lock of the failed task, and that lock may be
+        # lost, or may not do what its own options require.
+        if entered:
+            raise
+        if callback is None:
+            if eager and isinstance(refusal, QuorumUnavailable) and refusal.retry_after is None:
+                raise _no_server(redlock, refusal) from refusal
+            raise
+        callback.send(refusal)
+        return None
 
 
 def _rate_holder(redlock: Redlock, request: LockRequest, pace: Rate) -> HeldLease:

@@ -11,6 +11,7 @@ import pytest
 
 from celery_redlock import ConfigurationError, Lease, QuorumUnavailable, ResourceHeld
 from celery_redlock.locking import acquisition, leases
+from celery_redlock.locking.request import request_of
 from celery_redlock.protocol.names import Limits, base_of, slots, takeable
 from celery_redlock.protocol.round import Round
 from celery_redlock.runtime.blocking import blocking
@@ -230,8 +231,8 @@ def test_single_limit_applies_to_each_key_and_the_smaller_of_two_to_one_key(
     assert redlock.try_acquire("a", limit=2) is redlock.try_acquire("b", limit=2) is None
     for lease in leases:
         redlock.release(lease)
-    assert redlock.client.request(["a", "b", "a"], limit=[3, 5, 2]).limits == {"a": 2, "b": 5}
-    assert redlock.client.request(["a", "b"], limit=[1, 1]).limit == 1
+    assert request_of(redlock.client, ["a", "b", "a"], limit=[3, 5, 2]).limits == {"a": 2, "b": 5}
+    assert request_of(redlock.client, ["a", "b"], limit=[1, 1]).limit == 1
     assert redlock.client.request("a", limit=[3]).limit == 3
 
 
@@ -280,7 +281,7 @@ def test_holders_never_exceed_the_largest_limit_in_use(redlock: FakeRedlock) -> 
 
 def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:
     """Acquire as a task does whose limit was lowered by an operator."""
-    request = replace(redlock.client.request(name), limit=Limits((limit,), (wide,)))
+    request = replace(request_of(redlock.client, name), limit=Limits((limit,), (wide,)))
     try:
         return blocking(leases.acquire(redlock.client, request))
     except ResourceHeld as refusal:

@@ -86,7 +86,11 @@ class FakeWatchdog:
         self._redlock.client._read()
 
     def watch(
-        self, claim: Claim, lost: Callable[[Claim], None], max_lifetime: float | None = None
+        self,
+        claim: Claim,
+        lost: Callable[[Claim], None],
+        max_lifetime: float | None = None,
+        _block: object = None,
     ) -> None:
         self.watched[claim.token] = claim, lost, max_lifetime
 

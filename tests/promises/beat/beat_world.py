@@ -189,7 +189,9 @@ class BeatWatchdog(FakeWatchdog):
         super().__init__(redlock, clock)
         self.due = due.Schedule()
 
-    def watch(self, claim: Claim, lost: Any, max_lifetime: float | None = None) -> None:
+    def watch(
+        self, claim: Claim, lost: Any, max_lifetime: float | None = None, _block: object = None
+    ) -> None:
         until = self._clock() + max_lifetime if max_lifetime else math.inf
         self.due.add(due.Watched(claim, until, lost), self._clock())
 

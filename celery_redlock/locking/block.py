@@ -1,0 +1,82 @@
+"""The `with` block of a lock: it may be nested in another, and its end may be interrupted.
+
+A signal handler may raise an exception between any two steps of Python code, also before the first
+line of `__exit__`, where no `try` of ours can catch it. But a `with` statement looks `__exit__` up
+before it calls `__enter__`, and keeps the result until the block is over. Here the result is a
+`partial`, which is written in C: it exists until its call has ended, and nobody else refers to it,
+not even a traceback. So when the partial of a block is gone, the block is over. A weak reference to
+it notices that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .unused import Unused
+
+__all__ = ["Block", "Exit"]
+
+
+class Exit:
+    """A descriptor for `__exit__` or `__aexit__`, with which a lock notices the end of its block.
+
+    Args:
+        leave: The method that is called at the end of a block.
+    """
+
+    def __init__(self, leave: Callable[..., Any]) -> None:
+        self._leave = leave
+
+    def __get__(self, lock: Block | None, _of: type | None = None) -> Callable[..., Any]:
+        """Return what a `with` statement calls at its end."""
+        if lock is None:
+            return self._leave  # an ExitStack binds it by itself, and its end is not noticed
+        leave = partial(self._leave, lock)
+        lock._next_exit = weakref.ref(leave)
+        return leave
+
+
+class Block(Unused):
+    """A lock that is acquired at the begin of a `with` block, and released at its end."""
+
+    _next_exit: weakref.ref[object] | None = None
+    _exit: weakref.ref[object] | None = None  # of the block that it is held for
+    _nested = 0  # blocks inside that one that share its lock
+
+    def _leave_block(self, *_error: object) -> None:
+        if not self._leave_nested():
+            self.release()
+
+    if TYPE_CHECKING:
+
+        def release(self) -> bool: ...
+
+        def __exit__(self, *_error: object) -> None: ...
+
+    else:
+        __exit__ = Exit(_leave_block)
+
+    def _begin_block(self) -> None:
+        """Notice the end of the block that is being entered, if a `with` statement enters it."""
+        # Not in the caller: a traceback would refer to its variables, and so to the block's exit.
+        self._nested, leave = 0, self._next_exit and self._next_exit()
+        self._exit = weakref.ref(leave, self._block_over) if leave else None
+
+    def _leave_nested(self) -> bool:
+        """Leave a nested block that shares this lock; return False if this block itself is left."""
+        if not self._nested:
+            return False
+        self._nested -= 1
+        return True
+
+    def _block_over(self, leave: object) -> None:
+        """Release this lock soon, if it was not released when its block was left."""
+        raise NotImplementedError
+
+    @property
+    def _left_over(self) -> bool:
+        """True if its block is over, but an exception has interrupted its release."""
+        return self._exit is not None and self._exit() is None
