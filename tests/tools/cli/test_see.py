@@ -8,6 +8,7 @@ import pty
 import re
 import select
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -218,6 +219,51 @@ def test_show_prints_everything_about_one_key(cli: Cli, admins: Nodes, servers: 
         assert part in by_name.stdout
     assert re.search(r"waiting: 2, for 1 min \d+ s, 1\d s", by_name.stdout)
     assert not TOKEN.search(by_name.stdout)
+
+
+WAITS = """
+import sys
+from celery_redlock import Redlock
+with Redlock(sys.argv[1:]).lock("order:1", wait=60):
+    pass
+"""
+
+
+def test_show_names_waiters_that_no_worker_reports_and_what_becomes_of_them(
+    redlock: Redlock, cli: Cli, servers: Servers, monkeypatch: Patch
+) -> None:
+    urls = [server.url for server in servers]
+    parked = {"resource": "order:1", "waited": 1.5, "where": "parked"}
+    slot = {"resource": "order:1", "waited": 2.5, "where": "slot"}
+    replies: dict[str, Any] = {"w1@h": {"waits": [parked]}}
+    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: (replies, ""))
+    site = SimpleNamespace(app=shop(urls))
+
+    def show(*more: str) -> str:
+        return str(CliRunner().invoke(group, ["show", "order:1", *more], obj=site).stdout)
+
+    with redlock.lock("order:1", owner=OWNER):
+        dead = subprocess.Popen([sys.executable, "-c", WAITS, *urls])
+        try:
+            wait_until(lambda: "waiting: 1" in cli("show", "order:1").stdout, 20.0, "it waits")
+        finally:
+            dead.kill()
+            dead.wait()
+        *_, who, what, then = show().splitlines()
+        assert "no worker reports 1 of those that wait" in who
+        assert re.fullmatch(
+            r"    a release passes over the place of a dead process; all places end in"
+            r" (\d+ s|1 min 0 s) if nobody else waits",
+            what,
+        )
+        assert "the broker has delivered its message again, see " in then
+        assert json.loads(show("--json"))["unreported"] == 1
+        assert json.loads(cli("show", "order:1", "--json").stdout)["unreported"] is None
+        for reply in ({"waits": [slot]}, {"waits": [parked], "queued": ["order:1"]}):
+            replies["w1@h"] = reply
+            assert "no worker reports" not in show()
+    redlock.release(redlock.acquire("order:1"))  # passes over it
+    assert "no node knows anything of it" in cli("show", "order:1").stdout
 
 
 @pytest.mark.parametrize("score", ["-inf", "-1e308", "inf"])
