@@ -21,8 +21,17 @@ if TYPE_CHECKING:
     from .subscription import Subscription
 
 __all__ = ["Address", "Kind", "NodeSpec", "Reader"]
-__all__ += ["kind_of", "listed", "lock_key", "make_node", "named", "open_reader", "parse_nodes"]
-__all__ += ["identity", "refuse", "refuse_ttl", "subscribe"]
+__all__ += [
+    "kind_of",
+    "listed",
+    "lock_key",
+    "make_node",
+    "named",
+    "open_reader",
+    "parse_nodes",
+    "schemes",
+]
+__all__ += ["identity", "refuse", "refuse_ttl", "schemes", "subscribe"]
 
 GROUP = "celery_redlock.stores"
 """The group of the entry points."""
@@ -112,6 +121,19 @@ def _schemes(text: str) -> str:
     if first not in OWN and _kind(first) is not None:
         known += f"|{re.escape(first)}"
     return f"(?i:{known}|{OTHERS})://"
+
+
+def schemes() -> str:
+    """Return the schemes of all installed kinds, with the extra that a kind needs, for an error."""
+    from importlib.metadata import entry_points
+
+    others = {found.name for found in entry_points(group=GROUP)} - OWN.keys()
+    extras = {scheme: _kinds_own(package).extra for scheme, package in OWN.items()}
+    texts = [
+        f"{scheme}://" + (f" (needs the extra celery-redlock[{extra}])" if extra else "")
+        for scheme, extra in (extras | dict.fromkeys(sorted(others), "")).items()
+    ]
+    return ", ".join(texts)
 
 
 def kind_of(spec: object) -> Kind:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,9 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 
 from celery_redlock import ConfigurationError, Redlock
-from celery_redlock.stores.kinds import parse_nodes
+from celery_redlock.stores.kinds import OWN, parse_nodes
 from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, Address
+from tests.support.published import published
 
 SECRET = "hunter2-canary"
 
@@ -137,6 +140,21 @@ def test_connect_timeout_in_a_node_url_is_used() -> None:
 def test_invalid_set_of_nodes_is_refused(nodes: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         parse_nodes(nodes)
+
+
+def test_unknown_scheme_is_refused_with_all_installed_schemes_and_their_extras(
+    tmp_path: Path,
+) -> None:
+    with (
+        published("own", "tests.support.sqlite_store:KIND", tmp_path),
+        pytest.raises(ConfigurationError) as refused,
+    ):
+        parse_nodes(["zokeeper://a"])
+    said = str(refused.value)
+    assert said.startswith("nodes[0]: the scheme 'zokeeper' is none of redis://, ")
+    assert {f"{scheme}://" for scheme in (*OWN, "own")} <= {*re.split("[ ,]+", said)}
+    assert "zookeeper:// (needs the extra celery-redlock[zookeeper])" in said
+    assert "etcd://, " in said  # needs none
 
 
 def test_unencoded_password_in_a_node_url_is_noticed_and_not_shown() -> None:

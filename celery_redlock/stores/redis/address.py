@@ -313,13 +313,12 @@ def _check_url(url: str) -> None:
     if re.fullmatch(r"[\w.-]+(:\d+)?(/\d*)?", url):  # no part of it can be a secret
         raise ValueError(f"{url!r} has no scheme; write redis://{url}, or rediss:// for TLS")
     scheme = re.match("[a-z+]+://", url)
-    if scheme is None:
-        raise ValueError("no scheme: a node's URL begins with redis://, rediss:// or unix://")
-    if scheme[0] not in ("redis://", "rediss://", "unix://", SENTINEL):
-        raise ValueError(
-            f"the scheme {scheme[0][:-3]!r} is none of redis://, rediss://, unix://, sentinel://,"
-            " postgresql:// and etcd://"
-        )
+    if scheme is None or scheme[0] not in ("redis://", "rediss://", "unix://", SENTINEL):
+        from ..kinds import schemes  # imported here: it imports this module
+
+        if scheme is None:
+            raise ValueError(f"no scheme: a node's URL begins with one of {schemes()}")
+        raise ValueError(f"the scheme {scheme[0][:-3]!r} is none of {schemes()}")
     parts = parted(url)
     if parts.scheme == "unix" and (host := parts.netloc.rpartition("@")[2]):
         path = f":///{host}{parts.path}"
