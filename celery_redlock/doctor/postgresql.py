@@ -57,7 +57,7 @@ MEMORY = """
 SELECT redlock_version(), i,
     extract(epoch FROM clock_timestamp())::float8 - extract(epoch FROM m.since)::float8
 FROM redlock_identity() i LEFT JOIN redlock_memory m ON m.memory = i"""
-# Ways for another role to have its code executed by whoever acquires or releases a lock.
+# Ways for another role to have its code executed by a role that acquires or releases a lock.
 NEIGHBOURS = """
 WITH ours AS (
     SELECT * FROM pg_class c WHERE c.oid IN (pg_catalog.to_regclass('redlock_lease')::oid,

@@ -326,7 +326,7 @@ class LockClient:
         *,
         shared: bool = False,
     ) -> Round:
-        """Ask who holds each slot of some names (`slots_of`); if shared, who keeps readers out.
+        """Ask for the holder of each slot (`slots_of`); if shared, for those that keep readers out.
 
         Raises:
             QuorumUnavailable: Too few nodes answered.

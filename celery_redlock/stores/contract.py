@@ -226,7 +226,7 @@ class Wanted(NamedTuple):
 
     Attributes:
         names: The names of its keys, with the prefix; one, unless the kind grants `several`.
-        token: The proof of who holds it. UTF-8 can encode it and the names.
+        token: The proof of its holder. UTF-8 can encode it and the names.
         ttl: Seconds that it must last from now on.
     """
 

@@ -73,7 +73,7 @@ class Driver(Connections):
         try:
             steps = operation(monotonic())
             round_ = next(steps)
-            # Who is cancelled in a loop waits for nothing more, not even to undo.
+            # A coroutine that was cancelled waits for nothing more, not even to undo.
             can_wait = self._poll.reads_on and round_.verb.can_wait
             if not (self._ready or reentered or can_wait):
                 await self._poll.aside(partial(self.connect, hung=self._node_timeout))

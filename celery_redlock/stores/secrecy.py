@@ -60,7 +60,7 @@ def parted_members(
         url: `scheme://user:password@host:port,host:port`.
         where: Name of the URL in errors.
         forms: The forms that it may have, for the error.
-        member: Function that returns one server; it raises ValueError for what is none.
+        member: Function that returns one server; it raises ValueError if there is none.
 
     Raises:
         ConfigurationError: It is invalid. Neither the error nor its context contains any part of
