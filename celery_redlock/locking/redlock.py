@@ -20,7 +20,7 @@ from ..protocol.texts import event
 from ..protocol.values import Holder, Owner
 from ..runtime.blocking import blocking
 from ..stores.driver import Driver
-from ..stores.kinds import NodeSpec, parse_nodes
+from ..stores.kinds import NodeSpec, named, parse_nodes
 from . import leases
 from .client import LockClient
 from .held import HeldLease
@@ -86,6 +86,15 @@ class Redlock:
         sidecar = None
         if check_option("keeper", keeper) == "process":
             sidecar = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
+            kind = named(addresses[0].store)
+            if not kind.can.ttl_per_key:
+                node_logger.warning(
+                    "the keeper 'process' extends no lock in %s, because only the process that took"
+                    " a lock can: a body that keeps the GIL for longer than the ttl loses it. It"
+                    " only releases the locks of a killed process",
+                    kind.name,
+                    extra=event("keeper_extends_nothing"),
+                )
         is_guarded = guarded(
             check_option("restart_guard", restart_guard),
             len(addresses),

@@ -271,6 +271,40 @@ def test_supervisor_frees_the_zookeeper_locks_of_a_dead_child(
         child.communicate()
 
 
+KEPT = """
+import sys, time
+from celery_redlock import Redlock
+redlock = Redlock([sys.argv[1]], keeper="process")
+redlock.lock("kept").acquire()
+print("here", flush=True)
+time.sleep(60)
+"""
+
+
+def test_keeper_process_frees_zookeeper_locks_of_a_killed_program_and_says_what_it_cannot(
+    zookeeper: LocalZooKeeper, over: Locks
+) -> None:
+    mine = over()
+    child = subprocess.Popen(
+        [sys.executable, "-c", KEPT, zookeeper.url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "here\n"
+        assert mine.try_acquire("kept") is None
+        child.kill()
+        killed = time.monotonic()
+        wait_until(lambda: mine.try_acquire("kept") is not None, 2 * TTL, "it is freed")
+        assert time.monotonic() - killed < TTL, "its session has not ended"
+    finally:
+        child.kill()
+        said = child.communicate()[1]
+    assert "the keeper 'process' extends no lock in ZooKeeper" in said
+
+
 def test_short_zookeeper_session_is_refused_with_the_ttl_that_it_allows(
     zookeeper: LocalZooKeeper, lock_over: Locks
 ) -> None:
