@@ -460,6 +460,16 @@ def test_thread_with_the_context_of_its_parent_does_not_share_its_lock(
     assert refused == [True]
 
 
+def test_leftovers_of_a_delivery_are_released_and_a_lock_of_the_program_is_kept(
+    redlock: FakeRedlock,
+) -> None:
+    stamped = redlock.lock("left", owner=Owner("host", 1, "task", stamp="a delivery's"))
+    stamped.acquire()
+    with redlock.lock("own") as own, redlock.lock("named", owner=Owner("host", 1)) as named:
+        release_leftovers()
+        assert stamped.lost and not own.lost and not named.lost
+
+
 def test_asyncio_task_does_not_share_the_lock_of_its_parent(
     redlock: FakeRedlock,
 ) -> None:

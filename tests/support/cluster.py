@@ -18,14 +18,6 @@ from celery.backends.redis import RedisBackend
 from celery.exceptions import DuplicateNodenameWarning
 from celery.result import AsyncResult
 from celery.states import READY_STATES
-from pytest_celery import (
-    CeleryBackendCluster,
-    CeleryBrokerCluster,
-    CeleryTestSetup,
-    CeleryWorkerCluster,
-    RedisTestBackend,
-    RedisTestBroker,
-)
 
 from celery_redlock import Redlock
 from celery_redlock.server import LocalServer
@@ -34,7 +26,6 @@ from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import bodies
 from tests.support.bodies import Line, Run
 from tests.support.containers import READY as READY
-from tests.support.containers import LocalRedis, LocalServerProcess
 from tests.support.machine import in_time
 from tests.support.nodes import lock_url
 from tests.support.wait import wait_until
@@ -258,16 +249,6 @@ class Cluster:
             in_time(begin, time.monotonic(), within, "until it could be taken again")
 
     # -- workers -------------------------------------------------------------------------------
-
-    def setup(self, *workers: Worker) -> CeleryTestSetup:
-        """The broker, the backend and some workers as pytest-celery has them."""
-        server = LocalServerProcess(self.broker)
-        return CeleryTestSetup(
-            CeleryWorkerCluster(*workers),
-            CeleryBrokerCluster(RedisTestBroker(LocalRedis(server), self.app)),
-            CeleryBackendCluster(RedisTestBackend(LocalRedis(server), self.app)),
-            self.app,
-        )
 
     @contextlib.contextmanager
     def worker(self, *arguments: str, queue: str = "", **conf: Any) -> Iterator[Worker]:

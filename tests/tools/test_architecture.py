@@ -218,45 +218,6 @@ def test_no_module_is_called_celery() -> None:
     assert not [name for name in MODULES if name.rpartition(".")[2] == "celery"]
 
 
-SOURCE = """
-from __future__ import annotations
-from typing import TYPE_CHECKING
-import redis.connection
-from .lease import Lease
-from . import quorum
-from ..runtime.clock import monotonic
-from celery_redlock.locking.redlock import Redlock
-if TYPE_CHECKING:
-    from .node import Node
-def f():
-    import time
-"""
-
-
-def test_import_checker_finds_lazy_and_eager_imports(tmp_path: Path) -> None:
-    (source := tmp_path / "m.py").write_text(SOURCE)
-    seen = {(one.of, one.lazy) for one in imports(source, f"{ROOT}.protocol.m")}
-    assert {name for name, lazy in seen if lazy} == {"time"}
-    assert {name for name, lazy in seen if not lazy} == {
-        *("__future__", "typing", "redis.connection", f"{ROOT}.protocol.lease"),
-        *(f"{ROOT}.protocol.quorum", f"{ROOT}.runtime.clock", f"{ROOT}.locking.redlock"),
-    }
-
-
-def test_import_checker_finds_a_cycle() -> None:
-    assert circle({"a": ["b"], "b": ["c", "d"], "c": [], "d": ["a"]}) == ["a", "b", "d", "a"]
-    assert circle({"a": ["b", "c"], "b": ["c"], "c": []}) == []
-
-
-def test_import_checker_finds_uses_of_private_names() -> None:
-    tree = ast.parse(
-        "class A:\n    _x = 1\n    def f(self, b):\n        self._y = b._z._w = b._v\n"
-    )
-    seen = list(private(tree))
-    assert {word for word, own in seen if own and word.startswith("_")} == {"_x", "_y", "_w"}
-    assert {word for word, own in seen if not own and word.startswith("_")} == {"_z", "_v"}
-
-
 def test_public_classes_name_the_package_root_as_their_module() -> None:
     """Celery stores the module of an exception in a result: moving a class must not change it."""
     public = {name: getattr(celery_redlock, name) for name in celery_redlock.__all__}

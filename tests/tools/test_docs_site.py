@@ -75,11 +75,6 @@ def test_broken_link_of_the_site_is_named_with_its_page(
     assert why in said and ("index.html: " in said or "beat.py.html: " in said)
 
 
-def test_site_without_pages_fails_its_check(script: Any, tmp_path: Path) -> None:
-    assert script.main([str(tmp_path)]) == 1
-    assert script.main([]) == 2
-
-
 @pytest.mark.parametrize("picture", PICTURES, ids=lambda picture: picture.name)
 def test_committed_picture_is_the_one_that_the_script_draws(picture: Any) -> None:
     committed = (DOCS / "pictures" / f"{picture.name}.svg").read_text("utf-8")
@@ -93,38 +88,3 @@ def test_every_picture_is_shown_with_a_text_alternative() -> None:
     pages = "\n".join((DOCS / page).read_text("utf-8") for page in names)
     shown = re.findall(r"^!\[(.{80,})\]\((?:docs/)?pictures/([\w-]+)\.svg\)$", pages, re.M)
     assert {name for _, name in shown} == files
-
-
-@pytest.fixture
-def told(tmp_path: Path) -> Path:
-    """A site of two pages, with their Markdown and the map."""
-    for name in ("index", "a"):
-        (tmp_path / f"{name}.html").write_text("<p>")
-    (tmp_path / "index.md").write_text("# Site\n\n[A](a.md#x)\n\n```\n[no](link.md)\n```\n")
-    (tmp_path / "a.md").write_text("# A\n")
-    (tmp_path / "llms.txt").write_text("# Site\n\n> Of two.\n\n## All\n\n- [A](a.md): the first\n")
-    return tmp_path
-
-
-def test_site_with_its_markdown_and_map_passes_the_check(script: Any, told: Path) -> None:
-    assert script.check_markdown(told) == []
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "wrong"),
-    [
-        ("a.md", None, "a.md is missing: the Markdown of a page"),
-        ("llms.txt", None, "llms.txt is missing"),
-        ("llms.txt", "# Site\n", "llms.txt does not list a.md"),
-        ("a.md", "[b](b.md)", "a.md: 'b.md' leads nowhere"),
-        ("b.html", "<p>", "b.md is missing: the Markdown of a page"),
-    ],
-)
-def test_missing_markdown_or_map_of_the_site_is_named(
-    script: Any, told: Path, file: str, text: str | None, wrong: str
-) -> None:
-    if text is None:
-        (told / file).unlink()
-    else:
-        (told / file).write_text(text)
-    assert wrong in script.check_markdown(told)

@@ -123,48 +123,12 @@ def test_legends_and_alert_texts_name_labels_that_their_expression_keeps() -> No
     assert named > 20
 
 
-def test_dashboard_panels_have_title_unit_description_and_datasource() -> None:
-    titles = [panel["title"] for panel in PANELS]
-    assert len(titles) > 20 and all(titles)
-    for panel in PANELS:
-        assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
-        assert panel["description"], panel["title"]
-        assert panel["datasource"]["uid"] == "${datasource}", panel["title"]
-        for target in panel["targets"]:
-            assert target["datasource"]["uid"] == "${datasource}", panel["title"]
-            assert ("_seconds" not in target["expr"]) or (
-                panel["fieldConfig"]["defaults"]["unit"] == "s"
-            ), panel["title"]
-    variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
-    assert variables["datasource"]["type"] == "datasource"
-    used = set(re.findall(r"\$(\w+)", json.dumps(PANELS))) - {"__rate_interval"}
-    assert used <= variables.keys()
-
-
 def test_losses_and_stalled_bodies_are_shown_apart() -> None:
     lost = [expression for _where, expression in EXPRESSIONS if "lost_total" in expression]
     stalled = [expression for expression in lost if 'reason="stalled"' in expression]
     assert len(stalled) == 1 and len(lost) > 2
     for expression in lost:
         assert 'reason!="stalled"' in expression or expression in stalled
-
-
-def test_the_panel_of_node_failures_names_each_kind() -> None:
-    (panel,) = [panel for panel in PANELS if "node_errors" in panel["targets"][0]["expr"]]
-    assert panel["description"] == f"{', '.join(NODE_FAILURES)}."
-
-
-def test_dashboard_panels_do_not_overlap() -> None:
-    places: dict[tuple[int, int], str] = {}
-    for panel in DASHBOARD["panels"]:
-        at = panel["gridPos"]
-        assert at["x"] + at["w"] <= 24
-        for x in range(at["x"], at["x"] + at["w"]):
-            for y in range(at["y"], at["y"] + at["h"]):
-                assert (x, y) not in places, (panel["title"], places.get((x, y)))
-                places[x, y] = panel["title"]
-    ids = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(ids) == len(set(ids))
 
 
 def test_every_metric_has_a_dashboard_panel(exposed: Exposed) -> None:

@@ -37,13 +37,6 @@ def test_in_time_allows_longer_by_the_stalls_of_the_machine(stalls: Path) -> Non
         machine.in_time(9.5, 13.0, 1.0, "it")
 
 
-def test_by_wall_clock_allows_for_stalls_as_in_time_does(stalls: Path, monkeypatch: Patch) -> None:
-    ago = time.time() - time.monotonic()
-    machine.by_wall_clock(ago + 9.5, ago + 11.0, 1.0, "it")
-    with pytest.raises(AssertionError):
-        machine.by_wall_clock(ago + 20.0, ago + 21.5, 1.0, "it")
-
-
 def test_watcher_of_the_machine_sees_that_it_was_stopped(
     tmp_path: Path, monkeypatch: Patch
 ) -> None:

@@ -621,6 +621,8 @@ def test_on_unavailable_raise_and_run_end_or_run_the_task(
         ({"task_id": "the-id", "retries": 1}, {"retries": 1}, False),  # a copy of it
         ({"task_id": "the-id", "retries": 2}, {"retries": 1}, False),
         ({"task_id": "other", "retries": 0}, {"retries": 1}, False),
+        ({"task_id": "the-id"}, {"replaced_task_nesting": 1}, True),
+        ({"task_id": "other"}, {"replaced_task_nesting": 1}, False),
         ({"task_id": "parent"}, {"parent_id": "parent"}, True),
         ({"task_id": "parent"}, {"parent_id": "another"}, False),
         ({"task_id": ""}, {"parent_id": None}, False),

@@ -431,22 +431,6 @@ def punctual(self: Task, key: str, seconds: float, kind: str) -> list[Any]:
     return ["not told", 0.0, False]
 
 
-@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.0)
-def asks(self: Task, key: str, seconds: float) -> str | None:
-    """Never waits, but asks whether it still holds its lock; how it was lost."""
-    end = time.monotonic() + seconds
-    note("enter", f"k:{key}", self.request.id, "asks")
-    try:
-        while time.monotonic() < end:
-            current_lease().ensure()
-    except LeaseLost as error:
-        assert current_lease().lost
-        return error.reason
-    finally:
-        note("exit", f"k:{key}", self.request.id, "asks")
-    return None
-
-
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}")
 def in_a_thread(self: Task, key: str) -> list[str]:
     """Return what a thread or greenlet of the body can do with the body's lock."""

@@ -125,18 +125,6 @@ def test_only_the_greenlet_whose_lease_is_lost_is_interrupted(
     cluster.settled()
 
 
-def test_greenlet_that_never_yields_can_ask_whether_its_lease_is_lost(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = cluster.send("asks", key, 20.0)
-    cluster.entered(key)
-    steal(cluster, key)
-    assert cluster.result(sent) == "expired"  # `ensure()` raised, in the middle of the loop
-    run = cluster.runs(key, sent)[0]
-    assert run.end - run.begin < 3.0
-    worker.said(f"lost the lock k:{key} held by {TASKS}.asks[{sent.id}]")
-
-
 def test_interrupt_that_comes_too_late_strikes_no_greenlet(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:
@@ -188,13 +176,3 @@ def test_greenlet_revoked_while_it_waits_holds_nothing(
         lease.ensure()
     cluster.free(key, within=0.0)
     assert cluster.runs(key) == []
-
-
-def test_gevent_worker_runs_tasks_after_all_other_tests(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = [cluster.send("work", f"{key}{i}") for i in range(30)]
-    for one in sent:
-        assert cluster.result(one) == {"retries": 0, "token": True}
-    assert "unrecoverable" not in worker.text.lower()
-    assert "switch to a different thread" not in worker.text

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 
 import pytest
 
@@ -39,11 +37,3 @@ def test_first_task_of_a_worker_loads_no_more_modules(
         process.terminate()
         process.wait(60.0)
     assert "raised" not in path.read_text()
-
-
-def test_task_module_of_the_tests_loads_no_test_tools() -> None:
-    """Otherwise each of the tests' three hundred workers would take twice as long to start."""
-    code = "import sys, tests.promises.worker.tasks; print({'pytest', 'docker'} & {*sys.modules})"
-    env = {**os.environ, "TEST_CONF": "{}", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True)
-    assert done.stdout == "set()\n", done.stderr

@@ -15,12 +15,6 @@ def body(resource: str, run: str, *times: float, ended: bool = True) -> list[Lin
     ]
 
 
-def test_oracle_accepts_bodies_that_run_in_turn() -> None:
-    assert overlaps(body("r", "a", 1.0, 2.0) + body("r", "b", 2.0, 3.0)) == []
-    assert overlaps(body("r", "a", 1.0, 4.0) + body("s", "b", 2.0, 3.0)) == []
-    assert overlaps([]) == []
-
-
 def test_oracle_finds_an_overlap_in_any_order_of_lines() -> None:
     lines = body("r", "a", 1.0, 2.0) + body("r", "b", 1.9, 3.0)
     for order in (lines, lines[::-1]):

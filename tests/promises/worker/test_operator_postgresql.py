@@ -14,14 +14,12 @@ from typing import Any, NamedTuple
 import pytest
 from celery import Celery
 from click.testing import CliRunner
-from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.cli import redlock as group
 from celery_redlock.cli.context import Site
 from celery_redlock.server import start_servers
 from celery_redlock.testing.postgresql import LocalPostgres
-from celery_redlock.web import make_app
 from tests.promises.worker.reserving import declare
 from tests.support.cluster import READY, Cluster
 from tests.support.nodes import TOKEN
@@ -183,40 +181,6 @@ def test_inspect_shows_the_same_for_postgresql_and_names_the_database(
         assert ours == theirs and ours
     # The settings of programs with another database are not the same.
     assert over_redis["settings_digest"] != over_postgresql["settings_digest"]
-
-
-def test_dashboard_shows_the_same_for_postgresql_as_for_redis(places: dict[str, Place]) -> None:
-    shown = []
-    for kind in KINDS:
-        page = make_app(places[kind].app)
-        try:
-            client = Client(page)
-            locks = _settled(client)
-            rows = [
-                (one["resource"], one["kind"], one["slot"] > 0, one["task"], one["waiting"])
-                for one in locks["rows"]
-            ]
-            (node,) = client.get("/nodes.json").get_json()["nodes"]
-            assert node["reachable"] and 0 < node["uptime"] < 1000 and node["votes_in"] == 0.0
-            shown.append((rows, sorted(locks), sorted(node), node["version"].split()[0]))
-            assert client.get("/").status_code == 200
-        finally:
-            page.close()
-    (*of_redis, redis_version), (*of_postgresql, version) = shown
-    assert of_postgresql == of_redis
-    assert version == "PostgreSQL" != redis_version
-
-
-def _settled(client: Client) -> dict[str, Any]:
-    """Return what the page shows once it has asked the worker."""
-
-    def asked() -> dict[str, Any] | None:
-        said = client.get("/locks.json").get_json()
-        return said if _waiting(said["rows"]) == WAITING else None
-
-    said = wait_until(asked, READY, "the page has asked the worker")
-    assert said is not None
-    return said
 
 
 def test_lock_released_by_hand_goes_to_its_waiter(places: dict[str, Place]) -> None:

@@ -18,14 +18,11 @@ from celery import states
 from celery.result import AsyncResult
 
 from celery_redlock import Skipped
-from celery_redlock.protocol.values import Owner
 from tests.promises.worker.reserving import Reservations
 from tests.support.cluster import Cluster
 from tests.support.wait import died, wait_until
 from tests.support.worker import ROOT, Worker, pool
 
-SECONDS = 10.0
-"""Ttl of a reservation whose message is not sent yet; seconds."""
 POOLS = [
     pool("prefork"),
     *(pytest.param(name, marks=pytest.mark.slow) for name in ("threads", "solo")),
@@ -212,48 +209,6 @@ def shorten(cluster: Cluster, key: str, seconds: float) -> None:
     for node in cluster.nodes:
         with redis.Redis.from_url(node.url) as client:
             client.pexpire(f"redlock:k:{key}#reserved", int(seconds * 1000))
-
-
-# -- Producers that die --------------------------------------------------------------------------
-
-
-def test_killed_producer_blocks_a_key_for_seconds_only(
-    cluster: Cluster, reservations: Reservations, key: str
-) -> None:
-    given = json.dumps([cluster.conf, key, 12, key])
-    command = [sys.executable, "-m", "tests.promises.worker.producer", given]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60.0, check=True
-    )
-    sent = json.loads(done.stdout)
-    published = {
-        json.loads(message)["headers"]["id"] for message in cluster.client.lrange(key, 0, -1)
-    }
-    assert len(published) >= sum(sent)
-    left: dict[str, float] = {}
-    places: dict[str, tuple[int, int]] = {}
-    with contextlib.ExitStack() as stack:
-        nodes = [stack.enter_context(redis.Redis.from_url(node.url)) for node in cluster.nodes]
-        for name in nodes[0].scan_iter(f"redlock:k:{key}-*#reserved"):
-            token = nodes[0].get(name)
-            if token is None:  # a short one, which has just ended
-                continue
-            owner = Owner.of(token.decode())
-            assert owner is not None
-            # A node that answered last is asked to keep it a moment later than a majority.
-            kept = sorted((node.pttl(name) / 1000 for node in nodes), reverse=True)
-            left[owner.task_id] = kept[len(nodes) // 2]
-            child, number = name.removesuffix(b"#reserved").split(b"-")[-2:]
-            places[owner.task_id] = int(child), int(number)
-    orphans = {task_id: seconds for task_id, seconds in left.items() if task_id not in published}
-    assert all(seconds <= SECONDS for seconds in orphans.values()), orphans
-    # The last ones of each may have died with their message out and their reservation still short.
-    short = sorted(place for task_id, place in places.items() if left[task_id] <= SECONDS)
-    long = sorted(place for task_id, place in places.items() if left[task_id] > SECONDS)
-    last = dict(long)
-    assert len(last) > len(sent) / 2  # one may die as soon as its first is out
-    assert all(number > last.get(child, -1) for child, number in short)
-    cluster.client.delete(key)
 
 
 # -- Clocks --------------------------------------------------------------------------------------

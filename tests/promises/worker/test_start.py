@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from celery_redlock.server import LocalServer, start_servers
-from tests.support.cluster import READY, Cluster
+from tests.support.cluster import READY, TASKS, Cluster
 from tests.support.worker import ROOT, Worker
 
 
@@ -100,25 +100,13 @@ def test_worker_without_a_quorum_does_not_log_that_tasks_are_locked(cluster: Clu
         assert "tasks are locked on 3 nodes" in worker.text
 
 
-@pytest.mark.parametrize(
-    ("task", "option", "value", "words"),
-    [
-        (
-            "tests.promises.worker.tasks.work",
-            "lock_ttl",
-            "ten",
-            "lock_ttl must be a number of seconds",
-        )
-    ],
-)
-def test_invalid_option_in_task_annotations_is_one_line(
-    cluster: Cluster, task: str, option: str, value: Any, words: str
-) -> None:
+def test_invalid_option_in_task_annotations_is_one_line(cluster: Cluster) -> None:
     """Here tasks are made while the app is imported; below, when the worker begins."""
-    said = refusal(cluster, task_annotations={task: {option: value}})
+    said = refusal(cluster, task_annotations={f"{TASKS}.work": {"lock_ttl": "ten"}})
     assert "Traceback" not in said
     (line,) = [line for line in said.splitlines() if "celery_redlock: " in line]
-    assert line.startswith(f"celery_redlock: {task}: {words}"), line
+    words = "lock_ttl must be a number of seconds"
+    assert line.startswith(f"celery_redlock: {TASKS}.work: {words}"), line
 
 
 def test_invalid_annotation_of_a_task_made_late_is_one_line(tmp_path: Path) -> None:

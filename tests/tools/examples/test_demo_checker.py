@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
 from celery_redlock.demo.checker import Verdict
 from celery_redlock.demo.journal import Journal, Story
-from celery_redlock.demo.timeline import draw
 from tests.support.stories import FIVE_UP, Event, body, event, node, plant, sent
 
 
@@ -68,16 +66,6 @@ def test_checker_of_the_demo_finds_each_wrong(events: list[Event], where: str) -
     assert len(getattr(verdict, where)) == 1
 
 
-def test_checker_of_the_demo_rejects_an_empty_journal() -> None:
-    assert not verdict_on().ok
-
-
-def test_checker_of_the_demo_finds_an_overlap_behind_a_shorter_body() -> None:
-    bodies = [*body("a", 1, 9), *body("b", 2, 3, pid=11), *body("c", 8, 10, pid=12)]
-    verdict = verdict_on(*map(sent, "abc"), *bodies)
-    assert [(a.task, b.task) for a, b in verdict.overlaps] == [("a", "b"), ("a", "c")]
-
-
 def test_checker_of_the_demo_blocks_an_order_after_a_kill_until_the_next_body() -> None:
     verdict = verdict_on(sent("a"), *body("a", 1, None), kill(2.0), *body("a", 2.25, 3, pid=11))
     assert ([one.ending for one in verdict.killed], verdict.blocked) == (["killed"], [0.25])
@@ -100,24 +88,3 @@ def test_journal_is_read_as_it_grows_and_never_half_a_line(tmp_path: Path) -> No
         with open(path, "a") as file:
             file.write(text)
         assert [event["task"] for event in reader.new()] == tasks
-
-
-def test_picture_of_the_demo_shows_every_body_and_what_was_wrong(tmp_path: Path) -> None:
-    events = [*THREE_KILLED, node(8.0, 0, True), sent("a"), sent("b")]
-    events += [*body("a", 1, None), kill(2.0), *body("b", 1.5, 9, pid=11)]
-    events += [event("away", 6.0, 11, order=1, task="a", why="held")]
-    story = told(*events)
-    path = tmp_path / "picture.svg"
-    draw(story, Verdict(story), path)
-    texts = [text.text or "" for text in ElementTree.parse(path).iter() if text.text]
-    first, _second = (text for text in texts if ", pid 1" in text)
-    assert "killed" in first
-    assert {"node 1 killed", "node 1 back", "child 10 killed", "no quorum"} <= set(texts)
-    assert any(text.startswith("1 overlaps") for text in texts)
-
-
-@pytest.mark.parametrize("events", [[], [sent("a")]])
-def test_picture_of_an_empty_demo_is_valid_svg(tmp_path: Path, events: list[Event]) -> None:
-    story = Story(events)
-    draw(story, Verdict(story), tmp_path / "picture.svg")
-    assert ElementTree.parse(tmp_path / "picture.svg").getroot().tag.endswith("svg")

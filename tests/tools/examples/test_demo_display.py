@@ -8,8 +8,7 @@ import re
 import pytest
 from rich.console import Console
 
-from celery_redlock.demo.checker import Verdict
-from celery_redlock.demo.display import Display, Terminal, make_display
+from celery_redlock.demo.display import Display, Terminal
 from celery_redlock.demo.journal import Story
 from tests.support.stories import FIVE_UP, body, event, node, sent
 
@@ -70,17 +69,3 @@ def test_table_display_shows_holders_and_waiters(story: Story) -> None:
     for told in (SUMMARY, TICKS, "node 4 is killed"):
         assert any(told in line for line in lines), told
     assert all(len(line) <= 80 for line in lines if "│" in line)
-
-
-def test_display_of_the_verdict_says_what_failed(
-    story: Story, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Display().verdict(Verdict(story), "waited too long")
-    said = capsys.readouterr().out
-    assert re.search(r"charges lost \.+ 5 of 6 +<-- FAILED", said)
-    assert "waited too long" in said
-    assert said.endswith("FAILED\n")
-
-
-def test_display_without_a_terminal_is_plain() -> None:
-    assert type(make_display()) is Display

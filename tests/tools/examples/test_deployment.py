@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import configparser
-import itertools
 import re
 import shutil
 import socket
@@ -18,7 +16,6 @@ import yaml
 
 from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.config.options import GLOBAL
-from celery_redlock.protocol.values import quorum_of
 from celery_redlock.server import find_server, free_port
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.survey.snapshot import survey
@@ -30,7 +27,6 @@ from tests.support.wait import wait_until
 ROOT = Path(__file__).parents[3]
 EXAMPLES = ROOT / "examples"
 DEFAULT_TTL = float(GLOBAL["ttl"].default)
-LONGEST_TASK = 300.0
 
 
 def read(name: str) -> list[dict[str, Any]]:
@@ -195,20 +191,6 @@ def test_network_policy_lets_only_clients_reach_the_nodes() -> None:
     assert rule["ports"] == [{"protocol": "TCP", "port": 6379}]
 
 
-def test_worker_has_time_to_end_its_tasks_and_gets_the_signal() -> None:
-    pod = PODS["worker"]["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] >= LONGEST_TASK
-    assert container("worker")["command"][0] == "celery"  # no shell in between
-
-
-def test_exporter_of_the_manifests_listens_at_its_service_port() -> None:
-    (port,) = container("redlock-exporter")["ports"]
-    assert f"0.0.0.0:{port['containerPort']}" in container("redlock-exporter")["command"]
-    service = the("Service", "redlock-exporter")
-    assert set(service["selector"].items()) <= labels("redlock-exporter")
-    assert service["ports"][0]["targetPort"] == port["name"]
-
-
 def acl(user: str, page: str, password: str) -> str:
     text = (ROOT / "docs" / page).read_text("utf-8")
     (rule,) = re.findall(rf"^ACL SETUSER {user} (on .*)$", text, re.M)
@@ -304,17 +286,6 @@ def attempt(redlock: Redlock) -> Any:
         return None
 
 
-def quorums(nodes: int) -> list[set[int]]:
-    return [set(one) for one in itertools.combinations(range(nodes), quorum_of(nodes))]
-
-
-def test_node_lists_that_differ_by_one_have_no_two_disjoint_quorums() -> None:
-    """docs/operating.md promises it; lists that differ by two can have such quorums."""
-    for n in range(1, 8):
-        assert all(old & new for old in quorums(n) for new in quorums(n + 1))
-    assert not all(old & new for old in quorums(3) for new in quorums(5))
-
-
 @pytest.mark.parametrize("page", ["django", "fastapi"])
 def test_code_on_a_page_is_that_of_its_example(page: str) -> None:
     text = (ROOT / "docs" / f"{page}.md").read_text("utf-8")
@@ -381,19 +352,6 @@ def test_node_of_compose_starts_with_its_password_and_is_healthy(tmp_path: Path)
         lock.close()
         process.kill()
         process.wait()
-
-
-def unit(name: str) -> configparser.RawConfigParser:
-    parsed = configparser.RawConfigParser(strict=True)
-    parsed.optionxform = str  # type: ignore[assignment,method-assign]
-    parsed.read_string((EXAMPLES / "systemd" / name).read_text("utf-8"))
-    return parsed
-
-
-def test_systemd_ends_the_main_process_alone_and_waits() -> None:
-    service = unit("shop-worker.service")["Service"]
-    assert service["KillMode"] == "mixed"
-    assert float(service["TimeoutStopSec"]) >= LONGEST_TASK
 
 
 def test_systemd_reads_the_unit(tmp_path: Path) -> None:
