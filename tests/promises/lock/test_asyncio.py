@@ -19,7 +19,6 @@ from celery_redlock import (
     AsyncRedlock,
     ConfigurationError,
     LeaseLost,
-    QuorumUnavailable,
     RedlockError,
     ResourceHeld,
     current_lease,
@@ -245,51 +244,6 @@ async def test_sidecar_extends_leases_while_the_loop_is_blocked(
                 kept = kept and not held.lost
         redlock._threads.close()  # the process
         assert kept and other.holder("r") is None
-
-
-async def test_async_lease_is_lost_without_a_quorum_and_another_is_refused(
-    over: Make, servers: Servers
-) -> None:
-    if isinstance(servers[0], LocalPostgres):
-        pytest.skip("of the one database there is no minority")
-    async with over(ttl=SHORT) as redlock:
-        async with redlock.lock("r", wait=20.0) as held:
-            servers[0].pause()
-            first = held.lease.deadline
-            while held.lease.deadline < first + SHORT:
-                await asyncio.sleep(0.01)
-            servers[1].pause()
-            while not held.lost:
-                await asyncio.sleep(0.01)
-        with pytest.raises(QuorumUnavailable):
-            await redlock.acquire("r")
-        for server in servers[:2]:
-            server.resume()
-        lease = await redlock.acquire("r", wait=20.0)
-        await redlock.release(lease)
-
-
-async def test_async_node_that_was_away_gets_the_release_that_it_missed(
-    over: Make, servers: Servers, lock_over: Make
-) -> None:
-    if isinstance(servers[0], LocalPostgres):
-        pytest.skip("what becomes of its connections is tested in threads")
-    away = servers[0]
-    async with over() as redlock:
-        lease = await redlock.acquire("r")
-        client = redlock.client
-        before = client.driver.nodes[0].connection
-        with redis.Redis(port=away.port) as admin:
-            admin.client_kill_filter(_type="normal", skipme=True)
-        assert await redlock.release(lease)
-        while client.driver.nodes[0].connection in (before, None):
-            await asyncio.sleep(0.002)
-        async with redlock.lock("r"):
-            while (holder := await redlock.holder("r")) is None or holder.nodes < 3:
-                await asyncio.sleep(0.01)
-        with redis.Redis(port=away.port) as admin:
-            while admin.exists("redlock:r"):
-                await asyncio.sleep(0.002)
 
 
 def test_async_redlock_made_at_import_serves_one_loop_after_the_other(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -88,47 +87,6 @@ def test_exception_at_any_moment_leaves_no_lock_and_mixes_up_no_answer(make, ala
     assert held < struck / 4
     assert redlock.client.driver._poll.poller is None
     assert not redlock.client.watchdog.schedule.watched
-
-
-def test_threads_go_on_while_another_is_interrupted(make, alarm):
-    redlock = make(ttl=20.0)
-    stop = threading.Event()
-    errors: list[BaseException] = []
-    counts = [0, 0, 0]
-
-    def work(number: int) -> None:
-        try:
-            while not stop.is_set():
-                lease = redlock.acquire(f"thread:{number}", wait=2.0)
-                assert lease.resource == f"thread:{number}"
-                assert redlock.release(lease)
-                counts[number] += 1
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    try:
-        end = time.monotonic() + 60.0
-        turns = 0
-        while turns < 600 or (min(counts) <= 20 and time.monotonic() < end):
-            turns += 1
-            lock = redlock.lock("struck")
-            try:
-                with alarm(0.002):
-                    lock.acquire()
-                    lock.release()
-            except (Struck, NotAcquired):
-                pass
-            lock.release()
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        stop.set()
-        for thread in threads:
-            thread.join(10)
-    assert not errors
-    assert min(counts) > 20
 
 
 def test_time_limit_raised_as_timeout_error_is_not_swallowed(make, alarm):

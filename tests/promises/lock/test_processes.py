@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import pickle
 import threading
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import HeldLease, Redlock, RedlockError, ResourceHeld, current_lease
+from celery_redlock import Redlock, RedlockError, ResourceHeld, current_lease
 from celery_redlock.server import LocalServer
 from tests.support.nodes import all_connected, told_all
 from tests.support.wait import wait_until
@@ -174,31 +173,3 @@ def test_fork_while_other_threads_lock_works(redlock: Redlock) -> None:
         finally:
             stop.set()
         assert [one.result(10) for one in at_work] == [None, None]
-
-
-def _spawned(urls: list[str], results: Any) -> None:
-    redlock = Redlock(urls, ttl=5.0, restart_guard="off")
-    try:
-        redlock.acquire("r")
-    except ResourceHeld as error:
-        assert error.holder is not None and error.holder.owner is not None
-        results.put(("held by", error.holder.owner.pid))
-    with redlock.lock("s") as held:
-        results.put(("holds", isinstance(held, HeldLease)))
-    redlock.close()
-
-
-def test_spawned_process_makes_its_own_connections_and_locks(
-    redlock: Redlock, urls: list[str]
-) -> None:
-    lease = redlock.acquire("r", ttl=60.0)  # the child takes its time to start
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    child = context.Process(target=_spawned, args=(urls, results))
-    child.start()
-    assert results.get(timeout=30) == ("held by", os.getpid())
-    assert results.get(timeout=30) == ("holds", True)
-    child.join(30)
-    assert child.exitcode == 0
-    results.close()
-    assert redlock.release(lease) is True

@@ -124,35 +124,6 @@ def test_waiter_for_several_keys_queues_only_for_the_held_one(
 
 
 @pytest.mark.usefixtures("never_by_itself")
-def test_notification_for_one_key_is_handed_on_while_another_is_held(
-    make: Locks, admins: list[redis.Redis]
-) -> None:
-    holder, single = make(), make()
-    theirs = [holder.acquire(name, ttl=60.0) for name in BOTH]
-    waiting = Waiting(make(), admins, "account-1")
-    got: list[float] = []
-
-    def wait() -> None:
-        lease = single.acquire("account-1", wait=30.0)
-        got.append(time.monotonic())
-        single.release(lease)
-
-    thread = threading.Thread(target=wait, daemon=True)
-    thread.start()
-    wait_until(lambda: in_queue(admins, "account-1") == [2] * 5, 10.0, "two wait for it")
-    released = time.monotonic()
-    holder.release(theirs[0])  # it calls the waiter for both, which cannot have the other
-    thread.join(10.0)
-    in_time(released, got[0], 1.0, "from the release to the next waiter's grant")
-    wait_until(lambda: in_queue(admins, "account-2") == [1] * 5, 10.0, "it waits there")
-    wait_until(lambda: in_queue(admins, "account-1") == [0] * 5, 10.0, "and only there")
-    released = time.monotonic()
-    holder.release(theirs[1])
-    waiting.thread.join(10.0)
-    in_time(released, waiting.granted, 1.0, "from the release to the grant")
-
-
-@pytest.mark.usefixtures("never_by_itself")
 def test_waiter_for_several_limits_is_woken_by_a_slot_of_the_full_one(
     make: Locks, admins: list[redis.Redis]
 ) -> None:

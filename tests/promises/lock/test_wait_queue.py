@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from celery_redlock import Lease, Redlock, ResourceHeld
-from celery_redlock.locking import acquisition, wait_queue
+from celery_redlock.locking import acquisition
 from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.server import LocalServer
 from celery_redlock.stores.etcd.wire import Keys, above, text
@@ -243,51 +243,6 @@ def test_killed_waiter_is_passed_over(make: Callable[[], Redlock], servers: Serv
     at_once(holder, lease, second)
 
 
-@pytest.mark.usefixtures("never_by_itself")
-def test_waiter_that_gives_up_after_its_notification_notifies_the_next(
-    make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    holder, hasty = make(), make()
-    hearing(hasty, servers)  # or it tries once more, is granted the lock, and never gives up
-    lease = holder.acquire("r")
-    called = threading.Event()
-    wait = wait_queue.Waiter.wait
-
-    async def too_late(self: wait_queue.Waiter, seconds: float) -> bool:
-        heard = await wait(self, seconds)
-        in_vain = self.member.startswith(hasty.client.wakeup._process)
-        if in_vain and self.sure and len(self._notified_by) > len(servers) // 2:
-            # Every node: one that has not called yet would call the next waiter by itself.
-            wakeup = hasty.client.wakeup
-
-            def by_all() -> bool:
-                wakeup.catch_up()
-                return len(self._notified_by) == len(servers)
-
-            wait_until(by_all, 10, "every node has called it")
-            called.set()
-            raise TimeoutError("struck as it was called")
-        return heard
-
-    monkeypatch.setattr(wait_queue.Waiter, "wait", too_late)
-    errors: list[str] = []
-
-    def give_up() -> None:
-        try:
-            hasty.acquire("r", wait=30.0)
-        except TimeoutError as error:
-            errors.append(str(error))
-
-    first = threading.Thread(target=give_up)
-    first.start()
-    wait_until(lambda: in_line(servers) == [1] * len(servers), 10, "it stands in line")
-    second = Waiting(make(), servers)
-    at_once(holder, lease, second)
-    first.join(10)
-    assert called.is_set()
-    assert errors == ["struck as it was called"]
-
-
 def test_waiter_whose_wait_is_over_leaves_the_queue(
     make: Callable[[], Redlock], servers: Servers
 ) -> None:
@@ -382,25 +337,3 @@ def test_notified_waiter_tries_in_one_round_and_stands_in_no_queue_afterwards(
     assert waiting.lease is not None
     redlock.release(waiting.lease)
     wait_until(lambda: not any(in_line(servers)), 5, "nobody stands in line")
-
-
-@pytest.mark.usefixtures("never_by_itself")
-def test_notification_by_a_minority_costs_no_round(
-    make: Callable[[], Redlock], servers: Servers, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if len(servers) < 3:
-        pytest.skip("of a single node there is no minority")
-    monkeypatch.setattr(wait_queue, "FEW_NOTIFIED_S", (60.0, 60.0))
-    holder, redlock = make(), make()
-    lease = holder.acquire("r")
-    waiting = Waiting(redlock, servers)
-    written = written_by(redlock, monkeypatch)
-    wakeup = redlock.client.wakeup
-    (waiter,) = wakeup._waiters.values()
-    with redis.Redis(port=servers[0].port) as client:
-        client.publish(wakeup.channel, waiter.name)
-    wait_until(lambda: waiter.notifications or written, 5, "it is notified")
-    time.sleep(0.2)
-    assert written == []
-    at_once(holder, lease, waiting)
-    assert written == [Verb.ACQUIRE] * len(servers)
