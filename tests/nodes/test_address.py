@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from redis.connection import Connection, SSLConnection, UnixDomainSocketConnecti
 from redis.retry import Retry
 
 from celery_redlock import ConfigurationError, Redlock
+from celery_redlock.server import LocalServer
 from celery_redlock.stores.kinds import OWN, parse_nodes
 from celery_redlock.stores.redis.address import CONNECT_TIMEOUT, Address
+from tests.support.names import Locks
+from tests.support.nodes import use
 from tests.support.published import published
 
 SECRET = "hunter2-canary"
@@ -178,3 +182,14 @@ def test_each_wrong_node_of_a_list_is_named() -> None:
         "[2]",
         "[3]",
     ]
+
+
+# -- Another way than TCP; TLS is in test_hostile_tls.py
+
+
+def test_unix_sockets_are_nodes(lock_over: Locks, tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"{number}.sock") for number in range(3)]
+    with ExitStack() as stack:
+        configs = [["--unixsocket", path] for path in paths]
+        servers = [stack.enter_context(LocalServer(config=config)) for config in configs]
+        use(lock_over([f"unix://{path}" for path in paths]), lock_over(servers))

@@ -239,24 +239,6 @@ def test_threads_of_ours_do_not_touch_the_random_state_of_the_application(
         assert random.getstate() == state
 
 
-@pytest.fixture
-def proxies(servers: list[LocalServer]) -> Iterator[list[Proxy]]:
-    with ExitStack() as stack:
-        yield [stack.enter_context(Proxy(server.port)) for server in servers[:3]]
-
-
-def test_ttl_shorter_than_the_round_trip_is_unavailable_and_leaves_nothing(
-    proxies: list[Proxy], admins: list[redis.Redis]
-) -> None:
-    with redlock_over(proxies, ttl=0.05) as redlock:
-        redlock.connect()
-        for proxy in proxies:
-            proxy.mode, proxy.delay = "late", 0.1
-        with pytest.raises(QuorumUnavailable, match=r"no answer within 0\.005 s"):
-            redlock.acquire("r")
-        wait_until(lambda: not any(client.keys("redlock:*") for client in admins), 1, "it is gone")
-
-
 def test_node_that_comes_back_is_logged(
     servers: list[LocalServer], log: pytest.LogCaptureFixture
 ) -> None:

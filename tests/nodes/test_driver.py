@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from functools import partial
 from typing import Any
 
@@ -11,9 +10,7 @@ import pytest
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round
-from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores.driver import BATCH
-from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line, bulk, in_thread, verb_of
 from tests.support.peer_world import (
     SHORT,
@@ -26,6 +23,7 @@ from tests.support.peer_world import (
     own,
     votes,
 )
+from tests.support.struck import struck_at_each_call
 from tests.support.wait import wait_until
 
 # -- Answers
@@ -89,28 +87,6 @@ def test_attempt_without_answers_is_undone_behind_itself(world: PeerWorld) -> No
     assert [verb for verb, _, _ in verbs] == ["acquire", "undo"]
     assert verbs[0][1] == verbs[1][1] == [b"redlock:r"]
     assert verbs[0][2][0] == verbs[1][2][0] == b"token of r"
-
-
-def test_answer_that_arrived_before_the_deadline_counts_though_read_later(
-    world: PeerWorld, monkeypatch: Patch
-) -> None:
-    answered = threading.Event()
-
-    def script(line: Line) -> None:
-        line.send(peer.answer(line.request()))
-        answered.set()
-        line.gone()
-
-    peer = world.peer(script)
-    driver = world.driver()
-    claim = a_claim("r")
-    done: list[Round] = []
-    driver.start(lambda now: quorum.extend([claim], now, DEADLINE), done.append)
-    assert answered.wait(DEADLINE)
-    clock = time.clock_gettime
-    monkeypatch.setattr(time, "clock_gettime", lambda which: clock(which) + 2 * DEADLINE)
-    wait_until(lambda: done or driver.read(), 5, "it is read")
-    assert votes(done[0]) == ["yes"]
 
 
 @pytest.mark.parametrize(
@@ -210,36 +186,7 @@ def test_requests_larger_than_a_socket_takes_arrive_whole_and_in_order(world: Pe
     assert peer.connections == 1
 
 
-def test_round_ahead_is_written_before_the_first_of_an_operation(world: PeerWorld) -> None:
-    peer = world.peer()
-    driver = world.driver()
-    entry = QueueEntry(("r",), 1, "channel:waiter", 1)
-    claim = a_claim("r")
-    driver.run(
-        lambda now: quorum.acquire(claim, now, DEADLINE),
-        ahead=lambda now: quorum.queue_round(entry, now),
-    )
-    assert [verb_of(peer.next())[0] for _ in range(2)] == ["queue", "acquire"]
-
-
 # -- Started, and read later
-
-
-def test_the_result_of_a_started_operation_is_known_once_its_answers_are_read(
-    world: PeerWorld,
-) -> None:
-    world.peer()
-    driver = world.driver()
-    claim = a_claim("r")
-    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
-    done: list[Any] = []
-    driver.start(lambda now: quorum.release(claim, now, DEADLINE), done.append)
-    assert driver.read(DEADLINE)
-    (released,) = done
-    assert released.held
-    assert released.confirmed
-    assert driver.read()
-    assert len(done) == 1
 
 
 def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWorld) -> None:
@@ -255,3 +202,26 @@ def test_a_started_operation_without_answers_ends_at_its_deadline(world: PeerWor
     assert not done[0].confirmed
     assert driver.unconfirmed() == [claim]
     assert not driver.retry_releases()
+
+
+# -- Interrupted; handlers that use the driver are in tests/promises/lock/test_reentry.py
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_exception_at_any_call_of_the_driver_mixes_up_no_answers_and_blocks_nobody(
+    world: PeerWorld,
+) -> None:
+    for _ in range(3):
+        world.peer(echoing)
+    driver = world.driver()
+    numbers = iter(range(10**6))
+
+    def asked(patience: float = DEADLINE) -> bool:
+        return own(acquire(driver, f"key {next(numbers)}", patience))
+
+    def check() -> None:
+        wait_until(lambda: asked(0.5), 5, "the nodes answer")
+        assert in_thread(asked)()
+
+    places = struck_at_each_call("/celery_redlock/stores/", asked, before=check)
+    assert places > 50

@@ -36,36 +36,6 @@ from tests.support.wire import Wire
 # -- Connecting
 
 
-def test_a_first_operation_waits_until_a_quorum_is_connected(world: PeerWorld) -> None:
-    go = threading.Event()
-
-    def slow(line: Line) -> None:
-        assert go.wait(DEADLINE)
-        world.peers[0].serve(line)
-
-    for _ in range(3):
-        world.peer(slow)
-    driver = world.driver(up=False)
-    asked = in_thread(lambda: acquire(driver, "r"))
-    wait_until(lambda: all(peer.connections for peer in world.peers), 5, "all are connecting")
-    go.set()
-    assert asked().yes >= 2
-
-
-def test_a_node_that_refuses_connections_is_silent_at_once(world: PeerWorld) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        port = gone.getsockname()[1]
-    urls = [world.peer().url, world.peer().url, f"redis://127.0.0.1:{port}"]
-    driver = world.driver(*urls)
-    first = acquire(driver, "r")
-    assert votes(first)[:2] == ["yes", "yes"]
-    # Its patience is longer than the test: it asks for all answers, and waits for none of that one.
-    claim = a_claim("r", 3, token="token of r")
-    seen = driver.run(lambda now: quorum.peek([claim], now, DEADLINE))
-    assert votes(seen) == ["yes", "yes", "silent"]
-    assert "refused" in str(seen.details[2]).lower()
-
-
 @pytest.mark.parametrize("pieces", [1, 7])
 def test_a_handshake_answered_in_pieces_makes_a_connection(world: PeerWorld, pieces: int) -> None:
     def slowly(line: Line) -> None:
@@ -97,30 +67,6 @@ def test_a_peer_that_closes_in_the_handshake_is_connected_to_again(
     driver.connect(0)
     wait_until(lambda: votes(acquire(driver, "r", token="mine")) == ["yes"], 5, "it is connected")
     assert peer.connections == 2
-
-
-def test_a_first_operation_waits_no_longer_than_the_timeout_for_a_hung_handshake(
-    world: PeerWorld,
-) -> None:
-    world.peer(Line.gone)
-    driver = world.driver(up=False, node_timeout=SHORT)
-    driver.connect(SHORT, SHORT)
-    begun = time.monotonic()
-    asked = acquire(driver, "r", SHORT)
-    assert time.monotonic() - begun < DEADLINE / 2
-    assert votes(asked) == ["silent"]
-
-
-def test_a_hung_node_among_others_costs_the_first_operation_no_more_than_its_timeout(
-    world: PeerWorld,
-) -> None:
-    for script in (None, None, Line.gone):
-        world.peer(script)
-    driver = world.driver(up=False, node_timeout=SHORT)
-    begun = time.monotonic()
-    asked = acquire(driver, "r", DEADLINE)
-    assert asked.yes == 2
-    assert time.monotonic() - begun < DEADLINE / 4
 
 
 def test_connecting_waits_little_for_the_rest_once_a_quorum_is_up(world: PeerWorld) -> None:
@@ -168,14 +114,6 @@ def test_a_connection_to_a_node_that_is_refused_is_closed(world: PeerWorld) -> N
     assert closed.wait(DEADLINE)
 
 
-def test_a_driver_that_is_not_strict_counts_a_replica_as_silent(world: PeerWorld) -> None:
-    world.peer().role = "slave"
-    driver = world.driver(up=False, strict=False)
-    asked = acquire(driver, "r")
-    assert votes(asked) == ["silent"]
-    assert "replica" in str(asked.details[0])
-
-
 def test_server_under_two_of_three_addresses_votes_once(world: PeerWorld) -> None:
     """With two votes one server would be a quorum."""
     for run_id in ("the same", "the same", "another"):
@@ -214,27 +152,6 @@ def test_attempt_whose_connection_ends_is_asked_again_on_the_next(
     assert peer.connections == 2
 
 
-def test_connection_that_ends_while_idle_costs_the_next_operation_nothing(
-    world: PeerWorld,
-) -> None:
-    go = threading.Event()
-
-    def idle(line: Line) -> None:
-        if line.number:
-            peer.serve(line)
-        else:
-            line.request()
-            line.send(b"$-1\r\n")
-            assert go.wait(DEADLINE)
-
-    peer = world.peer(idle)
-    driver = world.driver()
-    assert votes(acquire(driver, "a")) == ["yes"]
-    go.set()
-    assert votes(acquire(driver, "b")) == ["yes"]
-    assert peer.connections == 2
-
-
 def test_unconfirmed_release_is_written_first_on_the_next_connection(
     world: PeerWorld,
 ) -> None:
@@ -265,23 +182,6 @@ def test_unconfirmed_release_is_written_first_on_the_next_connection(
     assert driver.unconfirmed() == []
 
 
-def test_release_refused_by_a_full_node_is_made_once_it_can_write_again(world: PeerWorld) -> None:
-    def script(line: Line) -> None:
-        line.send(peer.answer(line.request()))
-        line.request()
-        line.send(b"-OOM command not allowed\r\n")
-        peer.serve(line)
-
-    peer = world.peer(script)
-    driver = world.driver()
-    claim = a_claim("r")
-    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
-    assert not release(driver, claim).confirmed
-    assert votes(acquire(driver, "another")) == ["yes"]
-    wait_until(lambda: driver.read() and b"redlock:r" not in peer.held, 5, "it is released")
-    assert peer.connections == 1
-
-
 def test_connection_that_worked_is_made_again_without_a_pause(
     world: PeerWorld, monkeypatch: Patch
 ) -> None:
@@ -297,16 +197,6 @@ def test_connection_that_worked_is_made_again_without_a_pause(
     for number in range(6):
         assert votes(acquire(driver, str(number))) == ["yes"]
     assert peer.connections == 6
-
-
-def test_a_node_whose_connections_all_break_is_silent_and_not_waited_for(world: PeerWorld) -> None:
-    peers = [world.peer(), world.peer(), world.peer(Line.request)]
-    driver = world.driver()
-    claim, begun = a_claim("r", 3), time.monotonic()
-    asked = driver.run(lambda now: quorum.peek([claim], now, DEADLINE))
-    assert votes(asked) == ["yes", "yes", "silent"]
-    assert time.monotonic() - begun < DEADLINE / 2
-    wait_until(lambda: peers[2].connections > 1, 5, "it is connected to again")
 
 
 def test_node_that_ends_every_handshake_is_connected_to_after_growing_pauses(
@@ -342,24 +232,6 @@ def test_a_node_whose_connection_has_ended_is_not_polled(
 
 
 # -- The end
-
-
-def test_closed_driver_answers_at_once_that_it_is_closed(world: PeerWorld) -> None:
-    gone = threading.Event()
-
-    def script(line: Line) -> None:
-        peer.serve(line)
-        gone.set()
-
-    peer = world.peer(script)
-    driver = world.driver()
-    assert votes(acquire(driver, "a")) == ["yes"]
-    driver.close(DEADLINE)
-    assert gone.wait(DEADLINE)
-    asked = acquire(driver, "b")
-    assert votes(asked) == ["silent"]
-    assert asked.details == ["closed"]
-    assert peer.connections == 1
 
 
 def test_thread_waiting_for_answers_ends_when_the_driver_is_closed(world: PeerWorld) -> None:

@@ -12,10 +12,8 @@ import pytest
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.round import Round
-from celery_redlock.protocol.values import QueueEntry
 from celery_redlock.stores.driver import BATCH, Driver
-from tests.support.names import Patch
-from tests.support.peer import DEADLINE, Line, verb_of
+from tests.support.peer import DEADLINE, Line
 from tests.support.peer_world import (
     SHORT,
     PeerWorld,
@@ -66,23 +64,6 @@ async def test_first_operation_of_a_loop_connects_without_blocking_it(world: Pee
     assert peer.connections == 1
 
 
-async def test_coroutines_that_share_a_driver_get_their_own_answers(world: PeerWorld) -> None:
-    for _ in range(3):
-        world.peer(echoing)
-    driver = await driver_over(world)
-    rounds = await asyncio.gather(*[acquire(driver, f"key {n}") for n in range(50)])
-    assert all(map(own, rounds))
-
-
-async def test_coroutine_waits_for_a_silent_node_until_the_deadline(world: PeerWorld) -> None:
-    peer = world.peer(mute)
-    driver = await driver_over(world)
-    asked = await acquire(driver, "r", SHORT)
-    assert votes(asked) == ["silent"]
-    assert asked.details == ["no answer within 0.050 s"]
-    assert [verb_of(await asyncio.to_thread(peer.next))[0] for _ in range(2)] == ["acquire", "undo"]
-
-
 async def test_answer_to_a_cancelled_coroutine_is_not_taken_for_the_next_one(
     world: PeerWorld,
 ) -> None:
@@ -108,24 +89,6 @@ async def test_answer_to_a_cancelled_coroutine_is_not_taken_for_the_next_one(
     assert peer.connections == 1
 
 
-async def test_loop_connection_that_ends_while_idle_is_made_again(world: PeerWorld) -> None:
-    go = threading.Event()
-
-    def idle(line: Line) -> None:
-        if line.number:
-            peer.serve(line)
-        else:
-            line.send(peer.answer(line.request()))
-            assert go.wait(DEADLINE)
-
-    peer = world.peer(idle)
-    driver = await driver_over(world)
-    assert votes(await acquire(driver, "a")) == ["yes"]
-    go.set()
-    await until(lambda: peer.connections == 2, "the loop has noticed it")
-    assert votes(await acquire(driver, "b")) == ["yes"]
-
-
 async def test_loop_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
     go = threading.Event()
 
@@ -146,29 +109,6 @@ async def test_loop_requests_larger_than_a_socket_takes_arrive_whole(world: Peer
     assert (await asked).confirmed() == big
     assert votes(await behind) == ["yes"]
     assert peer.connections == 1
-
-
-async def test_release_of_a_coroutine_does_not_wait_for_the_first_connection(
-    world: PeerWorld, monkeypatch: Patch
-) -> None:
-    world.peer(Line.gone)
-    driver = world.loop_driver(asyncio.get_running_loop())
-    waits = "it waits for the first connection"
-    monkeypatch.setattr(driver, "connect", lambda *_a, **_options: pytest.fail(waits))
-    claim = a_claim("r")
-    released = await driver.ask(lambda now: quorum.release(claim, now, DEADLINE))
-    assert not released.confirmed
-
-
-async def test_loop_writes_a_round_ahead_before_the_first_of_an_operation(world: PeerWorld) -> None:
-    peer = world.peer()
-    driver = await driver_over(world)
-    entry, claim = QueueEntry(("r",), 1, "channel:waiter", 1), a_claim("r")
-    await driver.ask(
-        lambda now: quorum.acquire(claim, now, DEADLINE),
-        ahead=lambda now: quorum.queue_round(entry, now),
-    )
-    assert [verb_of(peer.next())[0] for _ in range(2)] == ["queue", "acquire"]
 
 
 async def test_result_of_an_operation_started_in_a_loop_needs_no_further_request(

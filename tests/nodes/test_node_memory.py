@@ -49,13 +49,6 @@ def known(three: Servers) -> Servers:
     return three
 
 
-def votes(redlock: Redlock, resource: str = "r") -> list[Vote]:
-    """Return the vote of each node on a request for a free resource that is not granted."""
-    with pytest.raises(QuorumUnavailable) as refusal:
-        redlock.acquire(resource)
-    return [vote.vote for vote in refusal.value.votes]
-
-
 # -- Restarts
 
 
@@ -107,31 +100,6 @@ def test_node_that_forgot_does_not_help_to_a_second_grant(known: Servers, lock: 
         assert found is not None and found.nodes == 1
         assert not lease.lost
         careless.release(careless.acquire("r"))  # what the guard is for
-
-
-def test_running_redlock_notices_a_restart_and_recognises_the_same_run(
-    lock: Locks, log: Log
-) -> None:
-    with start_servers(3) as servers:
-        redlock = lock(servers)
-        redlock.release(wait_until(lambda: try_it(redlock), 10, "all are trusted"))
-        for server in servers:  # the same runs, on new connections
-            with admin(server, text=True) as client:
-                client.client_kill_filter(_type="normal", skipme=True)
-        redlock.release(wait_until(lambda: try_it(redlock), 1, "they are trusted as before"))
-        for server in servers[:2]:
-            server.restart()
-
-        def doubted() -> int:
-            with pytest.raises(QuorumUnavailable) as refusal:
-                redlock.acquire("r")
-            return sum("has no vote" in vote.detail for vote in refusal.value.votes) == 2
-
-        wait_until(doubted, 10, "both are connected")
-        # Whoever has connected says so, perhaps in another thread.
-        said = lambda: [text for text in log.messages if "has no vote" in text]  # noqa: E731
-        wait_until(lambda: len(said()) >= 5, 10, "all is said")
-        assert len(said()) == 5
 
 
 def test_held_locks_survive_the_restart_of_every_node(lock: Locks) -> None:
@@ -293,19 +261,3 @@ def test_eviction_policy_of_a_node_is_logged_as_a_warning(lock: Locks, log: Log)
         assert f"node 127.0.0.1:{server.port} evicts keys" in line and "allkeys-lru" in line
         assert redlock.check() == []  # said already
         assert lock([server]).check() == [line]
-
-
-def test_node_is_asked_for_its_info_once_a_connection(lock: Locks) -> None:
-    """The guard costs nothing per operation."""
-    with LocalServer() as server, admin(server, text=True) as client:
-        make_known([server])
-
-        def asked() -> int:
-            return int(client.info("commandstats")["cmdstat_eval"]["calls"])
-
-        redlock = lock([server])
-        redlock.release(redlock.acquire("r"))
-        before = asked()
-        for _ in range(20):
-            redlock.release(redlock.acquire("r"))
-        assert asked() == before

@@ -13,7 +13,6 @@ from celery_redlock import QuorumUnavailable, Redlock
 from celery_redlock.events import (
     NODE_FAILURES,
     Listener,
-    has_node_listeners,
     subscribe,
     unsubscribe,
 )
@@ -93,18 +92,6 @@ def test_listener_receives_no_time_for_a_late_answer(
     assert len([node for node, _seconds in ears.answers if node == slow]) <= looks
 
 
-def test_listener_receives_timeout_for_a_hanging_node(
-    lock: Locks, ears: Ears, servers: Servers
-) -> None:
-    redlock = lock()
-    for server in servers[:2]:
-        server.pause()
-    with pytest.raises(QuorumUnavailable):
-        redlock.acquire("r")
-    for node in redlock.nodes[:2]:  # the other's is reported by its own thread, a moment later
-        ears.wait_for(node, "timeout")
-
-
 def test_listener_receives_disconnected_and_unreachable_for_a_dead_node(
     lock: Locks, ears: Ears, servers: Servers
 ) -> None:
@@ -176,18 +163,3 @@ def test_node_listener_that_raises_changes_nothing(lock: Locks) -> None:
     finally:
         unsubscribe(broken)
     assert redlock.holder("r") is None
-
-
-def test_listener_without_node_hooks_is_not_called() -> None:
-    class Other(Listener):
-        pass
-
-    class Duck:
-        def acquired(self, lease: object) -> None: ...
-
-    for listener in (Other(), Duck()):
-        subscribe(listener)  # type: ignore[arg-type]
-        try:
-            assert not has_node_listeners()
-        finally:
-            unsubscribe(listener)  # type: ignore[arg-type]

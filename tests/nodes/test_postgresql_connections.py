@@ -1,12 +1,14 @@
-"""Ends of connections to PostgreSQL: during a request, in a fork, with their process."""
+"""Connections to PostgreSQL: NOTIFY wakes waiters, and what becomes of those that end."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -14,8 +16,138 @@ import pytest
 from celery_redlock import Redlock
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.values import Query
+from celery_redlock.testing.postgresql import LocalPostgres
 from tests.support import postgres
+from tests.support.beside import Beside
+from tests.support.machine import in_time
 from tests.support.wait import wait_until
+
+WAITER = """
+import sys
+from celery_redlock import Redlock
+from celery_redlock.locking import acquisition
+acquisition.LOOK_AFTER_S = acquisition.RETRY_AFTER_S = (60.0, 60.0)  # never by itself
+redlock = Redlock(sys.argv[1:], ttl=60.0, node_timeout=5.0, restart_guard="off")
+with redlock.client.wakeup.waiter():
+    while not redlock.client.wakeup._listening: pass
+lease = redlock.acquire("r", wait=60.0)
+print("granted", flush=True)
+sys.stdin.readline()
+redlock.release(lease)
+"""
+
+
+@pytest.fixture
+def make(database: LocalPostgres, lock_over: Callable[..., Redlock]) -> Callable[[], Redlock]:
+    return lambda: lock_over([database], ttl=60.0, node_timeout=5.0)
+
+
+@pytest.fixture
+def waiter(database: LocalPostgres) -> Iterator[Callable[[], Beside]]:
+    """Starts a process that waits; it stands in the queue then."""
+    with contextlib.ExitStack() as stack:
+
+        def start() -> Beside:
+            before = in_queue(database)
+            process = stack.enter_context(Beside("-c", WAITER, database.url))
+            wait_until(lambda: in_queue(database) == before + 1, 20.0, "it stands in the queue")
+            return process
+
+        yield start
+
+
+def in_queue(database: LocalPostgres) -> int:
+    ((count,),) = postgres.sql(database, "SELECT count(*) FROM redlock_waiter")
+    return int(count)
+
+
+def granted(process: Beside, since: float) -> None:
+    assert process.line() == "granted"
+    in_time(since, time.monotonic(), 1.0, "from the release to the grant")
+
+
+def release(process: Beside) -> float:
+    since = time.monotonic()
+    process.tell("go on")
+    return since
+
+
+LISTENERS = """\
+SELECT a.pid FROM pg_stat_activity a JOIN pg_locks l USING (pid)
+WHERE l.locktype = 'advisory' AND l.granted"""
+
+
+def test_waiter_whose_connection_was_killed_is_notified_over_the_next(
+    make: Callable[[], Redlock],
+    waiter: Callable[[], Beside],
+    database: LocalPostgres,
+) -> None:
+    holder = make()
+    lease = holder.acquire("r")
+    process = waiter()
+    (before,) = postgres.sql(database, LISTENERS)
+    postgres.sql(database, "SELECT pg_terminate_backend(%s)", *before)
+    wait_until(
+        lambda: postgres.sql(database, LISTENERS) not in ([], [before]), 10.0, "it listens again"
+    )
+    wait_until(lambda: in_queue(database) == 1, 10.0, "and stands in the queue")
+    since = time.monotonic()
+    holder.release(lease)
+    granted(process, since)
+
+
+GREENLETS = """
+from gevent import monkey
+monkey.patch_all()
+import sys, time
+import gevent
+from celery_redlock import QuorumUnavailable, Redlock
+longest = 0.0
+def watch():
+    global longest
+    while True:
+        before = time.monotonic()
+        gevent.sleep(0.01)
+        longest = max(longest, time.monotonic() - before)
+gevent.spawn(watch)
+one, other = (Redlock([sys.argv[1]], ttl=10.0, restart_guard="off", node_timeout=5.0) for _ in "12")
+def take(name):
+    for _ in range(10):
+        one.release(one.acquire(name, wait=30.0))
+gevent.joinall([gevent.spawn(take, f"r{n % 3}") for n in range(10)], raise_error=True)
+lease = one.acquire("r")
+gevent.spawn_later(0.5, one.release, lease)
+began = time.monotonic()
+other.release(other.acquire("r", wait=9.0))
+assert time.monotonic() - began < 5.0
+print("pause", flush=True)
+sys.stdin.readline()
+try:
+    one.acquire("r")
+except QuorumUnavailable:
+    pass
+new = Redlock([sys.argv[1]], ttl=10.0, restart_guard="off")
+try:
+    new.acquire("r")
+except QuorumUnavailable:
+    pass
+print(longest, flush=True)
+"""
+
+
+def test_greenlets_run_while_another_waits_for_postgresql(database: LocalPostgres) -> None:
+    """It waits for an answer, a lock, a connection or a notification."""
+    pytest.importorskip("gevent")
+    with Beside("-c", GREENLETS, database.url) as process:
+        assert process.line() == "pause"
+        database.pause()
+        release(process)
+        longest = float(process.line())
+        database.resume()
+    assert longest < 0.8, "the shortest of these waits takes a second"
+
+
+# -- Connections that end: during a request, in a fork, with their process
 
 
 def test_postgresql_connection_that_breaks_while_written_to_is_a_silent_node(

@@ -196,25 +196,6 @@ def test_locked_row_is_waited_for_a_second_at_most(
     taken_again(redlock, time.monotonic())
 
 
-def test_lock_is_granted_as_soon_as_a_full_postgresql_has_room(
-    server: LocalPostgres, make: Callable[..., Redlock]
-) -> None:
-    postgres.sql(server, "CREATE ROLE crowd LOGIN")
-    postgres.sql(server, "GRANT ALL ON ALL TABLES IN SCHEMA public TO crowd")
-    redlock = make(url_of(server, "crowd"))
-    crowd = []
-    try:
-        with pytest.raises(psycopg.OperationalError):
-            while True:
-                crowd.append(psycopg.connect(url_of(server, "crowd")))
-        with pytest.raises(QuorumUnavailable, match="connection slots"):
-            redlock.acquire("r")
-    finally:
-        for one in crowd:
-            one.close()
-    taken_again(redlock, time.monotonic())
-
-
 # -- What its user can mend
 
 

@@ -152,16 +152,6 @@ def test_second_of_two_simultaneous_acquires_waits_and_is_told_the_first(
     assert second.end()[0] == "one"
 
 
-def test_acquire_that_waited_for_a_rolled_back_one_is_granted(
-    session: Callable[[], Session],
-) -> None:
-    first, second = session(), session()
-    first.do(ACQUIRE, ["r"], "one", 7, FAR)
-    second.begin(ACQUIRE, ["r"], "two", 5, FAR)
-    first.connection.rollback()
-    assert second.end() == (None, 5)
-
-
 @pytest.mark.parametrize("fence", [None, 7], ids=["without a fence", "with one"])
 def test_acquire_during_a_release_is_granted_with_a_larger_fence(
     session: Callable[[], Session], fence: int | None

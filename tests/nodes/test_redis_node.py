@@ -10,10 +10,12 @@ from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard, Trust
+from celery_redlock.protocol.round import Round, Verb
 from celery_redlock.protocol.values import Vote
 from celery_redlock.stores.redis.address import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
-from celery_redlock.stores.redis.requests import encode
+from celery_redlock.stores.redis.requests import encode, request
+from celery_redlock.stores.redis.scripts import RELEASE_DIGEST
 from tests.support.clock import FakeClock
 from tests.support.names import Patch
 from tests.support.wire import Wire
@@ -143,3 +145,23 @@ def test_request_interrupted_before_it_is_written_drops_its_connection(
             node.ask(asked, encode(asked, PREFIX), 1.0)
     assert wire.closed and node.connection is None
     assert not node.channel.up and not node.channel.unanswered and not node.unsent
+
+
+# -- The bytes that it is sent
+
+
+@pytest.mark.parametrize("name", ["k", "größe", "k" * 300])
+def test_acquire_and_release_from_templates_equal_the_general_encoding(name: str) -> None:
+    claim, key = Claim(name, "token", 1.5, 1), f"p:{name}".encode()
+    acquired, released = (
+        encode(Round(verb, [claim], 0.0, 1.0), "p:") for verb in (Verb.ACQUIRE, Verb.RELEASE)
+    )
+    assert acquired == request(b"SET", key, b"token", b"NX", b"GET", b"PX", b"1500")
+    assert released == request(b"EVALSHA", RELEASE_DIGEST, b"1", key, b"token")
+
+
+@pytest.mark.parametrize("verb", [Verb.ACQUIRE, Verb.RELEASE])
+def test_request_contains_the_key_and_not_the_displayed_resource(verb: Verb) -> None:
+    claim = Claim("k#slot2", "token", 1.0, 1)
+    claim.resource = "k"  # as of a slot of a limit
+    assert b"\r\np:k#slot2\r\n" in encode(Round(verb, [claim], 0.0, 1.0), "p:")

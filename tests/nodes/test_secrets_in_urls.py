@@ -118,6 +118,7 @@ def made_of(app: Celery, nodes: Any) -> Iterator[str]:
 @example(url="redis://u:{}@[::1]:1/0", password="8888[7777", listed=True)
 @example(url="redis://h:1/0?password={}", password="8888&qqqq=7777", listed=True)
 @example(url="sentinel://u:{}@h:1,i:2/m", password="8888/1@7777", listed=True)
+@example(url="redis://:8888@h:1/0?health_check_interval={}", password="7777", listed=True)
 @example(url="etcd://u:{}@h:1,i:2", password="8888\u21007777", listed=True)
 @example(url="etcd://u%3A{}%40h", password="qqqq", listed=True)
 @example(url="postgresql://u%3A{}%40h/d", password="7000:7000/7000", listed=True)
@@ -159,10 +160,13 @@ def test_password_in_the_url_of_a_broker_that_is_the_node_is_shown_nowhere(broke
     [
         {"host": "redis://:7777@h:1/0"},
         {"host": "u:7777@h", "port": 1},
+        {"host": "h", "password": "7777", "pasword": "7777"},
+        {"host": "h", "password": "7777", "port": "x"},
+        ["7777"],
         redis.Redis("redis://:7777@h:1/0"),
         Sentinel([("h", 1)]).master_for("m", password="7777"),
     ],
-    ids=["URL", "user", "client", "Sentinel"],
+    ids=["URL", "user", "typo", "port", "list", "client", "Sentinel"],
 )
 def test_password_in_a_client_or_a_mapping_is_shown_nowhere(app: Celery, node: Any) -> None:
     assert not seen("7777", " ".join(made_of(app, [node])))

@@ -23,7 +23,6 @@ from redis.retry import Retry
 from celery_redlock import server as server_module
 from celery_redlock.protocol.errors import ConfigurationError
 from celery_redlock.server import LocalServer, find_server, start_servers
-from tests.conftest import as_new
 from tests.support.wait import wait_until
 
 
@@ -219,21 +218,6 @@ def test_paused_local_server_is_silent_and_can_be_resumed_or_stopped() -> None:
         started = time.monotonic()
     assert time.monotonic() - started < 2.0
     assert not alive(server.pid)
-
-
-def test_as_new_repairs_whatever_a_test_has_done(servers: list[LocalServer]) -> None:
-    with client(servers[0]) as c:
-        c.set("left", "over")
-    servers[1].pause()
-    servers[2].kill()
-    os.kill(servers[3].pid, signal.SIGKILL)
-    with client(servers[4]) as c:
-        c.config_set("requirepass", "surprise")
-    wait_until(lambda: not servers[3].running, 5, "the server is seen dead")
-    as_new(servers)
-    for server in servers:
-        with client(server) as c:
-            assert c.dbsize() == 0
 
 
 # -- several --------------------------------------------------------------------------------------

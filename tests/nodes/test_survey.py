@@ -62,17 +62,6 @@ def test_survey_shows_a_lock_with_its_owner_and_its_ttl_on_each_node(redlock: Re
     assert survey(redlock).entries == ()
 
 
-def test_survey_shows_each_slot_as_an_entry_of_its_own(redlock: Redlock) -> None:
-    with redlock.lock("pool", limit=2), redlock.lock("other"):
-        second = redlock.acquire("pool", limit=2)
-        assert [(e.resource, e.slot) for e in found(redlock)] == [
-            ("other", 1),
-            ("pool", 1),
-            ("pool", 2),
-        ]
-        redlock.release(second)
-
-
 def test_survey_shows_each_kind_of_key_as_such(
     redlock: Redlock, clients: list[redis.Redis]
 ) -> None:
@@ -188,16 +177,11 @@ def test_survey_shows_names_of_any_bytes_as_they_are(
     ("match", "expected"),
     [
         ("*", {"a", "ab", "ä", "b", "a*", "[a]"}),
-        ("a", {"a"}),
         ("a*", {"a", "ab", "a*"}),
-        ("?", {"a", "b"}),
         ("??", {"ab", "ä", "a*"}),  # as in Redis, a byte each
-        ("[^a]", {"b"}),
         ("[ab]", {"a", "b"}),
-        (r"a\*", {"a*"}),
         (r"\[a\]", {"[a]"}),
         ("", set()),
-        ("[", set()),
     ],
 )
 def test_survey_matches_whole_names(

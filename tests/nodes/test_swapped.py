@@ -27,7 +27,7 @@ from celery_redlock.protocol.restart_guard import LOOK_AFTER_S
 from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.names import Locks, Log, Patch, Servers
-from tests.support.nodes import admin, all_connected, make_known
+from tests.support.nodes import admin, all_connected
 from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
@@ -130,33 +130,6 @@ def test_another_server_has_no_vote_in_an_event_loop_that_began_after_the_swap(
             assert not acquired() or lease.remaining() == 0, "two holders"
             time.sleep(0.02)
         wait_until(acquired, 3, "they have been known for a span")
-
-
-def test_promoted_server_behind_a_known_address_has_no_vote(lock: Locks) -> None:
-    with start_servers(4) as servers, proxies(servers[:3]) as nodes:
-        make_known(servers)
-        wait_until(lambda: min(map(uptime, servers)) > 2, 10, "they are older than our answers")
-        redlock = all_connected(lock(nodes, ttl=30.0))
-        redlock.release(redlock.acquire("r"))
-        swapped = time.monotonic()
-        nodes[1].lead_to(servers[3].port)
-
-        def seen() -> bool:
-            redlock.release(redlock.acquire("r"))
-            return redlock.client.driver.nodes[1]._trust.memory.began > swapped
-
-        wait_until(seen, 5, "it is seen")
-        nodes[0].lead_to(1)  # two are left
-
-        def why() -> str:
-            with contextlib.suppress(QuorumUnavailable):
-                redlock.release(redlock.acquire("r"))
-                return ""
-            with pytest.raises(QuorumUnavailable) as refusal:
-                redlock.acquire("r")
-            return str(refusal.value)
-
-        assert "was a replica, met" in wait_until(why, 5, "there is no quorum")
 
 
 def test_old_connection_has_no_vote_once_a_check_has_met_another_server(

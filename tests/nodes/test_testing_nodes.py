@@ -91,18 +91,6 @@ def test_holder_is_returned_and_named_in_the_refusal(lock: Redlock, nodes: Nodes
     wait_until(lambda: lock.holder("order:1") is None, SOON, "nobody holds it")
 
 
-def test_leases_are_extended_by_hand_and_by_themselves(lock: Redlock, nodes: Nodes) -> None:
-    lease = lock.acquire("order:1")
-    assert lock.extend(lease).deadline > lease.deadline
-    assert lock.release(lease)
-    with pytest.raises(LeaseLost):
-        lock.extend(lease)
-    with lock.lock("order:1", wait=SOON) as held:
-        before = held.lease.deadline
-        nodes.extend()
-        assert held.lease.deadline > before
-
-
 @pytest.mark.parametrize("resource", ["order:1", ["order:1", "order:3"]])
 def test_waiter_is_woken_by_the_release(
     lock: Redlock, nodes: Nodes, resource: Any, monkeypatch: pytest.MonkeyPatch
@@ -136,23 +124,6 @@ def test_lock_without_a_quorum_is_unavailable(lock: Redlock, nodes: Nodes) -> No
     assert wait_until(lambda: lock.acquire("order:1", wait=SOON), SOON, "a quorum is back")
 
 
-def test_lock_released_while_a_node_was_away_is_freed_when_it_is_back(
-    lock: Redlock, nodes: Nodes
-) -> None:
-    lease = lock.acquire("order:1", ttl=600.0)
-    nodes.partition(0)
-    lock.release(lease)
-    nodes.heal()
-    # Were it still held on node 0, one more that is away would leave no quorum.
-    nodes.partition(1)
-
-    def granted() -> bool:
-        other = nodes.redlock.try_acquire("order:1")
-        return other is not None and nodes.redlock.release(other)
-
-    wait_until(granted, SOON, "the node that was away has freed it")
-
-
 def on_all_nodes(lock: Redlock) -> None:
     """Wait until the last node has the key, too; a quorum is enough for the grant."""
 
@@ -182,20 +153,6 @@ def test_holder_of_a_stolen_lock_is_notified_of_its_loss(
         with pytest.raises(LeaseLost):
             held.ensure()
     assert nodes.redlock.holder("order:1") is not None, "the loser freed what is another's"
-
-
-def test_minority_that_is_cut_off_or_forgets_costs_nothing(lock: Redlock, nodes: Nodes) -> None:
-    nodes.partition(1)
-    with lock.lock("order:1"):
-        assert nodes.redlock.try_acquire("order:1") is None
-    nodes.heal()
-    assert_free("order:1")
-    with lock.lock("order:1", wait=SOON) as held:
-        on_all_nodes(lock)
-        nodes.forget(2)
-        assert nodes.redlock.try_acquire("order:1") is None
-        nodes.extend()
-        assert not held.lost
 
 
 # -- Tasks

@@ -372,17 +372,6 @@ def test_peek_returns_the_holders_of_many_claims_at_once(node: Subject) -> None:
     assert [None if held is None else held[0] for held in seen] == [None, "one", "one"]
 
 
-def test_release_of_several_keys_notifies_the_first_of_each_queue(node: Subject) -> None:
-    node.listen("p1")
-    for name, who in zip(BOTH, ("p1:1", "p1:2"), strict=True):
-        node.ask(Verb.ENQUEUE, place(who, 1, name))
-    node.ask(Verb.ACQUIRE, claim("mine", BOTH))
-    node.ask(Verb.UNDO, claim("mine", BOTH))  # calls nobody
-    assert node.calls(0) == []
-    node.ask(Verb.RELEASE, claim("mine", BOTH))
-    assert node.calls(2) == ["p1:1", "p1:2"]
-
-
 def test_release_of_slots_of_several_keys_notifies_the_first_of_each_queue(node: Subject) -> None:
     node.listen("p1")
     for name, who in zip(BOTH, ("p1:1", "p1:2"), strict=True):

@@ -66,7 +66,7 @@ MORE = (
     "tests/campaign/beat/test_campaign.py::test_each_tick_is_sent_once_over",
     "tests/promises/beat/test_ticks.py", "tests/promises/canvas/", "tests/nodes/test_postgresql",
     "tests/nodes/test_etcd.py", "tests/nodes/test_zookeeper", "tests/nodes/test_limits",
-    "tests/nodes/test_local_postgresql", "tests/nodes/test_hostile_tls.py",
+    "tests/nodes/test_hostile_tls.py",
     "tests/nodes/test_rolling_restart.py", "tests/tools/test_grafana.py",
     "tests/nodes/test_survey.py", "tests/nodes/test_sentinel",
     "tests/promises/lock/test_sidecar.py", "tests/promises/worker/test_sidecar.py",
