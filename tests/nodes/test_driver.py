@@ -136,20 +136,6 @@ def test_threads_that_share_a_driver_get_their_own_answers(world: PeerWorld) -> 
     assert all(map(own, rounds))
 
 
-def test_operations_run_side_by_side_return_their_results_in_order(world: PeerWorld) -> None:
-    peers = [world.peer() for _ in range(3)]
-    driver = world.driver()
-    for peer in peers[:2]:
-        peer.held[b"redlock:b"] = b"theirs"
-    claims = [a_claim(name, 3) for name in "abc"]
-    seen = driver.run_all([partial(quorum.peek, [claim], patience=DEADLINE) for claim in claims])
-    assert [[d and d[0] for d in round_.details] for round_ in seen] == [
-        [None] * 3,
-        ["theirs", "theirs", None],
-        [None] * 3,
-    ]
-
-
 def test_many_leases_are_extended_in_requests_of_a_limited_size(world: PeerWorld) -> None:
     peer = world.peer()
     driver = world.driver()

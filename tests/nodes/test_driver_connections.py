@@ -12,7 +12,6 @@ import pytest
 
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.errors import ConfigurationError, NodeError
-from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.runtime.polling import Poll
 from celery_redlock.stores import connections
 from celery_redlock.stores.driver import Driver
@@ -31,22 +30,8 @@ from tests.support.peer_world import (
     votes,
 )
 from tests.support.wait import wait_until
-from tests.support.wire import Wire
 
 # -- Connecting
-
-
-@pytest.mark.parametrize("pieces", [1, 7])
-def test_a_handshake_answered_in_pieces_makes_a_connection(world: PeerWorld, pieces: int) -> None:
-    def slowly(line: Line) -> None:
-        while asked := peer.read(line._file):
-            line.send(peer.greeting(asked) or peer.answer(asked), pieces=pieces)
-
-    peer = world.peer(slowly)
-    driver = world.driver()
-    assert votes(acquire(driver, "r")) == ["yes"]
-    assert votes(acquire(driver, "r", token="another's")) == ["no"]
-    assert peer.connections == 1
 
 
 @pytest.mark.parametrize("after", range(9))
@@ -67,16 +52,6 @@ def test_a_peer_that_closes_in_the_handshake_is_connected_to_again(
     driver.connect(0)
     wait_until(lambda: votes(acquire(driver, "r", token="mine")) == ["yes"], 5, "it is connected")
     assert peer.connections == 2
-
-
-def test_connecting_waits_little_for_the_rest_once_a_quorum_is_up(world: PeerWorld) -> None:
-    for script in (None, None, Line.gone):
-        world.peer(script)
-    urls = [f"{peer.url}?socket_connect_timeout={DEADLINE}" for peer in world.peers]
-    driver, begun = world.driver(*urls, up=False), time.monotonic()
-    driver.connect(DEADLINE, SHORT, None)
-    assert [node.channel.up for node in driver.nodes] == [True, True, False]
-    assert time.monotonic() - begun < DEADLINE / 2
 
 
 def test_nodes_that_hang_are_given_up_soon_after_another_is_up(world: PeerWorld) -> None:
@@ -267,22 +242,6 @@ def test_no_thread_goes_on_connecting_for_a_closed_driver(world: PeerWorld) -> N
     driver.close(DEADLINE)
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.endswith(f"connect 127.0.0.1:{port}")]
-
-
-def test_second_of_two_concurrent_connections_to_a_node_is_closed(monkeypatch: Patch) -> None:
-    """Requests sent on the first would never be answered on the second."""
-    wires = [Wire(), Wire()]
-    made = iter(wires)
-    monkeypatch.setattr(RedisNode, "connect", lambda _node: (next(made), NodeInfo()))
-    driver = Driver(parse_nodes(["redis://127.0.0.1:1"]), "redlock:")
-    (node,) = driver.nodes
-    try:
-        driver._connect(node)
-        driver._connect(node)
-        assert node.connection is wires[0]
-        assert [wire.closed for wire in wires] == [False, True]
-    finally:
-        driver.close()
 
 
 def test_driver_closed_while_connecting_reports_nothing_about_the_node(

@@ -39,24 +39,6 @@ def set_here(channel: Pipeline, of: Claim, at: float = NOW) -> Claim:
     return of
 
 
-def test_overdue_request_keeps_its_place_in_the_pipeline(channel: Pipeline) -> None:
-    late = claim()
-    first = ask(Verb.ACQUIRE, late)
-    channel.ask(first, NOW)
-    first.close("no answer")
-    rounds = [first, undo(late), ask(Verb.ACQUIRE, claim("other"), at=NOW + 0.2), ask(Verb.PEEK)]
-    for round_ in rounds[1:]:
-        assert channel.ask(round_, NOW + 0.2)
-    assert list(channel.unanswered) == rounds
-
-
-def test_request_that_may_set_a_token_is_remembered(channel: Pipeline) -> None:
-    setting, asking = claim(), claim()
-    channel.ask(ask(Verb.ACQUIRE, setting), NOW)
-    channel.ask(ask(Verb.PEEK, asking), NOW)
-    assert (setting.written, asking.written) == (0b1, 0b0)
-
-
 def test_node_is_owed_no_release_of_a_claim_that_only_another_was_asked_for() -> None:
     for number in (1, 0):
         channels, mine = [Pipeline(0), Pipeline(1)], Claim("r", "t", 10.0, 2)
@@ -73,28 +55,12 @@ def test_node_is_owed_no_release_of_a_claim_that_only_another_was_asked_for() ->
 # -- No connection
 
 
-def test_request_to_a_node_that_is_down_is_silent_at_once() -> None:
-    channel = Pipeline(0)
-    channel.unreachable("refused")
-    round_ = ask(Verb.ACQUIRE)
-    assert not channel.ask(round_, NOW)
-    assert (round_.votes, round_.details) == ([Vote.SILENT], ["refused"])
-
-
 def test_request_waits_for_the_first_attempt_to_connect() -> None:
     channel, round_ = Pipeline(0), ask(Verb.ACQUIRE)
     assert not channel.ask(round_, NOW)
     assert channel.waiting and round_.votes == [None]
     assert channel.connected(NOW + 0.001) == [round_]
     assert not channel.waiting and list(channel.unanswered) == [round_]
-
-
-def test_request_is_silent_once_the_first_attempt_to_connect_fails() -> None:
-    channel, round_ = Pipeline(0), ask(Verb.ACQUIRE)
-    channel.ask(round_, NOW)
-    channel.unreachable("refused")
-    assert round_.details == ["refused"]
-    assert not channel.waiting and channel.connected(NOW) == []
 
 
 def test_closed_round_is_not_written_to_a_new_connection() -> None:
@@ -106,23 +72,7 @@ def test_closed_round_is_not_written_to_a_new_connection() -> None:
     assert mine.written == 0
 
 
-def test_undo_of_a_request_that_was_never_written_is_not_waited_for() -> None:
-    channel, round_ = Pipeline(0), undo(claim())
-    assert not channel.ask(round_, NOW)
-    assert round_.votes == [Vote.SILENT]
-    assert channel.connected(NOW) == []
-
-
 # -- A connection that breaks
-
-
-def test_unanswered_request_is_repeated_on_the_next_connection(channel: Pipeline) -> None:
-    round_ = ask(Verb.ACQUIRE)
-    channel.ask(round_, NOW)
-    channel.dropped()
-    assert not channel.up
-    assert channel.connected(NOW + 0.01) == [round_]
-    assert round_.votes == [None]
 
 
 def test_unacknowledged_release_is_owed(channel: Pipeline) -> None:
@@ -225,13 +175,6 @@ def refuse(channel: Pipeline, of: Claim) -> Round:
     return release
 
 
-def test_refused_release_is_tried_again_when_the_node_has_written(channel: Pipeline) -> None:
-    release = refuse(channel, claim())
-    assert channel.due(Verb.ACQUIRE, NOW + 1) == [release]
-    assert channel.unanswered.popleft() is release
-    assert channel.due(Verb.ACQUIRE, NOW + 1) == []
-
-
 def test_single_refused_release_is_retried_first_and_more_after_its_success(
     channel: Pipeline,
 ) -> None:
@@ -244,12 +187,6 @@ def test_refused_release_is_left_to_the_ttl_when_that_is_over(channel: Pipeline)
     refuse(channel, claim())
     assert channel.due(Verb.ACQUIRE, NOW + TTL) == []
     assert not channel.unanswered
-
-
-def test_refused_release_survives_its_connection(channel: Pipeline) -> None:
-    release = refuse(channel, claim())
-    channel.dropped()
-    assert channel.connected(NOW + 1) == [release]
 
 
 def test_only_releases_are_owed_to_a_node(channel: Pipeline) -> None:
