@@ -202,7 +202,7 @@ def test_requests_to_a_member_that_turns_hostile_are_answered_by_the_next(
 FEW = ["endless: a body", "endless: chunks", "deeply nested", "a code that is a list", "NaN"]
 
 
-@pytest.mark.parametrize("name", [*FEW, "bytes that drip"])
+@pytest.mark.parametrize("name", [*FEW, "bytes that drip", "an answer too many"])
 @pytest.mark.parametrize("after", [0, 1])
 def test_look_at_a_hostile_member_is_an_error_of_that_node(after: int, name: str) -> None:
     with EtcdPeer(hostile_after(after, name)) as bad:

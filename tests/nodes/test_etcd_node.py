@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,12 +15,10 @@ from celery_redlock.protocol.errors import ConfigurationError, NodeError
 from celery_redlock.protocol.node_info import NodeInfo
 from celery_redlock.protocol.restart_guard import RestartGuard
 from celery_redlock.stores.etcd.address import parse
-from celery_redlock.stores.etcd.questions import MAX_OPS
 from celery_redlock.stores.kinds import make_node, parse_nodes
 from celery_redlock.stores.node import LEAVE_S
 from tests.support.clock import FakeClock
 from tests.support.etcd_peer import EtcdPeer, MemoryEtcd, http
-from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line, in_thread
 from tests.support.peer_world import SHORT, PeerWorld, a_claim, acquire, mute, votes
 from tests.support.wait import wait_until
@@ -34,13 +30,6 @@ NO_LEADER = {"code": 14, "error": "etcdserver: no leader"}
 
 def key(name: str) -> bytes:
     return b"redlock:lock/" + name.encode()
-
-
-@pytest.fixture
-def soon(monkeypatch: Patch) -> None:
-    """A member that is silent for a tenth of a second is left."""
-    for module in ("etcd.node", "connections", "driver"):
-        monkeypatch.setattr(f"celery_redlock.stores.{module}.LEAVE_S", 0.1)
 
 
 # -- What is asked and answered
@@ -132,28 +121,6 @@ def test_etcd_look_whose_connection_ends_begins_again_on_the_next(
     assert peer.connections == 2
 
 
-def test_etcd_requests_larger_than_a_socket_takes_arrive_whole(world: PeerWorld) -> None:
-    go = threading.Event()
-
-    def lazy(line: Line) -> None:
-        for _ in range(2):
-            line.send(peer.answer(line.request()))
-        assert go.wait(DEADLINE)
-        peer.serve(line)
-
-    peer = world.etcd_peer(lazy)
-    driver = world.driver()
-    assert votes(acquire(driver, "before")) == ["yes"]
-    big = [a_claim(f"{n}:" + "x" * 15_000, token=str(n)) for n in range(MAX_OPS)]
-    for claim in big:
-        peer.etcd.put(key(claim.resource), claim.token.encode())
-    asked = in_thread(lambda: driver.extend(big, DEADLINE))
-    wait_until(lambda: driver.nodes[0].unsent, 5, "the buffers are full")
-    go.set()
-    assert [claim for round_ in asked() for claim in round_.confirmed()] == big
-    assert peer.connections == 1
-
-
 # -- Members
 
 
@@ -181,17 +148,6 @@ def two(world: PeerWorld, first: Callable[[Line], object]) -> tuple[EtcdPeer, Et
 def connections(*members: EtcdPeer) -> list[int]:
     """Return how often each member was connected to by a node, not only compared with another."""
     return sorted(sum(post.path == "kv/range" for post in member.greeted) for member in members)
-
-
-@pytest.mark.usefixtures("soon")
-async def test_coroutine_leaves_a_silent_etcd_member_for_the_next(world: PeerWorld) -> None:
-    _one, _other, url = two(world, Line.gone)
-    driver = world.loop_driver(asyncio.get_running_loop(), url)
-    await asyncio.to_thread(driver.connect, DEADLINE, DEADLINE)
-    claim, begun = a_claim("r"), time.monotonic()
-    asked = await driver.ask(lambda now: quorum.acquire(claim, now, DEADLINE))
-    assert votes(asked) == ["yes"]
-    assert time.monotonic() - begun < DEADLINE / 2
 
 
 def test_etcd_member_without_a_leader_is_left_for_the_next(world: PeerWorld) -> None:
@@ -310,12 +266,6 @@ def test_etcd_member_that_is_only_compared_is_sent_no_password(world: PeerWorld)
     logins = [post for member in members for post in member.greeted if "password" in post.body]
     assert len(logins) == 1
     assert all(member.greeted for member in members)
-
-
-def test_oldest_supported_version_of_etcd_is_accepted(world: PeerWorld) -> None:
-    said = {"version": "3.4.0", "leader": "1", "header": {"cluster_id": "77"}}
-    world.etcd_peer().said["maintenance/status"] = said
-    assert votes(acquire(world.driver(), "r")) == ["yes"]
 
 
 def test_etcd_user_is_not_named_where_authentication_is_off(world: PeerWorld) -> None:

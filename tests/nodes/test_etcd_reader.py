@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import closing
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from celery_redlock.protocol.errors import NodeError
 from celery_redlock.stores.etcd import reader as reader_module
 from celery_redlock.stores.etcd.address import parse
 from celery_redlock.stores.etcd.questions import MAX_OPS, lease_id
@@ -18,11 +15,9 @@ from celery_redlock.stores.etcd.reader import EtcdReader
 from celery_redlock.stores.reading import QUEUE, KeyValue
 from tests.support.etcd_peer import EtcdPeer, MemoryEtcd
 from tests.support.names import Patch
-from tests.support.peer import DEADLINE, Line
+from tests.support.peer import DEADLINE
 
 PREFIX = "redlock:"
-LONGER = 2 * DEADLINE
-"""Seconds of patience with a member after its handshake; more than in it."""
 
 
 @pytest.fixture(autouse=True)
@@ -128,48 +123,11 @@ def test_etcd_reader_shows_a_queue_in_the_order_of_its_waiters(
     assert reader.queues({"b#line": b"redlock:b#line"}, 2) == {}
 
 
-def test_etcd_reader_gives_the_reason_of_an_error_but_none_for_a_timeout(
-    reader: EtcdReader,
-) -> None:
-    assert reader.why(TimeoutError()) == ""
-    assert reader.why(NodeError("it has no leader")) == "it has no leader"
-
-
 def test_etcd_reader_reports_its_round_trip_and_its_peer(reader: EtcdReader) -> None:
     before = reader.heard
     assert 0.0 < reader.rtt() < DEADLINE
     assert reader.heard > before
     assert reader.peer == "127.0.0.1"
-
-
-def with_script(script: Callable[[Line], object]) -> Any:
-    """Return a reader over a member with a script, and the member."""
-    peer = EtcdPeer(script)
-    reader = EtcdReader(parse(peer.url, "nodes[0]"), PREFIX, DEADLINE)
-    reader.connect()
-    return reader, peer
-
-
-def test_etcd_reader_waits_for_a_silent_member_no_longer_than_the_timeout() -> None:
-    peer = EtcdPeer(lambda line: line.request() and line.gone())
-    with peer, closing(EtcdReader(parse(peer.url, "nodes[0]"), PREFIX, LONGER)) as reader:
-        reader.connect()
-        assert reader.connection._timeout == LONGER
-        reader.connection._timeout = 0.02
-        with pytest.raises(TimeoutError):
-            reader.scan("")
-
-
-def test_etcd_reader_reports_a_connection_that_ends_in_an_answer() -> None:
-    def breaks(line: Line) -> None:
-        asked = line.request()
-        line.send(line.peer.answer(asked)[:-1])
-
-    reader, peer = with_script(breaks)
-    with peer, pytest.raises(Exception) as raised:
-        reader.scan("")
-    assert reader.why(raised.value)
-    reader.close()
 
 
 def test_each_etcd_member_is_asked_for_its_cluster(peer: EtcdPeer) -> None:
@@ -189,20 +147,3 @@ def test_each_etcd_member_is_asked_for_its_cluster(peer: EtcdPeer) -> None:
         *("", "", "it has no leader", "Connection refused"),
     ]
     assert clusters == {"77", "78"}
-
-
-def test_etcd_reader_that_never_connected_can_be_closed(peer: EtcdPeer) -> None:
-    EtcdReader(parse(peer.url, "nodes[0]"), PREFIX, DEADLINE).close()
-
-
-def test_etcd_reader_refuses_a_surplus_answer() -> None:
-    """A surplus answer would be taken for the answer to the next question."""
-
-    def twice(line: Line) -> None:
-        line.send(line.peer.answer(line.request()) * 2)
-        line.gone()
-
-    reader, peer = with_script(twice)
-    with peer, pytest.raises(NodeError, match="a reply without a request"):
-        reader.scan("")
-    reader.close()
