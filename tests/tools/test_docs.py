@@ -127,6 +127,16 @@ def test_code_that_needs_other_code_around_it_is_run_by_a_test_of_its_page(page:
     assert any(re.search(rf"\"{stem}(\.md)?\"", text) for text in tests), page
 
 
+RECIPES = sorted((ROOT / "docs/recipes").glob("*.md"))
+
+
+@pytest.mark.parametrize("stem", [page.stem for page in RECIPES if page.stem != "index"])
+def test_every_recipe_is_run_by_a_test(stem: str) -> None:
+    files = (ROOT / "tests/tools/examples").glob("test_recipes*.py")
+    tests = "\n".join(path.read_text("utf-8") for path in files)
+    assert re.search(rf'\b(?:running|code|blocks)\("{stem}"', tests), stem
+
+
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_in_docs_imports_only_public_names(page: str) -> None:
     seen = 0

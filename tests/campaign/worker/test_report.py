@@ -23,23 +23,6 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str, **more: Any) -> int:
     return campaign.main()
 
 
-def test_report_of_a_run_without_a_violation_exits_with_0(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(monkeypatch) == 0
-    text = capsys.readouterr().out
-    for words in (
-        "faults injected:     2 (1 x node stop, 1 x cut)",
-        "bodies run: 0",
-        "0 within both validities, 0 past one",
-        "longest block:",
-        "0 of 0 began beside another",
-        "lost messages:       0",
-        "no violation",
-    ):
-        assert words in text
-
-
 def test_report_of_a_violation_has_the_seed_and_the_faults_around_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,20 +9,23 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from kombu import Connection, Queue
 
 from celery_redlock import ResourceHeld, Skipped
 from tests.promises.worker.ending import Ending, play
+from tests.promises.worker.parking import goes_back
 from tests.promises.worker.reserving import declare, replace_and_restart
 from tests.promises.worker.scenarios import played_on
 from tests.support.brokers import ACKS, KINDS, cluster_on, kind_of, own_queue, settings_of
 from tests.support.brokers import needs_quorum_queues as needs_quorum_queues
 from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
+from tests.support.proxy import Proxy
 from tests.support.wait import died, wait_until
-from tests.support.worker import Worker
+from tests.support.worker import Worker, pool
 
 pytestmark = pytest.mark.worker
 
@@ -342,3 +345,36 @@ def test_parked_tasks_beside_rate_limited_ones_keep_no_slot_idle(
         assert {other.state(one, 20.0) for one in sent} == {"SUCCESS"}
         for one in slow[1:]:
             one.revoke()
+
+
+# -- The prefetch window, set by threads that do not read the connection ---------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pool("gevent")])
+def test_parked_tasks_go_back_over_amqp_when_the_pool_is_full(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path, name: str
+) -> None:
+    """With greenlets the timer's one returns it, while the main one reads the connection."""
+    with own_queue(cluster, tmp_path, settings_of("classic", rabbitmq)) as other:
+        goes_back(other, key, other.queue, "-P", name)
+
+
+@pytest.mark.slow
+def test_threads_go_on_after_each_cut_of_the_connection(
+    cluster: Cluster, rabbitmq: str, key: str, tmp_path: Path
+) -> None:
+    """Celery restores its window in the pool's threads, and the main thread widens it."""
+    port = urlsplit(rabbitmq).port
+    assert port is not None
+    settings = settings_of("classic", rabbitmq)
+    settings["worker_enable_remote_control"] = False  # its queue may still be the cut connection's
+    with Proxy(port) as proxy, own_queue(cluster, tmp_path, settings) as other:
+        through = rabbitmq.replace(f":{port}/", f":{proxy.port}/")
+        with other.worker("-P", "threads", "-c", "4", broker_url=through) as worker:
+            for cut in range(1, 9):
+                sent = [other.send("work", f"{key}-{cut}-{n % 6}", 0.1) for n in range(36)]
+                other.entered(f"{key}-{cut}-0")
+                proxy.reset()
+                worker.said("Connection to broker lost")
+                assert {other.state(one, 10.0) for one in sent} == {"SUCCESS"}, f"cut {cut}"

@@ -10,7 +10,6 @@ from urllib.parse import quote
 
 import pytest
 import redis
-from celery import Celery
 
 from celery_redlock import Redlock
 from celery_redlock.protocol.values import Owner
@@ -153,34 +152,6 @@ def test_banner_without_a_quorum_is_seen_first_and_goes_when_nodes_are_back(
     for server in servers[2:]:
         server.start()
     wait_until(lambda: ask(driver, BANNER) is None, 60, "it goes by itself")
-
-
-def test_event_names_its_task_on_a_phone(driver: Any, server: LocalServer) -> None:
-    app = Celery("page", broker=server.url, set_as_current=False)
-    app.conf.redlock_nodes = [server.url]
-    page = make_app(app, idle=None)
-    receiver = page.sources.receiver
-    assert receiver is not None
-    task = "shop.tasks.billing.of_a_module_with_a_long_name.capture_payment"
-    try:
-        with served(page) as url:
-            look(driver, size=PHONE)
-            driver.get(f"{url}/events")
-            assert "redlock_events = True" in text(driver), "what an empty list means"
-            for kind, name in [("task-lock-waiting", task), ("task-lock-lost", LONG)]:
-                receiver._receive({"type": kind, "uuid": "6f1c", "resource": LONG, "name": name})
-            driver.get(f"{url}/events")
-            for size, dark in itertools.product((PHONE, DESK), (False, True)):
-                look(driver, size=size, dark=dark)
-                assert ask(driver, WIDTH) <= size[0]
-                assert ask(driver, CONTRAST) == [], dark
-                cells = driver.find_elements("css selector", "td[data-label=Task]")
-                assert [cell.is_displayed() for cell in cells] == [True, True]
-                assert task in cells[1].text.replace("\n", "") and "6f1c" in cells[1].text
-                assert "Waiting" in text(driver) and "Refus" not in text(driver)
-    finally:
-        page.close()
-        app.close()
 
 
 def test_row_on_a_phone_is_a_card_and_still_a_table_for_screen_readers(

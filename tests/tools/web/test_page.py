@@ -208,20 +208,6 @@ def test_number_of_waiting_tasks_is_hidden_without_workers_to_ask(
     assert "<dt>Waiting</dt>" not in text and "tasks that wait inside workers" not in text
 
 
-def test_waiters_in_a_queue_are_counted(client: Client, redlock: Redlock, holds: Any) -> None:
-    holds("order:1")
-    line = "redlock:order:1#line"
-    for address in redlock.nodes:
-        with redis.Redis(port=int(address.rpartition(":")[2])) as node:
-            node.zadd(line, {"p:1": time.time() * 1e6 - 5e6, "p:2": time.time() * 1e6})
-    told = client.get("/waiters.json").json
-    (row,) = told["lines"]["rows"]
-    assert row["resource"] == "order:1" and row["waiting"] == 2 and row["held_for"] >= 5
-    assert told["workers"]["asked"] is False
-    assert rows(client)[0]["waiting"] == 2
-    assert "2 waiters in the queue" in Text(client.get("/lock?resource=order:1").text).seen
-
-
 @pytest.mark.parametrize("name", HOSTILE, ids=printable)
 def test_hostile_key_is_shown_printable_and_breaks_nothing(
     client: Client, holds: Any, name: str
@@ -315,13 +301,6 @@ def test_page_refreshes_only_if_asked(client: Client) -> None:
     assert '<noscript><meta http-equiv="refresh" content="5"></noscript>' in live.text
     assert 'content="2"' in client.get("/?refresh=0").text
     assert "refresh=5" in live.text, "its links go on with it"
-
-
-def test_metrics_of_the_dashboard_are_those_of_the_exporter(client: Client) -> None:
-    pytest.importorskip("prometheus_client")
-    answer = client.get("/metrics")
-    assert answer.status_code == 200
-    assert "celery_redlock_" in answer.text
 
 
 def test_metrics_without_prometheus_client_say_what_to_install(

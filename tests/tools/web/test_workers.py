@@ -123,21 +123,6 @@ def test_reply_of_a_worker_is_cleaned_of_malformed_parts() -> None:
     assert wait["waited"] is None and "secret" not in wait and len(wait["task"]) < 5000
 
 
-def test_page_says_what_silent_workers_and_no_events_mean(app: Celery, server: LocalServer) -> None:
-    app.conf.redlock_nodes = [server.url]
-    page = make_app(app, idle=None)
-    try:
-        client = Client(page)
-        assert client.get("/locks.json").json["counts"]["waiting"] == 0
-        told = client.get("/").text
-        assert "No worker has answered: tasks that wait inside workers are not counted." in told
-        assert "<dt>Waiting</dt>" in told
-        empty = client.get("/events").text
-        assert "No event yet" in empty and "redlock_events = True" in empty
-    finally:
-        page.close()
-
-
 @pytest.mark.worker
 def test_page_shows_the_tasks_that_real_workers_wait_for(tmp_path: Any) -> None:
     with start_servers(4, config=with_acl_user()) as (*nodes, broker):
