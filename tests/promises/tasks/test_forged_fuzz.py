@@ -6,6 +6,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -315,6 +316,18 @@ def test_task_without_a_reservation_is_parked_whatever_its_header_says(
 ) -> None:
     parking = _parking(ran.app)
     assert parking._park(Received(ran.task("while_executing"), header))
+
+
+def test_parked_task_from_a_host_whose_clock_is_ahead_goes_before_later_tasks(ran: Ran) -> None:
+    """Otherwise it would be passed by others until the time that its header names."""
+    parking = _parking(ran.app)
+    for name, ahead in ("first", 3600.0), ("later", 0.0):
+        request = Received(ran.task("while_executing"), {})
+        request.id = name
+        request.request_dict[ATTEMPTS] = {"held": 1, "since": time.time() + ahead}
+        assert parking._park(request)
+    last = parking.admission.take_back(1)
+    assert [parked.request.id for parked in last] == ["later"]
 
 
 @pytest.mark.parametrize("bad", [{"stamps": 7}, {"stamps": {"who": {}}}, {"id": []}])
