@@ -8,7 +8,6 @@ container of pytest-docker-tools, and that wraps a container of Docker's SDK. `L
 from __future__ import annotations
 
 import contextlib
-import shlex
 import signal as signals
 import subprocess
 import uuid
@@ -102,13 +101,6 @@ class LocalProcess(_Shaped):
             self.process.wait(timeout)
         self.kill()
         self.process = self._start()
-
-    def exec_run(self, command: str) -> tuple[int, bytes]:
-        """Run a command where it runs."""
-        done = subprocess.run(
-            shlex.split(command), cwd=self._cwd, env=self._env, capture_output=True
-        )
-        return done.returncode, done.stdout + done.stderr
 
 
 class LocalServerProcess(_Shaped):

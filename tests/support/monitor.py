@@ -35,6 +35,7 @@ class Monitor:
         self._seen: list[tuple[str, str]] = []
         self._pids: dict[str, int] = {}
         self._monitor = self._client.monitor()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._listen, daemon=True)
 
     def __enter__(self) -> Monitor:
@@ -43,14 +44,17 @@ class Monitor:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._over.set()
         self._client.client_kill_filter(_type="normal", skipme=True)
-        self._thread.join(30.0)
+        self._thread.join()  # closed while it is read, a connection of redis-py fails in any way
         self._monitor.__exit__(*error)
         self._client.close()
 
     def _listen(self) -> None:
         with contextlib.suppress(redis.ConnectionError):
             for line in self._monitor.listen():
+                if self._over.is_set():
+                    return  # there may be much left, and each new connection is looked up
                 source = "lua" if line["client_type"] == "lua" else line["client_port"]
                 connects = line["command"].startswith("CLIENT SETNAME celery_redlock")
                 locks = " redlock:" in line["command"] and source != "lua"
