@@ -110,7 +110,8 @@ class Reservations:
 
     def _owner(self, tokens: list[str]) -> str:
         ids = [owner.task_id for token in tokens if (owner := Owner.of(token))]
-        return next((one for one in ids if ids.count(one) >= 3), "")
+        quorum = len(self._nodes) // 2 + 1
+        return next((one for one in ids if ids.count(one) >= quorum), "")
 
     def left(self, key: str) -> float:
         """Return the seconds until it expires, on the node that keeps it longest."""
