@@ -53,7 +53,11 @@ def keeper(servers: Servers, table: SharedLeaseTable) -> Iterator[LeaseSuperviso
 
 @pytest.fixture
 def held(redlock: Redlock) -> Iterator[Callable[..., HeldLease]]:
-    """A way to hold what this process does not extend, as if it were stopped."""
+    """A way to hold what this process does not extend, as if it were stopped.
+
+    On all nodes: of those that are not connected in time, a first call takes none.
+    """
+    redlock.client.driver.connect(10.0, 10.0)
     leases = []
 
     def hold(resource: str, **options: float) -> HeldLease:
