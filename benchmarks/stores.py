@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -117,6 +118,8 @@ def _stores(nodes: Sequence[str]) -> Iterator[dict[str, Sequence[str]]]:
         except ConfigurationError as why:
             print(f"skipped: etcd: {why}", flush=True)
         try:
+            if find_spec("kazoo") is None:
+                raise ConfigurationError("its client kazoo is missing")
             for store, members in (("ZooKeeper, one server", 1), ("ZooKeeper, three servers", 3)):
                 found[store] = [stack.enter_context(LocalZooKeeper(members, 20.0)).url]
         except ConfigurationError as why:
