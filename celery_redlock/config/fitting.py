@@ -55,4 +55,4 @@ def fit(
     address = kind.part("parse")(node, "redlock_nodes[0]")
     if own_ttl or options.ttl != TASK["ttl"].default:
         refuse_ttl(address, f"{p}ttl", options.ttl)
-    return options.replace(ttl=min(options.ttl, address.longest_ttl))
+    return options.replace(ttl=min(options.ttl, getattr(address, "longest_ttl", options.ttl)))

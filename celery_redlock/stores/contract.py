@@ -215,10 +215,40 @@ class Kind:
     doctor: str = ""
     directory: str = ""
 
+    def __post_init__(self) -> None:
+        """Check that its parts are there.
+
+        Raises:
+            ConfigurationError: One is missing that it needs.
+        """
+        for needed, why in (
+            (self.store or self.node, "names neither a store nor a node"),
+            (self.reader or not self.node, "names a node without a reader"),
+            (self.subscription or not self.can.queues, "queues, and names no subscription"),
+        ):
+            if not needed:
+                raise ConfigurationError(f"the kind of store {self.name} {why}")
+
     def part(self, name: str) -> Any:
-        """Return the object that one of the parts names."""
-        module, _, inside = getattr(self, name).partition(":")
-        return getattr(import_module(module), inside)
+        """Return the object that one of the parts names.
+
+        Raises:
+            ConfigurationError: There is none. The text says what was named.
+            ImportError: Something that it imports is missing.
+        """
+        named = getattr(self, name)
+        module, _, inside = named.partition(":")
+        try:
+            found = getattr(import_module(module), inside, None)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+                raise  # its client
+            found = None
+        if found is None:
+            raise ConfigurationError(
+                f"the kind of store {self.name} names {named} as its {name}, and there is none"
+            )
+        return found
 
 
 class Wanted(NamedTuple):

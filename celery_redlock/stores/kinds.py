@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from ..protocol.errors import ConfigurationError
+from ..protocol.texts import printable
 from .contract import Address, Kind, Reader, refuse, refuse_ttl
 
 if TYPE_CHECKING:
@@ -89,12 +90,18 @@ def parse_nodes(specs: Sequence[NodeSpec], setting: str = "nodes") -> tuple[Addr
     try:
         if kind.client:
             import_module(kind.client)
-        return (kind.part("parse")(str(specs[0]), where),)
+        address = kind.part("parse")(str(specs[0]), where)
     except ImportError as error:
         extra = f": pip install 'celery-redlock[{kind.extra}]'" if kind.extra else ""
         raise ConfigurationError(
             f"{where} names {kind.name}, and its client is missing ({error}){extra}"
         ) from None
+    if address.store != kind.name:
+        raise ConfigurationError(
+            f"{where}: {kind.parse} returned an address whose store is {address.store!r}, and its"
+            f" kind is {kind.name!r}"
+        )
+    return (address,)
 
 
 def listed(specs: Any) -> Any:
@@ -155,18 +162,44 @@ def _kind(scheme: str) -> Kind | None:
     if scheme in OWN:
         return _kinds_own(OWN[scheme])
     if scheme not in _published:
-        _published[scheme] = None
-        if re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
-            from importlib.metadata import entry_points  # imported here: it is seldom needed
-
-            for found in entry_points(group=GROUP, name=scheme):
-                kind = found.load()
-                if not isinstance(kind, Kind):
-                    raise ConfigurationError(
-                        f"the entry point {found.value} for {scheme}:// is no celery_redlock Kind"
-                    )
-                _published[scheme] = _kinds[kind.name] = kind
+        _published[scheme] = _published_kind(scheme)
     return _published[scheme]
+
+
+def _published_kind(scheme: str) -> Kind | None:
+    """Return the kind that an installed package publishes for a scheme, if there is one.
+
+    Raises:
+        ConfigurationError: Its entry point is broken, or there are two.
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9+.-]*", scheme):
+        return None
+    from importlib.metadata import entry_points  # imported here: it is seldom needed
+
+    found = sorted({one.value: one for one in entry_points(group=GROUP, name=scheme)}.items())
+    if not found:
+        return None
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"several packages publish a store for {scheme}://: {', '.join(dict(found))}; uninstall"
+            " all but one"
+        )
+    ((value, entry),) = found
+    try:
+        kind = entry.load()
+    except Exception as error:
+        raise ConfigurationError(
+            f"the entry point {value} for {scheme}:// cannot be loaded"
+            f" ({type(error).__name__}: {printable(str(error))})"
+        ) from error
+    if not isinstance(kind, Kind):
+        raise ConfigurationError(
+            f"the entry point {value} for {scheme}:// is no celery_redlock Kind"
+        )
+    if kind.name.lower() in OWN.values():
+        raise ConfigurationError(f"the entry point {value} names its kind {kind.name}, as ours is")
+    _kinds[kind.name] = kind
+    return kind
 
 
 def _kinds_own(package: str) -> Kind:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -12,7 +16,9 @@ from click.testing import CliRunner
 from celery_redlock import ConfigurationError, Redlock, ResourceHeld
 from celery_redlock.cli import redlock as command
 from celery_redlock.stores import kinds
+from celery_redlock.stores.contract import Address, Can, Granted, Kind, Store, Wanted
 from tests.support import sqlite_store
+from tests.support.names import Patch
 from tests.support.published import published
 from tests.support.wait import wait_until
 
@@ -84,12 +90,80 @@ def test_commands_show_and_examine_a_published_store(url: str, lock_over: Locks)
     assert "Nothing is wrong" in doctor.output
 
 
-def test_entry_point_that_is_no_kind_is_refused(tmp_path: Path) -> None:
+BROKEN = """
+from dataclasses import dataclass, replace
+from celery_redlock.stores.contract import Can, Kind
+from tests.support import sqlite_store
+from tests.support.names import Patch
+
+KIND = Kind(name="Odd", can=Can(), parse="broken:parse", store="tests.support.sqlite_store:None")
+NO_PARSE = Kind(name="Odd", can=Can(), parse="broken:nothing", store="broken:Store")
+NO_MODULE = Kind(name="Odd", can=Can(), parse="nowhere:parse", store="broken:Store")
+NO_CLIENT = Kind(name="Odd", can=Can(), parse="clientless:parse", store="broken:Store")
+OURS = Kind(name="Redis", can=Can(), parse="broken:parse", store="broken:Store")
+
+def parse(url, where):
+    return sqlite_store.parse(url, where)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("tests.support.sqlite_store:parse", "sqlite_store:parse for odd:// is no .* Kind"),
+        ("nowhere:KIND", r"nowhere:KIND for odd:// cannot be loaded \(ModuleNotFoundError: "),
+        ("broken:NOTHING", r"broken:NOTHING for odd:// cannot be loaded \(AttributeError: "),
+        ("broken:KIND", "returned an address whose store is 'SQLite', and its kind is 'Odd'"),
+        ("broken:NO_PARSE", "Odd names broken:nothing as its parse, and there is none"),
+        ("broken:NO_MODULE", "Odd names nowhere:parse as its parse, and there is none"),
+        ("broken:NO_CLIENT", r"its client is missing \(No module named 'nowhere'\)"),
+        ("broken:OURS", "names its kind Redis, as ours is"),
+    ],
+)
+def test_broken_entry_point_of_a_store_is_refused_each_time_with_the_reason(
+    tmp_path: Path, monkeypatch: Patch, value: str, why: str
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    (tmp_path / "clientless.py").write_text("import nowhere")
+    monkeypatch.syspath_prepend(tmp_path)
+    for module in ("broken", "clientless"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    with published("odd", value, tmp_path):
+        for _ in range(2):
+            with pytest.raises(ConfigurationError, match=why):
+                Redlock(["odd:///x"])
+
+
+def test_two_packages_with_one_scheme_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
     with (
-        published("sqlite", "tests.support.sqlite_store:parse", tmp_path),
-        pytest.raises(ConfigurationError, match="is no celery_redlock Kind"),
+        published("odd", "nowhere:KIND", tmp_path),
+        published("odd", "elsewhere:KIND", tmp_path / "other", "other_store"),
+        pytest.raises(ConfigurationError, match="odd://: elsewhere:KIND, nowhere:KIND"),
     ):
-        Redlock(["sqlite:///x"])
+        Redlock(["odd:///x"])
+
+
+@pytest.mark.parametrize(
+    ("parts", "why"),
+    [
+        ({}, "names neither a store nor a node"),
+        ({"node": "a:Node"}, "names a node without a reader"),
+        ({"store": "a:Store", "can": Can(queues=True)}, "queues, and names no subscription"),
+    ],
+)
+def test_kind_without_a_part_that_it_needs_is_refused(parts: dict[str, Any], why: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"kind of store Odd {why}"):
+        Kind(**{"name": "Odd", "can": Can(), "parse": "a:parse", **parts})
+
+
+def test_page_about_stores_names_every_field_and_method_of_the_contract() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "write-a-store.md").read_text("utf-8")
+    names = {field.name for kind in (Kind, Can) for field in fields(kind)}
+    names |= set(Wanted._fields) | set(Granted._fields)
+    names |= {name for kind in (Store, Address) for name in vars(kind) if not name.startswith("_")}
+    names |= {"identity", "longest_ttl"}
+    assert {name for name in names if not re.search(rf"`[^`]*\b{name}\b[^`]*`", page)} == set()
 
 
 def test_own_kinds_are_published_as_well() -> None:

@@ -13,11 +13,13 @@ __all__ = ["published"]
 
 
 @contextlib.contextmanager
-def published(scheme: str, value: str, directory: Path) -> Iterator[None]:
+def published(
+    scheme: str, value: str, directory: Path, package: str = "own_store"
+) -> Iterator[None]:
     """Install a package in `directory` that publishes a kind of store."""
-    metadata = directory / "own_store-1.dist-info"
+    metadata = directory / f"{package}-1.dist-info"
     metadata.mkdir()
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own-store\nVersion: 1\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1\n")
     (metadata / "entry_points.txt").write_text(f"[{kinds.GROUP}]\n{scheme} = {value}\n")
     sys.path.append(str(directory))
     kinds._published.pop(scheme, None)
