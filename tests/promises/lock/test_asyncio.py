@@ -337,46 +337,7 @@ asyncio.run(main())  # which cancels both
 """
 
 
-GREENLETS = """
-from gevent import monkey
-monkey.patch_all()
-import asyncio, sys, time
-import gevent
-from celery_redlock import AsyncRedlock, Redlock
-
-blocking = Redlock(sys.argv[1:], ttl=20.0, restart_guard="off", node_timeout=5.0)
-others = AsyncRedlock(sys.argv[1:], ttl=20.0, restart_guard="off", node_timeout=5.0)
-turns = []
-
-def take_turns():
-    with blocking.lock("r", wait=60.0):
-        time.sleep(0.1)
-
-async def wait_in_a_loop():
-    async with others.lock("r", wait=60.0):
-        await asyncio.sleep(0.1)
-
-def count():
-    while True:
-        turns.append(1)
-        gevent.sleep(0.001)
-
-with blocking.lock("r"):
-    counting = gevent.spawn(count)
-    waiting = [gevent.spawn(take_turns) for _ in range(3)]
-    waiting.append(gevent.spawn(asyncio.run, wait_in_a_loop()))
-    gevent.sleep(0.5)
-    assert not any(greenlet.dead for greenlet in waiting), "they wait"
-    assert len(turns) > 5, "another greenlet runs meanwhile"
-for greenlet in waiting:
-    greenlet.get(timeout=30.0)
-counting.kill()
-"""
-
-
-@pytest.mark.parametrize(
-    "program", [FORKED, ENDS, GREENLETS], ids=["forked", "cancelled_by_the_end", "greenlets"]
-)
+@pytest.mark.parametrize("program", [FORKED, ENDS], ids=["forked", "cancelled_by_the_end"])
 def test_asyncio_program_ends_without_a_warning_and_leaves_no_lock(
     servers: Servers, lock_over: Make, program: str
 ) -> None:

@@ -5,17 +5,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
 
 import pytest
 import redis
 
 from celery_redlock import QuorumUnavailable
 from celery_redlock.config.task_lock import TaskLock
-from celery_redlock.locking import acquisition
-from celery_redlock.locking.wait_queue import Waiter
 from celery_redlock.server import LocalServer
-from tests.support.names import Locks, Log, Patch, Servers
+from tests.support.names import Locks, Log, Servers
 from tests.support.wait import wait_until
 
 
@@ -80,51 +77,6 @@ def test_closed_redlock_is_unavailable_and_hides_no_error_of_a_block(make: Locks
     never_used.close()
     with pytest.raises(QuorumUnavailable, match="closed"):
         never_used.acquire("r2")
-
-
-def test_waiter_is_notified_of_an_acquisition_that_was_interrupted(
-    make: Locks, monkeypatch: Patch
-) -> None:
-    struck, waiter = make(count=3, ttl=20), make(count=3, ttl=20)
-    for lock in (struck, waiter):
-        lock.release(lock.acquire("warm"))
-    got: list[float] = []
-
-    def wait() -> None:
-        waiter.release(waiter.acquire("r", wait=10))
-        got.append(time.monotonic())
-
-    asleep: list[Waiter] = []
-    sleep = Waiter.wait
-
-    async def noted(self: Waiter, seconds: float) -> bool:
-        if seconds > 1:  # for the holder's ttl, or a call
-            asleep.append(self)
-        called = await sleep(self, seconds)
-        asleep.clear()
-        return called
-
-    def fast_asleep() -> bool:
-        return any(len(one._listening) == 3 and not one._notified_by for one in asleep)
-
-    thread = threading.Thread(target=wait)
-    carry = struck.client.driver._carry
-
-    async def interrupted(rounds: Any) -> None:
-        await carry(rounds)
-        struck.client.driver._carry = carry  # type: ignore[method-assign]
-        thread.start()
-        wait_until(fast_asleep, 5, "it sleeps")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Waiter, "wait", noted)
-    monkeypatch.setattr(acquisition, "RETRY_AFTER_S", (60.0, 60.0))
-    monkeypatch.setattr(struck.client.driver, "_carry", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        struck.acquire("r")
-    freed = time.monotonic()
-    thread.join(15)
-    assert got[0] - freed < 2
 
 
 def test_decorator_over_two_functions_of_one_name_reads_each_signature() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -87,15 +86,3 @@ def test_fencing_token_stays_through_extensions_and_in_nested_blocks(clients: li
         end = outer.lease.deadline
         wait_until(lambda: outer.lease.deadline > end + 0.3, 5, "it has been extended")
         assert outer.fencing_token == first and not outer.lost
-
-
-def test_waiter_gets_a_fencing_token(clients: list[Skewed]) -> None:
-    lease = clients[2].acquire("r", fencing=True)
-    tokens: list[int] = []
-    waiter = threading.Thread(target=lambda: tokens.append(take(clients[0])))
-    waiter.start()
-    wait_until(lambda: clients[0].client.wakeup._waiters, 5, "it waits")
-    assert clients[2].release(lease)
-    waiter.join()
-    assert lease.fencing_token is not None
-    assert tokens[0] > lease.fencing_token

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -17,8 +16,6 @@ from celery_redlock.stores.driver import Driver
 from tests.protocol.sim.interruption import at_each_line
 from tests.support.names import Patch, Request, Servers
 from tests.support.wait import wait_until
-
-MILLISECOND = 0.001
 
 
 class Users:
@@ -81,35 +78,6 @@ def _no_hang() -> Iterator[None]:
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before[1])
     signal.signal(signal.SIGVTALRM, before[0])
-
-
-def test_signal_handler_may_use_the_lock_that_it_interrupts(users: Users) -> None:
-    inside = False
-    handled = Counter[str]()
-
-    def handler(_signum: int, _frame: object) -> None:
-        nonlocal inside
-        if inside:
-            return  # a slow machine: the handler itself is interrupted
-        inside = True
-        outer, users.outcomes = users.outcomes, handled
-        try:
-            users.use()
-        finally:
-            users.outcomes = outer
-            inside = False
-
-    signal.signal(signal.SIGALRM, handler)
-    signal.setitimer(signal.ITIMER_REAL, MILLISECOND, MILLISECOND)
-    until = time.monotonic() + 30.0
-    while users.outcomes.total() < 150 or (handled["used"] <= 20 and time.monotonic() < until):
-        users.use()
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    print(users.outcomes, handled)
-    assert set(users.outcomes) == {"used"}
-    assert set(handled) <= {"used", "refused"}
-    assert handled["used"] > 20
-    assert users.other.extend(users.theirs)
 
 
 def test_lock_used_at_each_line_of_itself_is_right_or_refused(users: Users) -> None:
@@ -183,34 +151,6 @@ def test_put_off_release_that_is_interrupted_twice_is_still_made(
     assert users.other.holder("held") is not None
     users.use()  # as the next request of any kind does
     wait_until(lambda: users.other.holder("held") is None, 5, "it is free")
-
-
-def test_log_handler_may_use_the_lock(users: Users) -> None:
-    """The library holds no lock of its own during the call, which may be slow."""
-
-    class Handler(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            if not self.busy:
-                self.busy = True
-                users.use()
-                done.set()
-                self.busy = False
-
-        busy = False
-
-    done = threading.Event()
-    logger = logging.getLogger("celery_redlock.node")
-    handler = Handler()
-    logger.addHandler(handler)
-    try:
-        for node in users.redlock.client.driver.nodes:
-            with users.redlock.client.driver._lock:
-                node.reports.complain(None, "for the test")
-            users.use()
-            assert done.is_set()
-    finally:
-        logger.removeHandler(handler)
-    assert set(users.outcomes) == {"used"}
 
 
 def test_slow_log_handler_keeps_no_other_thread_waiting(users: Users) -> None:

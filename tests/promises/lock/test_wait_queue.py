@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import threading
@@ -159,34 +158,6 @@ def test_waiters_are_served_in_order_and_the_queue_is_empty_afterwards(
         holder, lease = redlock, waiting.lease
     holder.release(lease)
     wait_until(lambda: not any(in_line(servers)), 5, "nobody stands in line")
-
-
-@pytest.mark.usefixtures("never_by_itself")
-def test_releaser_that_locks_again_lets_waiters_go_first(
-    make: Callable[[], Redlock], servers: Servers
-) -> None:
-    greedy, other = make(), make()
-    turns: list[str] = []
-    partner = {"greedy": "other", "other": "greedy"}
-
-    def take(redlock: Redlock, name: str) -> None:
-        while turns.count(name) < 10:
-            lease = redlock.acquire("r", wait=30.0)
-            turns.append(name)
-            wait_until(
-                lambda: in_line(servers) == [1] * len(servers) or turns.count(partner[name]) == 10,
-                10,
-                "the other stands in line, or has had its turns",
-            )
-            redlock.release(lease)
-
-    thread = threading.Thread(target=take, args=(other, "other"))
-    thread.start()
-    take(greedy, "greedy")
-    thread.join(30)
-    assert not thread.is_alive()
-    # Not each time: a slow waiter is not waited for.
-    assert sum(one != after for one, after in itertools.pairwise(turns)) >= 12, turns
 
 
 @pytest.mark.parametrize(("stands_back", "looks_after"), [(0.3, 0.0), (0.05, 0.4)])
