@@ -79,11 +79,6 @@ def test_socket_url_as_celery_writes_it_names_path_and_database(
     assert connection.password == (SECRET if SECRET in url else None)
 
 
-def test_certificate_requirement_as_celery_writes_it_is_read() -> None:
-    assert one("rediss://a?ssl_cert_reqs=CERT_REQUIRED").unverified == ""
-    assert one("rediss://a?ssl_cert_reqs=CERT_NONE").unverified
-
-
 def test_nodes_in_one_string_are_separated_by_commas() -> None:
     redlock = Redlock(f" redis://:{SECRET},x@a:1 , redis://b:2,\nunix:///run/c.sock\n,")
     assert redlock.nodes == ("a:1", "b:2", "/run/c.sock")
@@ -171,17 +166,6 @@ def test_unencoded_password_in_a_node_url_is_noticed_and_not_shown() -> None:
 def test_node_without_a_scheme_is_refused_with_the_url_to_write(url: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{url!r} has no scheme; write redis://{url}, or"):
         one(url)
-
-
-def test_each_wrong_node_of_a_list_is_named() -> None:
-    with pytest.raises(ConfigurationError) as raised:
-        parse_nodes(["http://a", "redis://b", 7, "c:1"], "redlock_nodes")  # type: ignore[list-item]
-    said = str(raised.value).split("; redlock_nodes")
-    assert [one.removeprefix("redlock_nodes").split(":")[0] for one in said] == [
-        "[0]",
-        "[2]",
-        "[3]",
-    ]
 
 
 # -- Another way than TCP; TLS is in test_hostile_tls.py

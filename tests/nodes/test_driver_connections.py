@@ -19,14 +19,13 @@ from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.stores.redis.node import RedisNode
 from celery_redlock.stores.reports import Reports
 from tests.support.names import Log, Patch
-from tests.support.peer import DEADLINE, Line, bulk, in_thread, verb_of
+from tests.support.peer import DEADLINE, Line, bulk, in_thread
 from tests.support.peer_world import (
     SHORT,
     PeerWorld,
     a_claim,
     acquire,
     mute,
-    release,
     votes,
 )
 from tests.support.wait import wait_until
@@ -125,36 +124,6 @@ def test_attempt_whose_connection_ends_is_asked_again_on_the_next(
     assert votes(acquire(driver, "r")) == ["yes"]
     assert peer.next() == peer.next()
     assert peer.connections == 2
-
-
-def test_unconfirmed_release_is_written_first_on_the_next_connection(
-    world: PeerWorld,
-) -> None:
-    """Behind another attempt, the node would refuse the next holder until the ttl."""
-    go = threading.Event()
-
-    def breaks(line: Line) -> None:
-        if line.number == 0:
-            line.send(peer.answer(line.request()))
-            line.request()
-        else:
-            assert go.wait(DEADLINE)
-            peer.serve(line)
-
-    peer = world.peer(breaks)
-    driver = world.driver()
-    claim = a_claim("r", token="mine")
-    driver.run(lambda now: quorum.acquire(claim, now, DEADLINE))
-    released = release(driver, claim)
-    assert not released.confirmed
-    assert driver.unconfirmed() == [claim]
-    assert peer.held == {b"redlock:r": b"mine"}
-    asked = in_thread(lambda: acquire(driver, "r", token="next"))
-    go.set()
-    assert votes(asked()) == ["yes"]
-    requests = [verb_of(peer.next())[0] for _ in range(4)]
-    assert requests == ["acquire", "release", "release", "acquire"]
-    assert driver.unconfirmed() == []
 
 
 def test_connection_that_worked_is_made_again_without_a_pause(

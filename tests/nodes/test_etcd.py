@@ -82,59 +82,37 @@ def taken(lock: Redlock, resource: str = "r") -> bool:
         return False
 
 
-class Rival:
-    """Another client that tries all the time."""
-
-    def __init__(self, redlock: Redlock, resource: str = "r") -> None:
-        self.granted: list[float] = []
-        self.refused = 0
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(redlock, resource))
-        self._thread.start()
-
-    def _run(self, redlock: Redlock, resource: str) -> None:
-        while not self._end.is_set():
-            try:
-                lease = redlock.acquire(resource)
-            except ResourceHeld:
-                self.refused += 1
-            except (QuorumUnavailable, ConfigurationError):
-                pass
-            else:
-                self.granted.append(time.monotonic())
-                redlock.release(lease)
-            time.sleep(0.02)
-
-    def end(self) -> None:
-        self._end.set()
-        self._thread.join()
-
-
 @pytest.mark.parametrize("fault", ["kill", "pause"])
 @pytest.mark.parametrize("whom", ["leader", "the one that is asked"])
 def test_held_lock_outlives_any_etcd_member(
     three: LocalEtcd, make: Locks, fault: str, whom: str
 ) -> None:
-    holder = make()
-    rival = Rival(make())
-    try:
-        with holder.lock("r", wait=10.0) as held:
-            port = asked(holder)
-            (there,) = [member for member in three.members if member.port == port]
-            struck = leader(three) if whom == "leader" else there
-            since, refused = len(rival.granted), rival.refused
-            getattr(struck, fault)()
-            until = time.monotonic() + held.remaining()
-            wait_until(
-                lambda: time.monotonic() + held.remaining() > until + 4.0, 20.0, "it was extended"
-            )
-            wait_until(lambda: rival.refused > refused, 20.0, "the other is told who has it")
-            assert not held.lost
-            assert held.remaining() > 0
-            assert len(rival.granted) == since
-        wait_until(lambda: len(rival.granted) > since, 10.0, "the other has it once it is free")
-    finally:
-        rival.end()
+    holder, other = make(), make()
+    with holder.lock("r", wait=10.0) as held:
+        port = asked(holder)
+        (there,) = [member for member in three.members if member.port == port]
+        struck = leader(three) if whom == "leader" else there
+        getattr(struck, fault)()
+        until = time.monotonic() + held.remaining() + 4.0
+
+        def extended() -> bool:
+            assert not taken(other)
+            return time.monotonic() + held.remaining() > until
+
+        def told_who_has_it() -> bool:
+            try:
+                other.acquire("r")
+            except ResourceHeld:
+                return True
+            except QuorumUnavailable:
+                return False
+            raise AssertionError("two holders")
+
+        wait_until(extended, 20.0, "it was extended")
+        wait_until(told_who_has_it, 20.0, "the other is told who has it")
+        assert not held.lost
+        assert held.remaining() > 0
+    wait_until(lambda: taken(other), 10.0, "the other has it once it is free")
 
 
 def test_request_to_a_hanging_etcd_member_is_answered_by_another(
@@ -386,10 +364,6 @@ def test_invalid_etcd_url_is_refused_at_once() -> None:
         (["etcd://one:0"], "its members cannot be understood"),
         (["etcd://one#x"], "its members cannot be understood"),
         (["etcd://u:SEC@RET@one"], "its members cannot be understood"),
-        (["etcd://u:SEC@RET/more@one"], "its members cannot be understood"),
-        (["etcd://u:12?SECRET@one"], "its members cannot be understood"),
-        (["etcd://u:12#SECRET@one"], "its members cannot be understood"),
-        (["etcd://a:SECRET@one,b:SECRET@two"], "its members cannot be understood"),
         (["mongo://one"], "is none of redis.*etcd"),
     ):
         with pytest.raises(ConfigurationError, match=why) as error:
@@ -464,23 +438,6 @@ def test_thread_that_waits_for_long_in_etcd_goes_on_listening(make: Locks) -> No
     holder.release(lease)
     thread.join(20)
     assert granted[0] - released < 5.0
-
-
-@pytest.mark.usefixtures("only_when_notified")
-async def test_coroutine_that_waits_for_long_in_etcd_goes_on_listening(
-    three: LocalEtcd, make: Locks
-) -> None:
-    holder = make(ttl=60.0)
-    lease = holder.acquire("r")
-    async with AsyncRedlock([three.url], ttl=60.0, node_timeout=1.0) as redlock:
-        waits = asyncio.create_task(redlock.acquire("r", wait=60.0))
-        client = redlock.client
-        subscription = await asyncio.to_thread(listening_without_a_break, client)
-        await asyncio.sleep(4.0)
-        assert client.wakeup._subscriptions.get(0) is subscription
-        assert not waits.done()
-        await asyncio.to_thread(holder.release, lease)
-        await redlock.release(await asyncio.wait_for(waits, 5.0))
 
 
 def test_process_that_etcd_has_given_up_listens_again_at_the_next_wait(

@@ -10,8 +10,7 @@ from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.names import slots
 from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.round import Verb
-from celery_redlock.runtime.clock import monotonic
-from tests.support.subjects import Real, Subject, a_node, claim
+from tests.support.subjects import Real, Subject, claim
 
 MARK = "the-id:0:0123456789abcdef#done"
 
@@ -38,27 +37,6 @@ def test_release_leaves_its_mark_and_frees_the_key(node: Subject, resource: Any)
     # A plain release after one that was marked, on a connection that has seen no other.
     node.ask(Verb.ACQUIRE, claim("mine", resource))
     assert node.ask(Verb.RELEASE, claim("mine", resource)) is True
-
-
-def test_release_with_a_mark_uses_the_script_of_a_plain_release(valkey: Real) -> None:
-    valkey.flush()
-    valkey.admin.script_flush()
-    fresh = Real.__new__(Real)
-    fresh.admin, server = valkey.admin, valkey.admin.connection_pool.connection_kwargs
-    url = f"redis://127.0.0.1:{server['port']}/0"
-    fresh.node = a_node(url)
-    fresh.node.opened(*fresh.node.connect(), monotonic(), monotonic())
-    fresh.ask(Verb.ACQUIRE, claim("mine"))
-    with valkey.admin.monitor() as monitor:
-        assert fresh.ask(Verb.RELEASE, marked()) is True
-        assert fresh.ask(Verb.RELEASE, claim("mine")) is False
-        said = []
-        for line in monitor.listen():
-            said.append(line["command"].split(" ")[0].upper())
-            if said.count("ZPOPMIN") == 2:
-                break
-    assert [words for words in said if words.startswith("EVAL")] == ["EVAL", "EVALSHA"]
-    fresh.node.close()
 
 
 def test_mark_is_set_though_the_lock_is_lost(node: Subject) -> None:

@@ -68,13 +68,6 @@ def test_pause_shows_who_why_and_until_when_and_ends_by_its_pattern(over: Redloc
     assert patterns(over) == ["mail:[a-c]*"]
 
 
-def test_second_pause_of_a_pattern_replaces_the_first(over: Redlock) -> None:
-    first = pauses.begin(over, "order:*", 60.0, WHO, "first")
-    second = pauses.begin(over, "order:*", 600.0, "bob", "second")
-    ((there,), _) = pauses.in_force(over)
-    assert there.token == second.token != first.token and there.reason == "second"
-
-
 def test_limit_stands_beside_a_pause_of_its_pattern_and_replaces_another_limit(
     over: Redlock,
 ) -> None:

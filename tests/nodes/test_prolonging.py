@@ -124,13 +124,3 @@ def test_reservation_of_a_queued_message_lasts_on_a_node_slow_for_its_producer(
     wait_until(lambda: min(stage.left()) > 3000.0, 5.0, "all are made to last", seen=stage.left)
     stage.begin()
     wait_until(lambda: max(stage.left()) < 0, 5.0, "all are freed", seen=stage.left)
-
-
-def test_program_that_ends_makes_its_reservations_last_on_a_node_that_is_slow_for_it(
-    stage: Stage,
-) -> None:
-    stage.producer.client.watchdog.close()  # as where no thread has the time to
-    stage.task.delay(0)
-    stage.producer.client.prolonging.now(1.0)
-    stage.arrived()
-    assert stage.left()[0] > 3000.0

@@ -73,14 +73,6 @@ def test_each_reader_expires_by_itself_and_the_last_one_frees(redis_node: Subjec
     assert redis_node.ask(Verb.ACQUIRE, claim(resource="other")) is None
 
 
-def test_key_lasts_as_long_as_the_longest_reader_that_is_left(redis_node: Subject) -> None:
-    redis_node.ask(Verb.ACQUIRE, reader("short", 5.0))
-    redis_node.ask(Verb.ACQUIRE, reader("long", 50.0))
-    assert 49.0 < redis_node.ask(Verb.PEEK, claim())[1] <= 50.0
-    redis_node.ask(Verb.RELEASE, reader("long"))
-    assert 4.0 < redis_node.ask(Verb.PEEK, claim())[1] <= 5.0
-
-
 @pytest.mark.parametrize("verb", [Verb.EXTEND, Verb.RENEW])
 def test_reader_is_renewed_without_the_others(redis_node: Subject, verb: Verb) -> None:
     redis_node.ask(Verb.ACQUIRE, reader("one", 5.0))
@@ -204,15 +196,6 @@ def test_released_writer_notifies_the_readers_in_front_of_the_next_writer(
     assert redis_node.ask(Verb.RELEASE, claim()) == 3
     assert redis_node.calls(2) == ["p1:1~shared", "p1:2~shared"]
     assert redis_node.ask(Verb.RELEASE, claim()) == 2
-    assert redis_node.calls(1) == ["p1:writer"]
-
-
-def test_writer_in_front_of_the_queue_is_notified_alone(redis_node: Subject) -> None:
-    redis_node.listen("p1")
-    redis_node.ask(Verb.ACQUIRE, claim())
-    waits(redis_node, "writer", 1)
-    waits(redis_node, "1~shared", 2)
-    redis_node.ask(Verb.RELEASE, claim())
     assert redis_node.calls(1) == ["p1:writer"]
 
 
