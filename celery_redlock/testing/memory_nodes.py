@@ -150,7 +150,9 @@ class MemoryDriver:
     def nodes(self) -> list[Any]:
         """The nodes, for `Redlock.check`: none of them is a misfit."""
         pairs = zip(self._memory.nodes, self._pipelines, strict=True)
-        return [SimpleNamespace(name=node.name, channel=at, misfit="") for node, at in pairs]
+        return [
+            SimpleNamespace(name=node.name, channel=at, misfit="", facts=None) for node, at in pairs
+        ]
 
     def connect(self, timeout: float = 0.0, rest: float = 0.0) -> None:
         """Do nothing: there is no connection to open."""
