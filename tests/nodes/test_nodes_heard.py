@@ -131,18 +131,3 @@ def test_listener_receives_data_loss_for_a_node_that_forgot(
         return ears.failures[redlock.nodes[0], "data_loss"] > 0
 
     wait_until(told, LONG, "it is told")
-
-
-def test_node_listener_that_raises_changes_nothing(lock: Locks) -> None:
-    class Broken(Listener):
-        def node_answered(self, node: str, seconds: float) -> None:
-            raise KeyError(node)
-
-    redlock = lock()
-    broken = Broken()
-    subscribe(broken)
-    try:
-        use(redlock)
-    finally:
-        unsubscribe(broken)
-    assert redlock.holder("r") is None

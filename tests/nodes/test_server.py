@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -197,27 +196,6 @@ def test_port_of_a_dead_local_server_is_given_to_no_other(monkeypatch: pytest.Mo
         with LocalServer() as another:
             assert another.port != one.port
             assert ping(one.start())
-
-
-def test_paused_local_server_is_silent_and_can_be_resumed_or_stopped() -> None:
-    with LocalServer() as server:
-        with client(server) as c:
-            c.set("k", "v")
-        for _ in range(3):
-            server.pause()
-            server.pause()  # twice is once
-            assert server.running
-            assert state(server.pid) == psutil.STATUS_STOPPED
-            with pytest.raises(redis.TimeoutError):
-                ping(server, timeout=0.05)
-            server.resume()
-            server.resume()
-            with client(server) as c:
-                assert c.get("k") == b"v"
-        server.pause()
-        started = time.monotonic()
-    assert time.monotonic() - started < 2.0
-    assert not alive(server.pid)
 
 
 # -- several --------------------------------------------------------------------------------------

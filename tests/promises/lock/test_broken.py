@@ -1,15 +1,16 @@
-"""Faults that once broke the lock from outside: strange replies, callbacks, a closed lock."""
+"""Faults from outside: strange replies, callbacks, a closed lock, and wrong arguments."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 import redis
 
-from celery_redlock import QuorumUnavailable
+from celery_redlock import ConfigurationError, QuorumUnavailable
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.server import LocalServer
 from tests.support.names import Locks, Log, Servers
@@ -83,3 +84,36 @@ def test_decorator_over_two_functions_of_one_name_reads_each_signature() -> None
     lock = TaskLock({"key": "x:<a>"})
     assert lock.resources(None, lambda a, b: None, (1, 2), {}) == ("x:1",)
     assert lock.resources(None, lambda z, a: None, (5, 6), {}) == ("x:6",)
+
+
+# -- A wrong argument is refused when it is given, not when it would first matter
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"wait": "x"}, {"wait": -1}, {"max_lifetime": "y"}, {"on_lost": "raise"}, {"ttl": 0},
+     {"owner": "me"}],
+    ids=str,
+)  # fmt: skip
+def test_invalid_argument_of_lock_is_refused_at_once(
+    servers: Servers, lock_over: Locks, wrong: dict[str, Any]
+) -> None:
+    redlock = lock_over(servers)
+    (name,) = wrong
+    with pytest.raises(ConfigurationError, match=name), redlock.lock("r", **wrong):
+        pass
+    assert redlock.holder("r") is None
+
+
+@pytest.mark.parametrize("resource", ["", None, 5, b"r"])
+def test_invalid_argument_of_acquire_extend_or_release_is_refused_at_once(
+    servers: Servers, lock_over: Locks, resource: Any
+) -> None:
+    redlock = lock_over(servers)
+    with pytest.raises(ConfigurationError, match="a resource is a name"):
+        redlock.acquire(resource)
+    with pytest.raises(ConfigurationError, match="wait"):
+        redlock.acquire("r", wait=True)
+    for method in (redlock.extend, redlock.release):
+        with pytest.raises(ConfigurationError, match="not a Lease"):
+            method(resource)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from celery_redlock import AsyncRedlock, ConfigurationError, Redlock, ResourceHeld
+from celery_redlock import ConfigurationError, Redlock, ResourceHeld
 from celery_redlock.server import LocalServer
 from tests.support.beside import Beside
 from tests.support.nodes import all_connected
@@ -195,14 +195,3 @@ def test_shared_with_limit_fencing_or_several_keys_is_refused(
 def test_store_without_shared_locks_is_refused(lock_over: Callable[..., Redlock], url: str) -> None:
     with pytest.raises(ConfigurationError, match="shared=True needs Redis nodes"):
         lock_over([url]).lock("r", shared=True)
-
-
-async def test_coroutines_share_locks(servers: list[LocalServer]) -> None:
-    async with AsyncRedlock([s.url for s in servers[:3]], restart_guard="off") as redlock:
-        one = await redlock.acquire("r", shared=True)
-        two = await redlock.acquire("r", shared=True)
-        assert await redlock.try_acquire("r") is None
-        await redlock.release(one)
-        await redlock.release(two)
-        async with redlock.lock("r"):
-            assert await redlock.try_acquire("r", shared=True) is None
