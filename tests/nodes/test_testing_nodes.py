@@ -124,6 +124,23 @@ def test_lock_without_a_quorum_is_unavailable(lock: Redlock, nodes: Nodes) -> No
     assert wait_until(lambda: lock.acquire("order:1", wait=SOON), SOON, "a quorum is back")
 
 
+def test_lock_released_while_a_node_was_away_is_freed_when_it_is_back(
+    lock: Redlock, nodes: Nodes
+) -> None:
+    lease = lock.acquire("order:1", ttl=600.0)
+    nodes.partition(0)
+    lock.release(lease)
+    nodes.heal()
+    # Were it still held on node 0, one more that is away would leave no quorum.
+    nodes.partition(1)
+
+    def granted() -> bool:
+        other = nodes.redlock.try_acquire("order:1")
+        return other is not None and nodes.redlock.release(other)
+
+    wait_until(granted, SOON, "the node that was away has freed it")
+
+
 def on_all_nodes(lock: Redlock) -> None:
     """Wait until the last node has the key, too; a quorum is enough for the grant."""
 
