@@ -59,18 +59,6 @@ def row() -> Deliveries:
     return some
 
 
-def test_first_delivery_is_admitted_and_its_followers_are_parked(row: Deliveries) -> None:
-    assert row.arrive("other", resource="else")
-    assert len(row.queue) == 3
-    assert row.queue.counts(("r",)) == (3, 1)
-    assert row.queue.counts(("else",)) == (0, 1)
-    assert row.queue.counts(("unknown",)) == (0, 0)
-
-
-def test_message_that_met_a_held_lock_is_parked_in_an_empty_queue(some: Deliveries) -> None:
-    assert not some.arrive("again", again=True)
-
-
 def test_each_notification_admits_one_parked_delivery(row: Deliveries) -> None:
     assert row.ended("first")
     assert row.take() == "", "nobody has called"
@@ -87,13 +75,6 @@ def test_notification_is_kept_until_the_running_body_has_ended(row: Deliveries) 
     assert row.take() == "a"
 
 
-def test_notification_that_was_handed_on_admits_no_delivery(row: Deliveries) -> None:
-    row.queue.notified(("r",))
-    row.queue.notified(("r",), False)
-    assert row.ended("first")
-    assert row.take() == ""
-
-
 def test_free_key_reported_by_the_nodes_is_not_remembered_while_a_body_runs(
     row: Deliveries,
 ) -> None:
@@ -101,15 +82,6 @@ def test_free_key_reported_by_the_nodes_is_not_remembered_while_a_body_runs(
     assert row.ended("first")
     assert row.take() == ""
     assert row.take(free=True) == "a"
-
-
-def test_two_deliveries_of_one_key_are_never_admitted_together(row: Deliveries) -> None:
-    row.ended("first")
-    assert row.call() == "a"
-    assert row.call() == ""
-    assert row.take(free=True) == ""
-    assert not row.ended("first"), "an end that is told twice is one"
-    assert row.take(free=True) == ""
 
 
 def test_most_urgent_parked_delivery_goes_first_then_the_longest_waiting(some: Deliveries) -> None:
@@ -196,12 +168,6 @@ def test_work_on_20_000_parked_deliveries_is_cheap(some: Deliveries, keys: int) 
     assert looked < 500
 
 
-def test_deliveries_beyond_the_maximum_are_not_parked(row: Deliveries) -> None:
-    row.queue.most = 3
-    assert row.arrive("goes, meets the lock and is sent again")
-    assert len(row.queue) == 3
-
-
 def test_deliveries_given_back_are_those_that_would_go_last(row: Deliveries) -> None:
     row.arrive("late", since=9.0, resource="else", again=True)
     assert row.queue.take_back(9) == []
@@ -221,14 +187,6 @@ def test_deliveries_kept_for_a_pause_count_toward_the_maximum(row: Deliveries) -
     assert not row.queue.hold(row["one more"], ("else",), since=0.0, until=LATE)
     assert len(row.queue.pause(lambda names: names == ("r",))) == 3
     assert len(row.queue) == 4
-
-
-def test_revoked_parked_delivery_leaves_the_queue(row: Deliveries) -> None:
-    first = row.queue.parked()[0]
-    assert row.queue.withdraw(first)
-    assert not row.queue.withdraw(first)
-    row.ended("first")
-    assert row.call() == "b"
 
 
 def test_body_presumed_dead_holds_up_no_parked_delivery(row: Deliveries) -> None:
@@ -288,12 +246,6 @@ def test_larger_limit_counts_for_all_parked_deliveries(
     assert [places.take(free=True) for _ in range(3)] == ["a", "b", ""]
 
 
-def test_new_delivery_does_not_overtake_those_waiting_for_a_place(places: Deliveries) -> None:
-    assert places.ended("first")
-    assert not places.arrive("new", limit=3)
-    assert places.take(free=True) == "a"
-
-
 def test_long_running_body_takes_no_place_that_the_nodes_report_free(
     places: Deliveries,
 ) -> None:
@@ -302,12 +254,3 @@ def test_long_running_body_takes_no_place_that_the_nodes_report_free(
         places[name].time_start = 0.1
     assert places.take(PRESUMED_DEAD_S, free=True) == "a"
     assert places.take(PRESUMED_DEAD_S, free=True) == "b"
-
-
-def test_deliveries_of_several_keys_share_a_queue_only_if_all_keys_are_the_same() -> None:
-    some = Deliveries()
-    queue = AdmissionQueue()
-    when: dict[str, Any] = {"since": 0.0, "until": LATE}
-    assert queue.arrive(some["both"], ("a", "b"), 0.0, **when)
-    assert queue.arrive(some["one"], ("a",), 0.0, **when), "it meets the lock, and is sent again"
-    assert not queue.arrive(some["next"], ("a", "b"), 0.0, **when)

@@ -144,19 +144,6 @@ def test_notification_by_less_than_a_quorum_is_waited_for_a_moment(watch: Watch)
     assert watch.went == [("r", True, False)], "nobody was"
 
 
-def test_parked_key_queues_up_last_again_after_each_delivery_that_goes(watch: Watch) -> None:
-    watch.park()
-    watch.run(0.01)
-    (before,) = watch.redlock.fakes[0].lines["r"].values()
-    watch.call()
-    watch.run(0.001)
-    watch.dispatcher.gone(("r",))
-    watch.run(0.001)
-    (after,) = watch.redlock.fakes[0].lines["r"].values()
-    assert after > before
-    assert watch.stands() == 5
-
-
 def test_free_resource_is_seen_within_a_second_without_a_notification(watch: Watch) -> None:
     watch.park()
     watch.run(0.3)
@@ -166,14 +153,6 @@ def test_free_resource_is_seen_within_a_second_without_a_notification(watch: Wat
     watch.run(2.0, lambda: watch.went)
     assert watch.went == [("r", True, False)]
     assert watch.clock() - freed <= LOOK_S[1] < 1.0
-
-
-def test_nodes_are_not_asked_all_the_time_while_a_delivery_goes(watch: Watch) -> None:
-    watch.park(held=False)
-    watch.run(0.01)
-    watch.redlock.driver.rounds.clear()
-    watch.run(2.0)
-    assert watch.redlock.driver.rounds.count("peek") <= 2.0 / LOOK_S[0] + 1
 
 
 def test_worker_without_a_slot_hands_its_notification_on(watch: Watch) -> None:
@@ -205,15 +184,6 @@ def test_notification_that_no_delivery_used_is_handed_on(watch: Watch) -> None:
     watch.run(KEEP_NOTIFICATION_S)
     assert "pass" in watch.redlock.driver.rounds
     assert running is not None
-
-
-def test_nodes_are_not_asked_without_a_slot(watch: Watch) -> None:
-    watch.park()
-    watch.slot = False
-    watch.run(0.01)
-    watch.redlock.driver.rounds.clear()
-    watch.run(QUEUE_UP_S / 2)
-    assert watch.redlock.driver.rounds == []
 
 
 def test_resource_without_a_slot_rests_until_there_is_one(
@@ -326,17 +296,6 @@ def test_thousands_of_resources_are_looked_at_rarely_and_notified_at_once(
     assert watch.went == [("r0", False, False)]
 
 
-def test_resource_is_left_at_once_when_its_last_delivery_goes(watch: Watch) -> None:
-    watch.park(held=False)
-    watch.run(0.01)
-    watch.queue.take(("r",), watch.clock(), free=True)
-    watch.redlock.driver.rounds.clear()
-    watch.dispatcher.gone(("r",))
-    watch.run(0.01)
-    assert watch.redlock.driver.rounds == ["pass"], "it does not join the queue again"
-    assert watch.places == []
-
-
 # -- A limit, and several resources ---------------------------------------------------------------
 
 
@@ -393,27 +352,6 @@ def test_delivery_of_several_keys_goes_when_all_are_free(watch: Watch) -> None:
     watch.run(1.0, lambda: watch.went)
     assert watch.went == [("a + b", True, False)]
     assert watch.clock() - freed < 1.0
-
-
-def test_delivery_of_several_keys_queues_only_for_the_held_ones(watch: Watch) -> None:
-    """In the other queues it would use up notifications of keys that it cannot take yet."""
-    watch.redlock.acquire("b")
-    watch.park("a", "b", held=False)
-    watch.run(1.0)
-    assert (watch.stands("a"), watch.stands("b")) == (0, 5)
-    assert watch.dispatcher.queued() == ["b"]
-
-
-def test_notification_for_one_of_several_keys_is_a_reason_to_look(watch: Watch) -> None:
-    a = watch.redlock.acquire("a")
-    watch.park("a", "b", held=False)
-    watch.run(1.0)
-    watch.redlock.driver.rounds.clear()
-    watch.redlock.release(a)
-    watch.call()
-    watch.run(0.001)
-    assert watch.went == [("a + b", True, False)]
-    assert watch.redlock.driver.rounds == ["release", "peek"]
 
 
 def test_notification_for_one_of_several_keys_is_handed_on_if_another_is_held(watch: Watch) -> None:

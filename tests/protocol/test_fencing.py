@@ -18,20 +18,16 @@ from celery.schedules import schedule
 
 from celery_redlock import ConfigurationError, Redlock, current_lease
 from celery_redlock.beat.claims import TickClaims
-from celery_redlock.keys.resolver import keys_of
 from celery_redlock.locking.unlocked import Unlocked
 from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import NodeError, QuorumUnavailable
-from celery_redlock.protocol.lease import FENCE_LIMIT, Lease
-from celery_redlock.protocol.names import FENCE_SUFFIX
+from celery_redlock.protocol.lease import FENCE_LIMIT
 from celery_redlock.protocol.outcome import refusal
 from celery_redlock.protocol.quorum import FENCE_AHEAD
 from celery_redlock.protocol.replies import decode
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.runtime.clock import monotonic
 from celery_redlock.stores.redis.requests import FENCE_LIFE_MS, encode
-from celery_redlock.testing.fakes import FakeNode
 from tests.support.fake_lock import FakeRedlock
 from tests.support.steps import NOW, PATIENCE, TTL, claim, ended
 
@@ -100,14 +96,6 @@ def test_larger_number_that_comes_late_changes_no_fencing_token() -> None:
     assert mine.fencing_token == 101
 
 
-def test_reply_type_must_match_the_fencing_request() -> None:
-    plain = next(quorum.acquire(claim(1), NOW, PATIENCE))
-    plain.answer(0, 5, NOW)
-    fenced = next(quorum.acquire(claim(1), NOW, PATIENCE, 5))
-    fenced.answer(0, None, NOW)
-    assert plain.yes == fenced.yes == 0
-
-
 # -- When the number cannot be sent
 
 
@@ -162,65 +150,6 @@ def test_time_left_is_checked_after_the_second_round_of_fencing() -> None:
     assert "too late for a ttl of 10 s" in str(error)
 
 
-# -- Why only where our token holds the key
-
-
-def late(token: str, nodes: int = 3) -> Claim:
-    return Claim("r", token, TTL, nodes)
-
-
-def overtaken(nodes: list[FakeNode]) -> tuple[int | None, int | None]:
-    """Let a request of B be under way to node 2 while A acquires and releases the lock.
-
-    Returns:
-        The tokens that A and B are granted, in this order; None for what is not granted.
-    """
-    a, b = late("a"), late("b")
-    nodes[1].fences["r"] = 700
-    second = quorum.acquire(b, NOW, PATIENCE, 500)
-    b_asks = next(second)
-    b_asks.answer(0, nodes[0].execute(Verb.ACQUIRE, [b], NOW), NOW)  # nodes 1 and 2: later
-
-    first = quorum.acquire(a, NOW, PATIENCE, 300)
-    a_asks = next(first)
-    for node in range(3):
-        a_asks.answer(node, nodes[node].execute(Verb.ACQUIRE, [a], NOW), NOW)
-    tells = first.send(NOW)  # sends 701; the connection to node 2 breaks meanwhile
-    for node in (0, 1):
-        tells.answer(node, nodes[node].execute(Verb.FENCE, [a], NOW), NOW)
-    tells.silence(2, "connection lost")
-    try:
-        first.send(NOW)
-        granted_a = False  # an UNDO
-    except StopIteration:
-        granted_a = a.granted_at is not None
-    for node in range(3):
-        nodes[node].execute(Verb.RELEASE if granted_a else Verb.UNDO, [a], NOW)
-
-    b_asks.answer(2, nodes[2].execute(Verb.ACQUIRE, [b], NOW), NOW)
-    with contextlib.suppress(StopIteration):
-        second.send(NOW)
-    return a.fencing_token if granted_a else None, b.fencing_token if b.granted_at else None
-
-
-def test_fencing_token_is_written_only_where_our_token_still_holds_the_key() -> None:
-    # One node of three confirms A's number: it is not granted, and nobody is overtaken.
-    assert overtaken([FakeNode() for _ in range(3)]) == (None, 500)
-
-
-def test_fencing_token_written_to_any_node_would_be_overtaken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """This is the counterexample: with the write-back to any node, 500 comes after 701."""
-
-    def anywhere(self: FakeNode, claim: Claim, token: str | None) -> bool:
-        self.fences[claim.resource] = max(claim.fencing_token or 0, self.fences.get("r", 0))
-        return True
-
-    monkeypatch.setattr(FakeNode, "_fence", anywhere)
-    assert overtaken([FakeNode() for _ in range(3)]) == (701, 500)
-
-
 # -- Proposals
 
 
@@ -273,37 +202,11 @@ def test_wall_clock_for_fencing_is_read_after_the_start_of_the_lease(
     assert events == ["now", "proposal", "now"]
 
 
-# -- Names
-
-
-@pytest.mark.parametrize("ask", ["acquire", "try_acquire", "holder"])
-def test_resource_name_with_the_suffix_of_a_fence_is_refused(redlock: Redlock, ask: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"'order#fence': names ending in '#fence' are"):
-        getattr(redlock, ask)("order" + FENCE_SUFFIX)
-
-
-def test_key_of_a_task_never_ends_with_the_suffix_of_a_fence() -> None:
-    def task(name: str) -> None:
-        """Locked by name."""
-
-    value = "x" + FENCE_SUFFIX
-    for template in (None, "{name}", "r:{name}", "r:{name}" + FENCE_SUFFIX):
-        for text in (value, value * 100):
-            (key,) = keys_of("t" + FENCE_SUFFIX, task, template)((text,), {})
-            assert not key.endswith(FENCE_SUFFIX)
-
-
 # -- Bytes
 
 
-def fenced(resource: str = "r", proposal: int = 100) -> Round:
-    mine = Claim(resource, "mine", TTL, 1)
-    return next(quorum.acquire(mine, NOW, PATIENCE, proposal))
-
-
-def test_key_of_a_fence_has_the_prefix_of_its_lock() -> None:
-    words = encode(fenced(), "app:").split(b"\r\n")
-    assert words[words.index(b"app:r") + 2] == b"app:r#fence"
+def fenced() -> Round:
+    return next(quorum.acquire(Claim("r", "mine", TTL, 1), NOW, PATIENCE, 100))
 
 
 @pytest.mark.parametrize("reply", [99, 101 + FENCE_AHEAD, 2**53, None, [1], 1.5], ids=str)
@@ -343,33 +246,14 @@ def test_fencing_number_is_kept_until_clocks_have_passed_it() -> None:
 # -- What holders see
 
 
-def test_repr_of_a_lease_shows_its_fencing_token_if_any() -> None:
-    assert Lease("r", "t", 1.0, 2.0, float).fencing_token is None
-    assert "fencing_token=7" in repr(Lease("r", "t", 1.0, 2.0, float, 7))
-
-
 @pytest.fixture
-def lock(redlock: Redlock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Redlock]:
-    """A lock over a fake node, that it reaches at once."""
-    node = FakeNode()
-
-    async def ask(operation: Any, _ahead: None = None) -> Any:
-        try:
-            steps = operation(monotonic())
-            round_ = next(steps)
-            while True:
-                reply = node.execute(round_.verb, round_.claims, monotonic())
-                round_.answer(0, reply, monotonic())
-                round_ = steps.send(monotonic())
-        except StopIteration as stop:
-            return stop.value
-
-    monkeypatch.setattr(redlock.client.driver, "ask", ask)
-    yield redlock
-    redlock.close()
+def lock(monkeypatch: pytest.MonkeyPatch) -> FakeRedlock:
+    return FakeRedlock(monkeypatch)
 
 
-def test_nested_block_with_fencing_is_refused_if_the_outer_one_has_no_token(lock: Redlock) -> None:
+def test_nested_block_with_fencing_is_refused_if_the_outer_one_has_no_token(
+    lock: FakeRedlock,
+) -> None:
     with lock.lock("r") as outer:
         assert outer.fencing_token is None
         with pytest.raises(ConfigurationError, match="in the outer one"):
@@ -391,7 +275,7 @@ def test_nested_block_in_unlocked_work_has_no_fencing_token(
         assert current_lease() is outer
 
 
-def test_lock_over_other_nodes_inside_unlocked_work_is_acquired(lock: Redlock) -> None:
+def test_lock_over_other_nodes_inside_unlocked_work_is_acquired(lock: FakeRedlock) -> None:
     for elsewhere in (Redlock(["redis://127.0.0.1:2"]), None):
         with Unlocked("r", elsewhere), lock.lock("r", fencing=True) as inner:
             assert inner.fencing_token is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -14,7 +13,6 @@ import warnings
 from contextvars import copy_context
 from dataclasses import replace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
 
@@ -27,11 +25,9 @@ from celery_redlock import (
     current_lease,
 )
 from celery_redlock.events import Listener, subscribe, unsubscribe
-from celery_redlock.locking import held as held_module
 from celery_redlock.locking.held import HeldLease
 from celery_redlock.locking.stack import release_leftovers
 from celery_redlock.locking.unlocked import Unlocked
-from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 from celery_redlock.runtime import clock
@@ -39,16 +35,6 @@ from tests.support.delivering import rob
 from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log, Patch
 from tests.support.wait import wait_until
-
-
-def test_block_holds_its_lock_and_frees_it_also_if_it_raises(redlock: FakeRedlock) -> None:
-    with pytest.raises(KeyError), redlock.lock("r") as held:
-        assert redlock.tokens("r") == {held.token}
-        assert held.resource == "r"
-        assert not held.lost
-        raise KeyError
-    assert redlock.free("r")
-    assert held.lost
 
 
 def test_lock_object_accepts_the_stdlib_spelling_or_explains(redlock: FakeRedlock) -> None:
@@ -63,16 +49,6 @@ def test_lock_object_accepts_the_stdlib_spelling_or_explains(redlock: FakeRedloc
 
     with pytest.raises(RedlockError, match="r: a lock of Redlock blocks: use `with`, or Async"):
         asyncio.run(enter())
-
-
-def test_second_lock_of_a_held_key_is_refused(redlock: FakeRedlock) -> None:
-    with redlock.lock("r"):
-        with pytest.raises(ResourceHeld) as raised:
-            redlock.lock("r").acquire()
-        assert raised.value.holder is not None
-        assert raised.value.holder.owner is not None
-        assert raised.value.holder.owner.pid == os.getpid()
-    assert redlock.try_acquire("r") is not None
 
 
 def test_extension_changes_the_remaining_time_but_no_old_lease(
@@ -90,20 +66,6 @@ def test_extension_changes_the_remaining_time_but_no_old_lease(
         held.ensure(9.0)
         with pytest.raises(LeaseLost):
             held.ensure(9.9)
-
-
-def test_lost_lease_stays_lost(redlock: FakeRedlock) -> None:
-    with redlock.lock("r") as held:
-        redlock.clock.advance(9.9)
-        assert held.lost
-        assert held.remaining() == 0.0
-        with pytest.raises(LeaseLost) as raised:
-            held.ensure()
-        assert raised.value.reason == "expired"
-        assert raised.value.resource == "r"
-        assert raised.value.lease is not None and raised.value.lease.token == held.token
-        redlock.watchdog.tend()
-        assert held.lost
 
 
 def test_second_release_does_nothing_and_frees_no_lock_of_another(redlock: FakeRedlock) -> None:
@@ -185,27 +147,6 @@ def test_nested_blocks_share_one_lease_also_after_an_error_inside(redlock: FakeR
     assert redlock.driver.rounds == ["acquire", "release"]
 
 
-def test_nested_block_does_not_share_a_lost_lease(redlock: FakeRedlock) -> None:
-    with redlock.lock("r"):
-        redlock.clock.advance(11.0)
-        with pytest.raises(LeaseLost), redlock.lock("r"):
-            pytest.fail("it ran unlocked")
-
-
-def test_running_thread_is_looked_up_rarely_for_many_nested_blocks(
-    redlock: FakeRedlock, monkeypatch: Patch
-) -> None:
-    """Once each of ten thousand nested blocks looked it up for all around it: two minutes."""
-    asked = Mock(wraps=held_module._user)
-    with contextlib.ExitStack() as stack:
-        for number in range(300):
-            stack.enter_context(redlock.lock(f"r{number}"))
-        monkeypatch.setattr(held_module, "_user", asked)
-        with redlock.lock("another"), redlock.lock("r7") as shared:
-            assert shared.resource == "r7"
-    assert asked.call_count < 10
-
-
 def test_many_blocks_may_end_in_any_order(redlock: FakeRedlock) -> None:
     """There are more of them than `stack.BLOCK`."""
     names = [f"r{number}" for number in range(250)]
@@ -237,44 +178,6 @@ def test_nested_blocks_of_two_resources_are_two_locks_and_the_inner_is_current(
         assert not redlock.free("a")
     with pytest.raises(RedlockError, match="no current lease"):
         current_lease()
-
-
-def test_two_redlocks_share_no_lease(redlock: FakeRedlock, monkeypatch: Patch) -> None:
-    with redlock.lock("r") as held:
-        other = FakeRedlock(monkeypatch)
-        with other.lock("r") as its:
-            assert its is not held
-
-
-def test_two_threads_share_no_lease(redlock: FakeRedlock) -> None:
-    found: list[BaseException] = []
-
-    def other() -> None:
-        for attempt in (current_lease, redlock.lock("r").__enter__):
-            try:
-                attempt()
-            except RedlockError as error:
-                found.append(error)
-
-    with redlock.lock("r"):
-        thread = threading.Thread(target=other)
-        thread.start()
-        thread.join()
-    assert "there is no current lease" in str(found[0])
-    assert isinstance(found[1], ResourceHeld)
-
-
-def test_child_of_a_fork_holds_no_lease(redlock: FakeRedlock, monkeypatch: Patch) -> None:
-    with redlock.lock("r") as held:
-        with monkeypatch.context() as child:
-            child.setattr(os, "getpid", lambda: 1)
-            assert held.lost
-            assert held.remaining() == 0.0
-            assert held.release() is False
-            with pytest.raises(RedlockError, match="no current lease"):
-                current_lease()
-        assert redlock.driver.rounds == ["acquire"]
-        assert redlock.tokens("r") == {held.token}
 
 
 def test_repr_of_a_held_lease_shows_no_token(redlock: FakeRedlock) -> None:
@@ -365,37 +268,6 @@ def test_the_clock_of_leases_counts_time_that_the_machine_was_suspended(monkeypa
     assert not lease.lost
     clocks[time.CLOCK_BOOTTIME] += 3600.0  # its lid was closed
     assert lease.lost
-
-
-def test_on_lost_that_raises_harms_no_other_lease(redlock: FakeRedlock, caplog: Log) -> None:
-    def on_lost(_held: HeldLease) -> None:
-        raise KeyError("a user's mistake")
-
-    with redlock.lock("a", on_lost=on_lost), redlock.lock("b") as b:
-        rob(redlock, "a")
-        redlock.clock.advance(6.0)
-        redlock.watchdog.tend()
-        assert b.remaining() > 9.0
-    wait_until(lambda: "a: its on_lost raised an error" in caplog.text, 10, "it is logged")
-
-
-def test_listener_that_raises_stops_no_release(redlock: FakeRedlock, caplog: Log) -> None:
-    class Broken(Listener):
-        def acquired(self, lease: Any) -> None:
-            raise KeyError
-
-        def released(self, lease: Any, held: bool) -> None:
-            raise KeyError
-
-    broken = Broken()
-    subscribe(broken)
-    try:
-        with redlock.lock("r"):
-            pass
-    finally:
-        unsubscribe(broken)
-    assert redlock.free("r")
-    assert caplog.text.count("Broken.") == 2
 
 
 # -- no lock at all ------------------------------------------------------------------------------
@@ -511,27 +383,6 @@ def test_lost_lease_that_its_body_releases_counts_as_lost_unnoticed(
             redlock.clock.advance(20.0)
         held.release()
         assert held.lost_unnoticed()
-
-
-def test_lease_that_was_released_or_kept_is_not_lost_unnoticed(redlock: FakeRedlock) -> None:
-    for end in (HeldLease.release, lambda held: held.keep(30.0)):
-        with redlock.lock(f"{end}") as held:
-            end(held)
-            redlock.clock.advance(40.0)
-            assert held.lost
-            assert not held.lost_unnoticed()
-
-
-def test_attempt_interrupted_while_it_is_undone_is_unregistered(
-    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gone: list[Claim] = []
-    monkeypatch.setattr(redlock.client.registry, "unregister", gone.append)
-    held = redlock.lock("r")
-    held.claim = undone = Claim("r", "token", 10.0, 5)
-    undone.ended = True
-    assert not held.release()
-    assert gone == [undone]
 
 
 def test_lock_that_is_never_entered_warns_when_it_is_collected(redlock: FakeRedlock) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from celery_redlock import ConfigurationError, Lease, QuorumUnavailable, ResourceHeld
+from celery_redlock import ConfigurationError, Lease, ResourceHeld
 from celery_redlock.locking import acquisition, leases
 from celery_redlock.locking.request import request_of
 from celery_redlock.protocol.names import Limits, base_of, slots, takeable
@@ -35,18 +35,6 @@ def first(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     return lambda slot: setattr(loaded, "slot", slot)
 
 
-def test_limit_admits_that_many_holders_and_no_more(redlock: FakeRedlock) -> None:
-    leases = [redlock.acquire("r", limit=3) for _ in range(3)]
-    assert {lease.resource for lease in leases} == {"r"}
-    assert {lease.resources for lease in leases} == {(slot,) for slot in SLOTS}
-    with pytest.raises(ResourceHeld, match=r"^r has all of its 3 holders; one is pid "):
-        redlock.acquire("r", limit=3)
-    assert redlock.try_acquire("r", limit=3) is None
-    redlock.release(leases[1])
-    assert redlock.acquire("r", limit=3).resources == leases[1].resources
-    assert redlock.try_acquire("r", limit=3) is None
-
-
 def test_acquire_with_room_in_a_limit_costs_one_round(
     redlock: FakeRedlock, first: Callable[[int], None]
 ) -> None:
@@ -69,27 +57,6 @@ def test_acquire_finds_the_free_slot_with_one_look_if_its_first_is_taken(
     assert redlock.driver.rounds == ["acquire", "peek"]
 
 
-def test_lock_without_a_limit_takes_one_of_the_slots(redlock: FakeRedlock) -> None:
-    """Thus the holders never exceed the largest limit while a limit is being changed."""
-    alone = redlock.acquire("r")
-    leases = [redlock.acquire("r", limit=2)]
-    leases += [redlock.acquire("r", limit=3)]
-    assert redlock.try_acquire("r", limit=3) is redlock.try_acquire("r") is None
-    redlock.release(alone)
-    assert redlock.acquire("r", limit=2).resources == ("r",)
-
-
-def test_slot_with_a_split_vote_is_not_taken_for_free(redlock: FakeRedlock) -> None:
-    redlock.acquire("r", limit=2)
-    (other,) = {"r", "r#slot2"} - {name for name in SLOTS if not redlock.free(name)}
-    for index in (0, 1, 2):
-        redlock.fakes[index].held[other] = (f"|host|{index}||0||0|x", redlock.clock() + 3.0)
-    with pytest.raises(ResourceHeld) as refusal:
-        redlock.acquire("r", limit=2)
-    assert refusal.value.holder is not None
-    assert refusal.value.holder.nodes == 1  # a waiter tries again soon
-
-
 def test_loser_of_the_last_free_slot_learns_the_holder(
     redlock: FakeRedlock, first: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,14 +72,6 @@ def test_loser_of_the_last_free_slot_learns_the_holder(
     monkeypatch.setattr(redlock.client, "peek", look)
     with pytest.raises(ResourceHeld, match="one is pid 7 on winner"):
         redlock.acquire("r", limit=2)
-
-
-def test_acquire_with_a_limit_and_without_a_quorum_is_unavailable(redlock: FakeRedlock) -> None:
-    redlock.driver.dead = {0, 1, 2}
-    with pytest.raises(QuorumUnavailable):
-        redlock.acquire("r", limit=3)
-    with pytest.raises(QuorumUnavailable):
-        redlock.holders("r", limit=3)
 
 
 def test_holders_of_all_slots_are_returned(redlock: FakeRedlock) -> None:
@@ -263,20 +222,6 @@ def test_holders_can_be_asked_for_one_resource_at_a_time(redlock: FakeRedlock) -
 
 
 # -- Several limits of one name
-
-
-def test_holders_never_exceed_the_largest_limit_in_use(redlock: FakeRedlock) -> None:
-    """A holder with a smaller limit takes one of its own slots.
-
-    Holders of higher slots do not count for it.
-    """
-    five = [redlock.acquire("r", limit=5) for _ in range(5)]
-    assert redlock.try_acquire("r", limit=5) is redlock.try_acquire("r", limit=3) is None
-    by_slot = sorted(five, key=lambda one: one.resources)
-    redlock.release(by_slot[4])
-    assert redlock.try_acquire("r", limit=3) is None
-    redlock.release(by_slot[2])
-    assert redlock.acquire("r", limit=3).resources == by_slot[2].resources
 
 
 def ask(redlock: FakeRedlock, name: str, limit: int, wide: int) -> Lease | None:

@@ -83,15 +83,6 @@ def test_queue_without_waiters_on_the_nodes_is_listed_for_parked_tasks() -> None
     line.data()
 
 
-def test_nonsense_in_reports_of_workers_counts_nothing() -> None:
-    odd: list[Any] = [
-        *("x", 7, {"resource": "r", "waited": "long", "where": "parked"}),
-        *({"resource": ["r"], "waited": 1.0, "where": "parked"}, {"waited": 1.0}),
-        {"resource": "r", "waited": float("inf"), "where": "parked"},
-    ]
-    assert Parked.of([{"waits": odd, "queued": 7}, {"waits": 7, "queued": [["r"]]}, {}]) == Parked()
-
-
 def test_task_that_waits_for_several_keys_counts_at_each() -> None:
     """On the page as well, which reads the workers' answers by itself."""
     both = ["order:1", "order:2"]

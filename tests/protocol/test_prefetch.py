@@ -69,18 +69,6 @@ def prefetch(consumer: Consumer) -> Prefetch:
     return prefetch
 
 
-def test_broker_gets_the_sum_of_celerys_window_and_parked_deliveries(
-    consumer: Consumer, prefetch: Prefetch
-) -> None:
-    prefetch.widen(5)
-    assert consumer.loop() == 13
-    assert consumer.qos.value == 8, "Celery's own count is Celery's own"
-    consumer.qos.increment_eventually(2)
-    assert consumer.loop() == 15
-    prefetch.widen(0)
-    assert consumer.loop() == 10
-
-
 @pytest.mark.parametrize("blocks", [True, False])
 def test_blocking_worker_loop_returns_soon_to_look_at_its_window(
     consumer: Consumer, blocks: bool
@@ -105,14 +93,6 @@ def test_broker_is_seldom_sent_a_new_window_while_many_are_parked(
     assert len(consumer.told) < 160
 
 
-def test_unchanged_prefetch_window_is_not_sent(consumer: Consumer, prefetch: Prefetch) -> None:
-    prefetch.widen(5)
-    consumer.loop()
-    prefetch.widen(5)
-    consumer.loop()
-    assert consumer.told == [13]
-
-
 def test_celery_may_set_its_prefetch_count_anew(consumer: Consumer, prefetch: Prefetch) -> None:
     """Celery sets it after a reconnect, when it restores the window step by step."""
     prefetch.widen(20)
@@ -125,26 +105,6 @@ def test_celery_may_set_its_prefetch_count_anew(consumer: Consumer, prefetch: Pr
     consumer.qos.value = 8
     consumer.qos.set(8)
     assert consumer.told[-1] == 8, "it has not shrunk for good"
-
-
-def test_new_connection_has_the_window_that_celery_gives_it(
-    consumer: Consumer, prefetch: Prefetch
-) -> None:
-    prefetch.widen(20)
-    consumer.loop()
-    consumer.connect()
-    prefetch.connected()
-    assert consumer.qos.value == 8
-    prefetch.widen(3)
-    assert consumer.loop() == 11
-
-
-def test_prefetch_window_without_a_limit_stays_without() -> None:
-    consumer = Consumer(window=0)
-    prefetch = Prefetch(consumer)
-    prefetch.connected()
-    prefetch.widen(3)
-    assert consumer.loop() == 0
 
 
 def test_delivery_parked_while_the_broker_answers_is_added_to_the_window(

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 
-from celery_redlock.protocol import quorum, replies
+from celery_redlock.protocol import quorum
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ResourceHeld
 from celery_redlock.protocol.outcome import NOT_WAITED_FOR, refusal, silent
 from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.round import RENEWED, Round, Verb
-from celery_redlock.protocol.values import NodeVote, Vote
 from tests.support.steps import NOW, PATIENCE, TTL, claim, ended
 
 
@@ -93,14 +92,6 @@ def test_own_token_in_a_reply_counts_as_yes() -> None:
     assert round_.yes == 1
 
 
-def test_quorum_without_time_left_is_undone_everywhere() -> None:
-    mine, steps, _round = attempt("yyy", 3)
-    undoing = steps.send(NOW + TTL)
-    assert undoing.verb is Verb.UNDO
-    assert list(undoing.targets) == [0, 1, 2]
-    assert mine.granted_at is None
-
-
 def test_failed_attempt_is_undone_wherever_the_answer_was_not_no() -> None:
     mine, steps, round_ = attempt("ynsn.")
     round_.close("late")
@@ -126,16 +117,6 @@ def test_late_yes_does_not_change_a_decided_attempt() -> None:
     round_.answer(2, None, NOW + 1.0)
     assert (round_.yes, round_.no) == (0, 2)
     assert not mine.held(NOW + 1.0)
-
-
-def test_late_yes_improves_the_lease_it_belongs_to() -> None:
-    mine, steps, round_ = attempt("yy.", 3)
-    round_.close("not waited for")
-    ended(steps)
-    assert round_.votes[2] is None
-    round_.answer(2, None, NOW + 3.0)
-    assert mine.expiries[2] == NOW + TTL  # its own send time, however late it came
-    assert round_.votes[2] is None
 
 
 # -- Two failures that are never folded into one
@@ -193,15 +174,6 @@ def test_refused_extension_loses_the_lease_and_silence_does_not(
     assert mine.lost == lost
 
 
-def test_extension_that_sets_a_key_again_confirms_it_and_shows_amnesia() -> None:
-    mine = claim(3, granted=True)
-    round_ = extension(mine)
-    round_.answer(0, "2", NOW + 3.01)
-    assert round_.amnesiac == [mine]
-    assert mine.expiries[0] == NOW + 3.0 + TTL
-    assert mine.held(NOW + 3.02)
-
-
 def test_supervisor_renewal_waits_for_all_answers_and_extension_for_a_quorum() -> None:
     for verb, decided in ((Verb.EXTEND, True), (Verb.RENEW, False)):
         round_ = next(quorum.extend([claim(granted=True)], NOW + 1.0, PATIENCE, verb=verb))
@@ -229,23 +201,6 @@ def test_supervisor_renewal_is_lost_only_when_all_answers_are_in() -> None:
     assert held.expiries[0] < NOW
 
 
-def test_refused_renewal_of_a_claim_released_meanwhile_is_no_amnesia() -> None:
-    held = claim(granted=True)
-    round_ = next(quorum.extend([held], NOW + 1.0, PATIENCE, verb=Verb.RENEW))
-    round_.begin()
-    held.ended = True
-    round_.answer(0, "0", NOW + 1.01)
-    assert round_.amnesiac == []
-
-
-def test_extension_answered_after_the_old_deadline_revives_nothing() -> None:
-    mine = claim(3, granted=True)
-    round_ = extension(mine)
-    for node in range(3):
-        round_.answer(node, "2", NOW + TTL)
-    assert not mine.held(NOW + TTL)
-
-
 def test_leases_that_share_a_round_have_outcomes_of_their_own() -> None:
     leases = [claim(3, f"token {i}", granted=True) for i in range(3)]
     round_ = extension(*leases)
@@ -256,26 +211,6 @@ def test_leases_that_share_a_round_have_outcomes_of_their_own() -> None:
     assert round_.decided
     assert round_.confirmed() == leases[:2]
     assert [lease.held(NOW + 3.02) for lease in leases] == [True, True, False]
-
-
-def test_answer_for_another_number_of_leases_is_refused() -> None:
-    round_ = extension(claim(3, granted=True))
-    with pytest.raises(ValueError):
-        round_.answer(0, "11", NOW + 3.01)
-
-
-def test_claim_released_meanwhile_is_left_out_of_an_extension() -> None:
-    kept, gone = claim(3, "kept", granted=True), claim(3, "gone", granted=True)
-    round_, nothing = extension(kept, gone), extension(gone)
-    gone.ended = True
-    round_.begin()
-    assert round_.claims == [kept]
-    for node in (0, 1):
-        round_.answer(node, "1", NOW + 3.01)
-    assert round_.confirmed() == [kept]
-    nothing.begin()
-    assert list(nothing.targets) == []
-    assert nothing.decided and nothing.confirmed() == []
 
 
 # -- Release
@@ -300,10 +235,6 @@ def test_release_returns_true_if_the_lease_was_held_to_the_end(
     assert vote(round_, votes).decided
     assert ended(steps).held is held
     assert not mine.held(NOW + 1.0)
-
-
-def test_release_reply_of_a_node_is_read_as_a_count_from_two_on() -> None:
-    assert [replies.released([], said) for said in range(4)] == [False, True, 2, 3]
 
 
 # -- Peek, votes
@@ -342,13 +273,6 @@ def test_start_whose_window_began_too_early_is_renewed_once_or_given_up(
         assert not mine.held(now)
 
 
-def test_node_votes_once_in_a_round() -> None:
-    round_ = attempt("s", 3)[2]
-    round_.answer(0, None, NOW)
-    assert (round_.yes, round_.silent) == (0, 1)
-    assert round_.votes[0] is Vote.SILENT
-
-
 def test_closing_a_round_counts_late_nodes_as_silent_only_if_they_mattered() -> None:
     waiting = attempt("y..", 3)[2]
     assert waiting.close("late") == [1, 2]
@@ -360,11 +284,6 @@ def test_closing_a_round_counts_late_nodes_as_silent_only_if_they_mattered() -> 
 
 def test_silent_nodes_of_a_round_are_returned_with_the_reason() -> None:
     assert silent(attempt("ysn.y")[2]) == {1: "down", 3: NOT_WAITED_FOR}
-
-
-def test_vote_of_a_node_has_a_readable_text() -> None:
-    assert str(NodeVote("a:1", Vote.SILENT, "timeout")) == "a:1 silent (timeout)"
-    assert str(NodeVote("a:1", Vote.YES)) == "a:1 yes"
 
 
 def test_node_that_says_yes_to_all_lets_two_majorities_hold_at_once() -> None:

@@ -45,12 +45,6 @@ def start(redlock: FakeRedlock, text: str = "2/m") -> Start:
     return taken
 
 
-def test_start_under_a_rate_costs_one_round_and_its_end_none(redlock: FakeRedlock) -> None:
-    taken = start(redlock)
-    assert not taken.release()
-    assert redlock.driver.rounds == ["acquire"]
-
-
 def test_rate_refuses_further_starts_until_the_window_is_over(redlock: FakeRedlock) -> None:
     for _ in range(2):
         start(redlock).release()
@@ -69,13 +63,6 @@ def test_start_under_a_rate_is_no_lock_of_the_same_name(redlock: FakeRedlock) ->
     assert current_lease() is taken
     assert (taken.lost, taken.fencing_token) == (False, None)
     taken.release()
-
-
-def test_nested_starts_of_a_key_are_one(redlock: FakeRedlock) -> None:
-    one, other = (Start(redlock, "r", rate_of("1/m"), wait=0.0, owner=None) for _ in range(2))
-    with one as outer, other as inner:
-        assert inner is outer
-    assert redlock.driver.rounds == ["acquire"]
 
 
 def test_rate_of_several_keys_is_refused() -> None:

@@ -78,17 +78,6 @@ def trusted_at(guard: RestartGuard, memory: Memory) -> float:
     return high
 
 
-def test_info_of_a_node_is_read() -> None:
-    assert (FRESH.run_id, FRESH.uptime, FRESH.role, FRESH.eviction) == (
-        *("abc", 5.0, "master"),
-        "noeviction",
-    )
-    assert not FRESH.cluster and not FRESH.history and not FRESH.appends and not FRESH.misfit
-    other = INFO.replace("aof_enabled:0", "aof_enabled:1").replace("enabled:0", "enabled:1")
-    facts = NodeInfo.of(other)
-    assert facts.cluster and facts.appends
-
-
 def test_server_whose_clock_was_set_back_counts_as_just_started(guard: RestartGuard) -> None:
     """Its uptime is reported, as negative; without an uptime it would vote at once."""
     facts = NodeInfo.of("run_id:a\r\nuptime_in_seconds:-7200\r\n")
@@ -145,13 +134,6 @@ def test_node_with_a_changed_replication_id_may_have_been_promoted_an_hour_ago(
     again = replace(memory.facts, replication="c" * 40)
     guard.meet(0, again, NOW + 2, NOW + 2)
     assert memory.began == NOW + 2 - 3600
-
-
-def test_server_met_again_is_no_restart(guard: RestartGuard) -> None:
-    memory = guard.meet(0, FRESH, NOW, NOW)
-    assert guard.meet(0, replace(FRESH, uptime=6.0), NOW + 2, NOW + 2) is memory
-    again = guard.meet(0, replace(FRESH, run_id="new", uptime=0.0), NOW + 9, NOW + 9)
-    assert again.began == NOW + 9 and again.what == "started"
 
 
 @pytest.mark.parametrize("before", [102.0, 100.9, 99.1])
@@ -279,22 +261,6 @@ def test_another_server_at_an_address_may_have_forgotten_all_locks(guard: Restar
     )
 
 
-def test_restart_is_judged_by_the_last_answer_and_not_by_the_first(guard: RestartGuard) -> None:
-    """The connection is old, and the other server was started behind it: no restart."""
-    old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
-    guard.heard(0, old, NOW + 1000)
-    other = replace(FRESH, run_id="other", uptime=500.0)
-    assert guard.meet(0, other, NOW + 1001, NOW + 1001).began == NOW + 1001
-
-
-def test_server_that_was_swapped_out_is_a_stranger_when_it_is_back(guard: RestartGuard) -> None:
-    one, two = replace(FRESH, uptime=1e6), replace(FRESH, run_id="other", uptime=1e6)
-    assert guard.meet(0, one, NOW, NOW).began < NOW - 1000
-    assert guard.meet(0, two, NOW + 10, NOW + 10).began == NOW + 10
-    assert guard.meet(0, one, NOW + 50, NOW + 50).began == NOW + 50
-    assert guard.meet(0, two, NOW + 90, NOW + 90).began == NOW + 90
-
-
 def test_new_server_is_distrusted_from_the_last_answer_of_the_old_one(guard: RestartGuard) -> None:
     """Locks granted over the old connection are unknown to the new one of the same process."""
     old = guard.meet(0, replace(FRESH, uptime=1e6), NOW, NOW)
@@ -376,12 +342,6 @@ def test_node_with_a_new_replication_history_was_a_replica(guard: RestartGuard) 
     assert guard.doubt(guard.meet(0, other, NOW + 5, NOW + 5), NOW + 5)
 
 
-def test_restart_guard_off_trusts_every_node(said: list[str]) -> None:
-    guard = RestartGuard(False, TTL, said.append)
-    for facts in (FRESH, replace(FRESH, history="f" * 40)):
-        assert not guard.doubt(guard.meet(0, facts, NOW, NOW), NOW)
-
-
 def test_node_that_denies_info_has_no_guard_and_is_logged_once(
     guard: RestartGuard, said: list[str]
 ) -> None:
@@ -407,10 +367,7 @@ def test_restarted_node_is_logged_once_a_run(guard: RestartGuard, said: list[str
     assert len(said) == 2
 
 
-def test_replica_or_cluster_node_is_no_node() -> None:
-    replica = replace(FRESH, role="slave", master="10.0.0.9:6379")
-    assert "a replica (READONLY) of 10.0.0.9:6379" in replica.misfit
-    assert "Redis Cluster" in replace(FRESH, cluster=True).misfit
+# -- What a vote under doubt is worth
 
 
 def test_server_under_two_addresses_is_found_by_run_id_or_nonce(guard: RestartGuard) -> None:
@@ -420,9 +377,6 @@ def test_server_under_two_addresses_is_found_by_run_id_or_nonce(guard: RestartGu
     assert guard.twin(1, [NodeInfo(), NodeInfo(), None]) is None  # they say nothing
     assert guard.twin(1, [NodeInfo(), NodeInfo(twin=0)]) == 0  # a nonce says it
     assert guard.twin(0, [None, FRESH]) is None
-
-
-# -- What a vote under doubt is worth
 
 
 def ballot(verb: Verb, granted: bool = False) -> tuple[Round, Claim]:
@@ -446,17 +400,6 @@ def test_vote_of_a_restarted_node_is_silence_and_counts_for_no_lease(reply: str 
     assert not claim.grant(1.2)
 
 
-def test_late_yes_of_a_restarted_node_is_silence() -> None:
-    round_, claim = ballot(Verb.ACQUIRE)
-    for node in (0, 1):
-        round_.answer(node, None, 1.1)
-    assert claim.grant(1.1)
-    round_.close("decided")
-    before = list(claim.expiries)
-    round_.answer(2, None, 1.2, "started 1 s ago")
-    assert claim.expiries == before
-
-
 def test_holder_named_by_a_restarted_node_counts_and_free_does_not() -> None:
     round_, _claim = ballot(Verb.PEEK)
     round_.answer(0, ("another", 3.0), 1.1, "started 1 s ago")
@@ -472,14 +415,6 @@ def test_extension_on_a_restarted_node_counts_for_a_held_lease(outcome: str) -> 
     round_.answer(2, outcome, 1.1, "started 1 s ago")
     assert round_.confirmed() == [claim]
     assert claim.deadline == pytest.approx(11.0 - drift(10.0))
-
-
-def test_extension_on_a_restarted_node_after_the_deadline_counts_for_nothing() -> None:
-    round_, claim = ballot(Verb.EXTEND, granted=True)
-    late = claim.deadline + 0.01
-    round_.answer(0, "1", late)
-    round_.answer(2, "1", late, "started 1 s ago")
-    assert not claim.held(late) and claim.lost == "expired"
 
 
 @pytest.mark.parametrize(

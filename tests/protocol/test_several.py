@@ -30,24 +30,6 @@ def test_order_and_repetition_of_keys_make_no_other_lock(redlock: FakeRedlock) -
     assert redlock.tokens("a") != {None}
 
 
-def test_held_key_keeps_out_of_all_keys_of_a_lock(redlock: FakeRedlock) -> None:
-    theirs = redlock.acquire("account:2")
-    with pytest.raises(ResourceHeld, match=r"account:1 \+ account:2: account:2 is held by") as it:
-        redlock.acquire(NAMES)
-    assert it.value.conflicting == ("account:2",)
-    assert it.value.holder is not None and it.value.holder.resource == "account:2"
-    assert redlock.free("account:1")
-    redlock.release(theirs)
-    lease = redlock.try_acquire(NAMES)
-    assert lease is not None
-    assert redlock.try_acquire("account:1") is None
-    assert redlock.release(lease)
-
-
-def test_locks_without_a_common_key_are_independent(redlock: FakeRedlock) -> None:
-    assert redlock.try_acquire(["a", "b"]) and redlock.try_acquire(["c", "d"])
-
-
 def test_several_keys_are_all_extended_or_the_lease_is_lost(redlock: FakeRedlock) -> None:
     lease = redlock.acquire(NAMES)
     redlock.clock.advance(5.0)
@@ -89,14 +71,6 @@ def test_fencing_token_for_several_keys_is_refused(redlock: FakeRedlock) -> None
 
 
 # -- Nested
-
-
-def test_nested_block_on_one_of_several_keys_shares_the_lock(redlock: FakeRedlock) -> None:
-    with redlock.lock(NAMES) as outer:
-        with redlock.lock("account:1") as inner, redlock.lock(NAMES) as innermost:
-            assert inner is outer and innermost is outer
-        assert redlock.driver.rounds == ["acquire"]
-        assert not outer.lost
 
 
 def test_nested_block_on_several_keys_shares_the_held_and_takes_the_rest(
@@ -141,14 +115,6 @@ def test_lock_that_shares_an_outer_one_ends_with_it(redlock: FakeRedlock) -> Non
         assert redlock.release(inner.lease)  # what it has taken itself is held
 
 
-def test_keys_taken_beside_a_shared_lock_can_be_lost_alone(redlock: FakeRedlock) -> None:
-    with redlock.lock("account:1", ttl=9.0) as outer, redlock.lock(NAMES, ttl=5.0) as inner:
-        redlock.clock.advance(5.0)
-        assert inner.lost and not outer.lost
-        with pytest.raises(LeaseLost, match=r"account:1 \+ account:2: the lease is over"):
-            inner.ensure()
-
-
 def test_nested_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(
     redlock: FakeRedlock,
 ) -> None:
@@ -162,14 +128,3 @@ def test_nested_block_that_cannot_have_the_rest_leaves_the_outer_one_alone(
     redlock.release(theirs)
     with lock as held:  # and now all of them
         assert redlock.tokens("account:1") == redlock.tokens("account:2") == {held.token}
-
-
-def test_lock_entered_three_times_is_freed_by_the_outermost_block(redlock: FakeRedlock) -> None:
-    lock = redlock.lock(NAMES)
-    with lock:
-        with lock:
-            with lock:
-                pass
-            assert not redlock.free("account:1")
-        assert not redlock.free("account:1")
-    assert redlock.free("account:1")

@@ -14,10 +14,9 @@ from typing import Any
 import pytest
 
 from celery_redlock.keepalive import shared_table
-from celery_redlock.keepalive.shared_table import MAX_NODES, SLOTS, LeaseRecord, SharedLeaseTable
+from celery_redlock.keepalive.shared_table import SLOTS, LeaseRecord, SharedLeaseTable
 from celery_redlock.protocol.claim import Claim
 from celery_redlock.protocol.errors import ConfigurationError
-from celery_redlock.protocol.lease import NEVER, drift
 from celery_redlock.protocol.names import checked_names
 
 NODES = 3
@@ -76,14 +75,6 @@ def test_lease_record_of_a_granted_claim_has_the_expiry_on_each_node(
     claim.acknowledged(1, 105.0, 105.0)
     table.renewed(claim)
     assert list(notes(table)[0].expiries) == [110.0, 115.0, 110.0]
-
-
-def test_lease_table_records_nothing_if_no_supervisor_reads(table: SharedLeaseTable) -> None:
-    table.read = False
-    claim = posted(table)
-    assert notes(table) == [] and claim.kept is None
-    table.granted(claim, math.inf)
-    table.unregister(claim)
 
 
 def test_process_may_be_killed_only_if_its_lease_record_sets_a_patience(
@@ -215,17 +206,6 @@ def test_holder_killed_while_it_writes_leaves_no_wrong_lease_record(
     assert notes(table) == []
 
 
-def test_expiry_confirmed_to_the_supervisor_reaches_the_holder(table: SharedLeaseTable) -> None:
-    claim = granted(table)
-    (note,) = notes(table)
-    assert list(note.kept) == []
-    table.extended(note, [150.0, 150.0, NEVER])
-    assert list(notes(table)[0].kept) == [150.0, 150.0, NEVER]
-    assert claim.held(149.0 - drift(10.0))
-    assert not claim.held(150.0)
-    assert claim.lost == "expired"
-
-
 def test_expiry_kept_for_a_claim_is_not_taken_for_its_successor(table: SharedLeaseTable) -> None:
     """The keeper may be stopped between reading a record and writing to it."""
     first = granted(table)
@@ -280,25 +260,6 @@ def test_block_of_a_dead_process_is_reused_by_the_next(table: SharedLeaseTable) 
     table.forked()
     posted(table, "next")
     assert [b for b, _pid in table.blocks()] == [block]
-
-
-def test_child_process_records_leases_in_a_block_of_its_own(table: SharedLeaseTable) -> None:
-    granted(table, resource="parent")
-    child = os.fork()
-    if child == 0:
-        try:
-            table.forked()
-            granted(table, resource="child")
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    by_pid = {pid: [n.resource for n in table.records(block)] for block, pid in table.blocks()}
-    assert by_pid == {os.getpid(): ["parent"], child: ["child"]}
-
-
-def test_lease_table_for_too_many_nodes_is_refused() -> None:
-    with pytest.raises(ValueError, match=f"room for {MAX_NODES} nodes, not 17"):
-        SharedLeaseTable(17)
 
 
 @pytest.mark.parametrize(

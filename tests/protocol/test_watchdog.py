@@ -41,13 +41,6 @@ def schedule(claim: Claim) -> Schedule:
     return schedule
 
 
-def test_lease_is_due_for_extension_after_a_third_of_its_ttl(schedule: Schedule) -> None:
-    assert schedule.wakes == NOW + TTL / 3
-    assert schedule.take(NOW + 2.0) == []
-    assert len(schedule.take(NOW + 3.0)) == 1
-    assert schedule.wakes == float("inf")
-
-
 def test_confirmed_lease_is_due_again_after_a_third_and_an_unconfirmed_after_a_tenth(
     schedule: Schedule, claim: Claim
 ) -> None:
@@ -70,12 +63,6 @@ def test_leases_that_are_nearly_due_are_extended_together() -> None:
     for number in range(3):
         schedule.add(watched(held(str(number), NOW + number * 0.4)), NOW + number * 0.4)
     assert [w.claim.token for w in schedule.take(NOW + 3.0)] == ["0", "1"]
-
-
-def test_dropped_lease_is_extended_no_more(schedule: Schedule, claim: Claim) -> None:
-    schedule.drop(claim)
-    assert schedule.wakes == float("inf")
-    assert schedule.take(NOW + 100.0) == []
 
 
 def test_lease_is_lost_once_it_is_older_than_its_max_lifetime() -> None:
@@ -159,19 +146,6 @@ def test_loss_is_reported_before_a_round_of_other_leases_is_waited_for() -> None
     thread.lasts = 0.25
     thread.turn(old.deadline)
     assert thread.events == ["lost old", "extends young"]
-
-
-def test_failing_loss_callback_of_one_holder_does_not_silence_another(caplog: Log) -> None:
-    thread = Thread()
-
-    def fail(claim: Claim) -> None:
-        raise RuntimeError("a bug in a callback")
-
-    thread.dog.watch(held("first"), fail)
-    thread.watch(held("second"))
-    thread.turn(NOW + TTL)
-    assert thread.events == ["lost second"]
-    assert "a bug in a callback" in caplog.text
 
 
 def test_body_is_looked_at_when_it_asks_and_while_its_lease_is_held(caplog: Log) -> None:

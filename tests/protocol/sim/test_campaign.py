@@ -15,7 +15,7 @@ import pytest
 
 from tests.protocol.sim.campaign import corpus, hunt
 from tests.protocol.sim.mutants import MUTANTS, planted
-from tests.protocol.sim.runner import Result, ddmin, play, run, shrink
+from tests.protocol.sim.runner import Result, play, run, shrink
 from tests.protocol.sim.swarm import CHANGED, LIMITS, SEVERAL, SHARED
 from tests.protocol.sim.world.plan import Fault, Knobs
 
@@ -122,20 +122,6 @@ def test_seed_gives_the_same_run_in_every_process() -> None:
     assert len(set(digests)) == 20
 
 
-def test_ddmin_keeps_only_the_faults_that_matter() -> None:
-    faults = [Fault("cut", float(i)) for i in range(12)]
-    needed = {3.0, 8.0}
-    tried = []
-
-    def fails(some: list[Fault]) -> bool:
-        tried.append(some)
-        return needed <= {fault.at for fault in some}
-
-    assert {fault.at for fault in ddmin(faults, fails)} == needed
-    assert len(tried) < 60
-    assert ddmin(faults, lambda some: True) == []
-
-
 def test_failure_is_shrunk_and_shows_its_events() -> None:
     mutant = MUTANTS["immediate-restart"]
     failure = run(mutant.seed, twist=mutant.twist)
@@ -147,15 +133,3 @@ def test_failure_is_shrunk_and_shows_its_events() -> None:
     shown = str(small)
     assert f"seed {mutant.seed}: I1" in shown
     assert "Knobs(" in shown and "Fault(kind='crash'" in shown and "granted" in shown
-
-
-def test_simulator_command_replays_a_seed_and_shrinks_a_failure(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    from tests.protocol.sim import campaign
-
-    assert campaign.replay(3, None) == 0
-    assert "nothing wrong" in capsys.readouterr().out
-    assert campaign.replay(107, "immediate-restart") == 1
-    out = capsys.readouterr().out
-    assert "shrunk from" in out and "fault Fault(kind='crash'" in out
