@@ -165,10 +165,26 @@ def test_expired_zookeeper_session_loses_all_its_locks_and_says_so(
         with other.lock("gone"):
             pass
         held.ensure()
-    ids = [getattr(record, "event", "") for record in caplog.records]
-    assert "session_lost" in ids
+    (record,) = (one for one in caplog.records if getattr(one, "event", "") == "session_lost")
+    assert record.levelname == "ERROR" and "all 2 locks" in record.getMessage()
     with mine.lock("gone"):  # in a new session
         pass
+
+
+def test_expired_zookeeper_session_of_an_idle_process_is_no_error(over: Locks, caplog: Log) -> None:
+    caplog.set_level("INFO", "celery_redlock")
+    mine = over()
+    mine.release(mine.acquire("idle"))
+
+    def ends() -> Any:
+        records = (one for one in caplog.records if getattr(one, "event", "") == "session_lost")
+        return next(records, None)
+
+    expire(mine)
+    record = wait_until(ends, 10.0, "its end is logged")
+    assert record.levelname == "INFO" and "no lock was taken in it" in record.getMessage()
+    assert not [one for one in caplog.records if one.levelname == "ERROR"]
+    mine.release(mine.acquire("idle", wait=5.0))  # in a new session
 
 
 def test_holder_of_a_silent_zookeeper_stops_before_the_session_can_end(

@@ -297,9 +297,12 @@ class Session(Store):
             )
         elif state == KazooState.LOST:
             self._over = True
-            logger.error(
-                "node %s: the session is over, and with it all %d locks that were taken in it",
-                *(name, own),
+            logger.log(  # an idle process has lost nothing: it goes on in a new session
+                logging.ERROR if own else logging.INFO,
+                "node %s: the session is over, and with it all %d locks that were taken in it"
+                if own
+                else "node %s: the session is over; no lock was taken in it",
+                *((name, own) if own else (name,)),
                 extra=event("session_lost"),
             )
         elif self._freed >= 0:
