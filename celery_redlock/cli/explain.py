@@ -12,7 +12,7 @@ import click
 
 from ..protocol.errors import QuorumUnavailable
 from ..protocol.texts import are_needed, of_nodes
-from ..protocol.values import NodeVote, Vote, quorum_of
+from ..protocol.values import NodeVote, Owner, Vote, quorum_of
 from .context import NO_QUORUM, PROBLEM, Site, on_site, table, timeout_option
 from .formatting import entry_lines, lines, start_lines, wait_lines, without_quorum
 
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
+WITH_A_WORKER = ("run", "parked", "again", "wait", "unlocked")
+"""Outcomes that need a worker, which may not be there."""
 MAX_TASKS = 10
 """Most task names to list if none resembles the name asked for."""
 
@@ -113,6 +115,7 @@ def _explain(
     waits: list[dict[str, Any]] = []
     refusal: QuorumUnavailable | None = None
     answering: list[str] = []
+    holds: Mapping[str, str] = {}
     is_free, unasked = True, ""
     if enabled(site.app.conf):
         try:
@@ -125,11 +128,17 @@ def _explain(
             refusal = error
         # Nor is it one if the node refuses to write; only a trial shows that.
         addresses, prefix = site.redlock.client.addresses, site.redlock.prefix
-        (waits, parked, unasked), probes = at_once(
+        (waits, parked, unasked, holds), probes = at_once(
             lambda: waiting(site.app, timeout), lambda: probe(addresses, prefix, timeout)
         )
-        refusal = refusal or _too_few(votes_of(probes, prefix), resources)
         answering = [one.name for one in probes if one.look.reachable]
+        answered = {look.name for survey in surveys for look in survey.looks if look.reachable}
+        # A node that was too slow only for the trial counts: it has just answered.
+        votes = [
+            NodeVote(vote.node, Vote.YES) if vote.node in answered.difference(answering) else vote
+            for vote in votes_of(probes, prefix)
+        ]
+        refusal = refusal or _too_few(votes, resources)
         waits = [wait for wait in waits if not set(resources).isdisjoint(waited_for(wait))]
         surveys = [count_parked(survey, parked) for survey in surveys]
     entries = [entry for survey in surveys for entry in survey.entries]
@@ -141,6 +150,8 @@ def _explain(
     published, run = verdict.verdicts(task, how, limits, entries, refusal, kept_out)
     if (pause := covering([*pauses], resources)) is not None:
         run = verdict.Verdict("paused", f"waits until that is over: {pause}")
+    elif unasked and run.outcome in WITH_A_WORKER:
+        run = run._replace(text=f"{run.text}; but {unasked.partition(':')[0]}")
     keys = [site.redlock.prefix + name for name in resources]
     pages = _pages(how, limits, pauses, refusal, run)
     data = {
@@ -170,7 +181,7 @@ def _explain(
     ]
     pace = how.pace
     said += without_quorum(refusal, answering) if refusal is not None else []
-    said += _state(surveys, refusal)
+    said += _state(surveys, refusal, None if unasked else holds)
     said += start_lines(entries, pace.starts, pace.text) if pace is not None else []
     said += [*wait_lines(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
     said += [f"see     {site.page(*page)}" for page in pages]
@@ -188,6 +199,7 @@ def _pages(
 ) -> list[tuple[str, str]]:
     """Return the pages of the documentation about what is explained, each with an anchor."""
     decided = run.outcome not in ("run", "parked", "paused", "none")
+    held = refusal is None and run.outcome in ("parked", "again", "wait") and how.rate is None
     found = {
         ("runbook", "no-quorum"): refusal is not None,
         ("pausing", ""): bool(pauses),
@@ -197,6 +209,7 @@ def _pages(
         ("rates", ""): how.rate is not None,
         ("uniqueness", ""): how.scope != "while_executing",
         ("hot-keys", ""): run.outcome == "parked",
+        ("runbook", "a-stuck-lock"): held,
         ("policies", "on_unavailable"): decided and refusal is not None,
         ("policies", "on_conflict"): decided and refusal is None,
     }
@@ -221,13 +234,27 @@ def _too_few(votes: Sequence[NodeVote], resources: Sequence[str]) -> QuorumUnava
     )
 
 
-def _state(surveys: Sequence[Survey], refusal: QuorumUnavailable | None) -> list[str]:
+def _state(
+    surveys: Sequence[Survey], refusal: QuorumUnavailable | None, holds: Mapping[str, str] | None
+) -> list[str]:
+    """Return lines about holders; `holds` has the worker of each that holds, None if not known."""
     said = []
     for survey in surveys:
         for entry in survey.entries:
             if entry.kind in ("lock", "reservation", "foreign"):
                 said += entry_lines(entry, survey)
+                if holds is not None and entry.kind == "lock" and entry.owner:
+                    said += _at_work(entry.owner, holds)
                 if entry.waiting:
                     said.append(f"  waiting for it: {entry.waiting}")
     counted = any(entry.kind == "start" for survey in surveys for entry in survey.entries)
     return said or ([] if counted or refusal else ["free: nobody holds or reserves it"])
+
+
+def _at_work(owner: Owner, holds: Mapping[str, str]) -> list[str]:
+    """Return a line on whether a worker is executing the body of a task that holds a lock."""
+    if not owner.task_id:
+        return []
+    if worker := holds.get(owner.task_id):
+        return [f"  its body is at work in {worker}"]
+    return ["  no worker that answered has this body: if its process is dead, the lock expires"]

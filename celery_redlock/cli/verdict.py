@@ -139,11 +139,14 @@ def _run(
         taken = [entry for entry in taken if entry not in readers]
     busy: list[Entry] = []
     slots: list[str] = []
+    whys: list[str] = []
     for name, limit in limits.items():
         of_it = [e for e in taken if e.resource == name]
         busy += of_it if len(of_it) >= limit else []
         of = f" of {name}" if len(limits) > 1 else ""
         slots += [f"{limit - len(of_it)} of {limit} slots{of} free"] if limit > 1 else []
+        if len(of_it) >= limit > 1:
+            whys.append(f"{len(of_it)} of {limit} slots{of} are held")
     if not busy and not kept_out:
         if readers:
             beside = f"beside the {len(readers)} that read"
@@ -153,12 +156,24 @@ def _run(
     outcome, text = _refused(how, ResourceHeld("held"), parked)
     if outcome == "replace" and readers:
         return Verdict("raise", "fails: readers hold the key, and it does not revoke all of them")
+    elif busy and outcome in ("parked", "again", "wait"):
+        text += f": {', '.join(whys) or _held_by(busy)}"
     if not busy:
         text += "; a writer waits, and goes before new readers"
     forever = [entry.key for entry in busy if entry.kind == "foreign" and entry.leaked]
     if forever:
         text = f"another program's {forever[0]} has no ttl, and is in its way forever; it {text}"
     return Verdict(outcome, text)
+
+
+def _held_by(busy: Sequence[Entry]) -> str:
+    """Return who holds a key, in words."""
+    if readers := [entry for entry in busy if entry.shared]:
+        return "a reader holds the key" if len(readers) == 1 else f"{len(readers)} readers hold it"
+    owner = busy[0].owner
+    if owner is None or not owner.task_id:
+        return "the key is held"
+    return printable(f"{owner.task} {owner.task_id} holds the key")
 
 
 def _refused(how: TaskOptions, refusal: NotAcquired, parked: bool) -> Verdict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..protocol.errors import ConfigurationError
 from ..protocol.texts import printable
@@ -11,7 +11,7 @@ from ..survey.waiting import Parked, valid_waits
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, some, unchecked, warning, wrong
 
-__all__ = ["ask", "connection_of", "examine_workers", "waiting"]
+__all__ = ["AtWork", "ask", "connection_of", "examine_workers", "waiting"]
 
 VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
@@ -54,13 +54,26 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
     return {name: dict(reply) for name, reply in good.items()}, ""
 
 
-def waiting(app: Any, timeout: float) -> tuple[list[dict[str, Any]], Parked, str]:
-    """Return the tasks that wait in an app's workers, the longest first; and the parked ones.
+class AtWork(NamedTuple):
+    """The reports of an app's workers about locks.
 
-    The third value is the reason if they are not known; empty if they are.
+    Attributes:
+        waits: The tasks that wait, the longest first.
+        parked: The parked ones among them.
+        unasked: The reason if they are not known; empty if they are.
+        holds: The worker whose body holds a lock, by the task's id.
     """
+
+    waits: list[dict[str, Any]]
+    parked: Parked
+    unasked: str
+    holds: Mapping[str, str] = {}
+
+
+def waiting(app: Any, timeout: float) -> AtWork:
+    """Return which tasks wait in an app's workers, and which hold a lock there."""
     if app is None:
-        return [], Parked(), NO_APP
+        return AtWork([], Parked(), NO_APP)
     replies, unasked = ask(app, timeout)
     if not replies and not unasked:
         unasked = f"no worker answered within {timeout:g} s: parked tasks are not counted"
@@ -70,7 +83,13 @@ def waiting(app: Any, timeout: float) -> tuple[list[dict[str, Any]], Parked, str
         for wait in valid_waits(reply)
     ]
     waits.sort(key=lambda wait: -float(wait["waited"]))
-    return waits, Parked.of(replies.values()), unasked
+    holds: dict[str, str] = {}
+    for worker, reply in replies.items():
+        said = reply.get("holds")
+        for hold in said if isinstance(said, list) else ():
+            if isinstance(hold, Mapping) and isinstance(hold.get("task_id"), str):
+                holds[hold["task_id"]] = worker
+    return AtWork(waits, Parked.of(replies.values()), unasked, holds)
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:

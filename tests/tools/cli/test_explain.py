@@ -23,7 +23,7 @@ from celery_redlock.messages.reservation import abandon, claim_for, take
 from celery_redlock.protocol.rate import rate_of
 from celery_redlock.protocol.values import Owner
 from celery_redlock.server import LocalServer, start_servers
-from tests.support.names import Servers
+from tests.support.names import Patch, Servers
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -92,7 +92,7 @@ def redlock(app: Celery) -> Redlock:
 
 
 def call(app: Celery, *arguments: str) -> Any:
-    given = ["explain", *arguments, "--timeout", "0.2"]
+    given = ["explain", *arguments, "--timeout", "0.5"]
     return CliRunner().invoke(group, given, obj=Site(app=app))
 
 
@@ -183,7 +183,7 @@ def test_explain_hides_unread_options_except_from_programs(
 @pytest.mark.parametrize(
     ("name", "outcome", "words"),
     [
-        ("charge", "parked", "waits without a pool slot"),
+        ("charge", "parked", "as that takes: shop.other t-1 holds the key"),
         ("both", "parked", "waits without a pool slot"),
         ("on_skip", "skip", "is skipped"),
         ("on_raise", "raise", "fails: the key is held"),
@@ -215,6 +215,30 @@ def test_explain_says_what_a_call_would_do_and_who_holds_the_lock(
     assert not re.search(r"^ +127\.", text, re.M)  # they all say the same
 
 
+@pytest.mark.parametrize(
+    ("replies", "line"),
+    [
+        ({"w1@h": {"holds": [{"task_id": "t-1"}, 7]}}, "  its body is at work in w1@h"),
+        ({"w1@h": {"holds": []}}, "  no worker that answered has this body: if its process is"),
+        ({}, "body    waits without a pool slot (parked), for as long as that takes: shop.other"),
+    ],
+    ids=["alive", "dead", "no worker"],
+)
+def test_explain_says_whether_a_worker_has_the_body_that_holds_the_key(
+    app: Celery, redlock: Redlock, replies: Any, line: str, monkeypatch: Patch
+) -> None:
+    why = "" if replies else "no worker answered within 1 s"
+    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: (replies, why))
+    with redlock.lock("order:17", owner=Owner("host", 42, task_id="t-1", task="shop.other")):
+        said = call(app, "shop.charge", "[17]").output
+    assert [one for one in said.splitlines() if one.startswith(line)], said
+    assert ("; but no worker answered within 1 s" in said) == (not replies)
+    assert "docs/runbook.md#a-stuck-lock" in said
+    said = call(app, "shop.charge", "[18]").output  # a free key
+    end = "" if replies else "; but no worker answered within 1 s"
+    assert f"body    runs as soon as it is delivered: the key is free{end}\n" in said
+
+
 def test_explain_does_not_promise_parking_that_is_switched_off(
     nodes: Servers, redlock: Redlock
 ) -> None:
@@ -233,6 +257,7 @@ def test_explain_counts_free_slots_of_a_limit(app: Celery, redlock: Redlock) -> 
             second = told(app, "shop.few", "[1]")
     assert (first["run"]["outcome"], second["run"]["outcome"]) == ("run", "parked")
     assert "1 of 2 slots free" in first["run"]["text"]
+    assert "as that takes: 2 of 2 slots are held" in second["run"]["text"]
 
 
 def test_explain_counts_starts_of_a_rate_and_when_the_next_may_start(
@@ -374,11 +399,11 @@ def test_explain_with_locks_disabled_asks_no_node(nodes: Servers) -> None:
 
 def test_explain_names_the_pages_of_what_it_explains(app: Celery, redlock: Redlock) -> None:
     keys, hot, scope = "docs/keys.md", "docs/hot-keys.md", "docs/uniqueness.md"
-    limits = "docs/keys.md#a-limit"
+    limits, stuck = "docs/keys.md#a-limit", "docs/runbook.md#a-stuck-lock"
     policies = "docs/policies.md#on_conflict"
     expected = {
-        **{"charge": [keys, hot], "on_skip": [keys, policies], "few": [keys, limits]},
-        **{"paced": [keys, "docs/rates.md"], "dup_skip": [keys, scope, hot]},
+        **{"charge": [keys, hot, stuck], "on_skip": [keys, policies], "few": [keys, limits]},
+        **{"paced": [keys, "docs/rates.md"], "dup_skip": [keys, scope, hot, stuck]},
     }
     with redlock.lock("order:17"):
         for task, pages in expected.items():

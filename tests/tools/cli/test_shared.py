@@ -162,7 +162,8 @@ def test_explain_tells_a_reader_from_a_writer(app: Celery) -> None:
     redlock = all_connected(Redlock.from_app(app))
     lease = redlock.acquire("db:7", shared=True)
     text = "runs as soon as it is delivered, beside the 1 that read"
-    assert explained(app, "shop.read") == {"outcome": "run", "text": text}
+    run = explained(app, "shop.read")
+    assert run["outcome"] == "run" and run["text"].startswith(text)
     assert explained(app, "shop.write")["outcome"] == "parked"
     assert explained(app, "shop.write_instead")["outcome"] == "raise"
     redlock.release(lease)
