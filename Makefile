@@ -33,7 +33,7 @@ help:
 	@echo "              rabbitmq or quorum, over STORE=redis, postgresql, etcd or forgetful (it loses"
 	@echo "              commits in a crash); MUTANT=name: with a bug planted, which must be found"
 	@echo "              (MUTANT=list names them); FAULTS_ARGS='--phase busy' chooses"
-	@echo "              STORE=zookeeper: processes that hold locks, without workers"
+	@echo "              STORE=zookeeper: processes that hold locks, and a small worker"
 	@echo "make faults-beat  the same for beats"
 	@echo "make faults-publish  the same for what is published: producers, workers and beats, on BROKER"
 	@echo "make endings  every ending of a task, measured: writes the tables of docs/endings.md"

@@ -16,15 +16,24 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
+from celery import Celery
+
 from celery_redlock.runtime.clock import monotonic
+from celery_redlock.server import LocalServer
+from tests.support.wait import wait_until
 from tests.support.zookeeper import LocalZooKeeper
 
 TTL = 5.0
 HOLDERS = 4
+EVERY_S = 0.3
+"""Seconds between two tasks for the worker."""
 HEALED_S = 6 * TTL
 """Seconds after a fault within which some key is granted again: a session lasts two ttls."""
 
@@ -51,28 +60,38 @@ class Campaign:
         self.servers = LocalZooKeeper(3, TTL)
         self.path = path
         self.faults: dict[str, int] = {}
+        self.broker = LocalServer()
         self._holders: dict[int, subprocess.Popen[bytes]] = {}
+        self._worker: subprocess.Popen[bytes] | None = None
         self._started = 0
+        self._over = threading.Event()
 
     def run(self, seconds: float) -> list[str]:
         """Run for so many seconds; return what was wrong."""
         wrong = []
-        with self.servers:
+        with self.servers, self.broker:
+            feeder = threading.Thread(target=self._feed)
             try:
                 for number in range(HOLDERS):
                     self._start(number)
+                self._start_worker()
+                feeder.start()
+                wait_until(lambda: [*self.path.glob("body-*.log")], 60.0, "tasks run")
                 end = time.monotonic() + seconds
                 while time.monotonic() < end:
                     time.sleep(self.choose.uniform(0.5, 2.0))
-                    name = self.choose.choice(("server", "servers", "session", "holder", "pause"))
+                    name = self.choose.choice(ACTS)
                     self.faults[name] = self.faults.get(name, 0) + 1
                     getattr(self, f"_{name}")()
                     if not self._granted_since(monotonic()):
                         wrong.append(f"nothing was granted within {HEALED_S:g} s after: {name}")
             finally:
+                self._over.set()
                 for holder in self._holders.values():
                     holder.kill()
                     holder.wait()
+                self._end_worker()
+                feeder.join()
         return wrong + judge(self.path)
 
     def _start(self, number: int) -> None:
@@ -81,6 +100,39 @@ class Campaign:
         path.touch()
         command = [sys.executable, "-m", "tests.campaign.worker.zookeeper_holder", self.servers.url]
         self._holders[number] = subprocess.Popen([*command, str(path), str(self._started)])
+
+    def _start_worker(self) -> None:
+        environment = {
+            **os.environ,
+            "CAMPAIGN_BROKER": self.broker.url,
+            "CAMPAIGN_NODES": self.servers.url,
+            "CAMPAIGN_LOGS": str(self.path),
+        }
+        module = "tests.campaign.worker.zookeeper_tasks"
+        command = [sys.executable, "-m", "celery", "-A", module, "worker", "-P", "prefork"]
+        with (self.path / "worker.out").open("ab") as log:
+            self._worker = subprocess.Popen(
+                [*command, "-c", "2"], env=environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def _end_worker(self) -> None:
+        if self._worker is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._worker.pid, signal.SIGKILL)
+            self._worker.wait()
+
+    def _feed(self) -> None:
+        """Send tasks, until the campaign is over."""
+        choose = random.Random()
+        with Celery(broker=self.broker.url, set_as_current=False) as app:
+            while not self._over.wait(EVERY_S):
+                arguments = choose.choice(("a", "b", "c")), choose.uniform(0.0, 1.0)
+                app.send_task("body", arguments, expires=10.0, ignore_result=True)
+
+    def _children(self) -> list[psutil.Process]:
+        assert self._worker is not None
+        return psutil.Process(self._worker.pid).children()
 
     def _granted_since(self, since: float) -> bool:
         until = time.monotonic() + HEALED_S
@@ -123,11 +175,28 @@ class Campaign:
         self._holders[number].wait()
         self._start(number)
 
+    def _child(self) -> None:
+        if children := self._children():
+            self.choose.choice(children).kill()
+
+    def _all_of_worker(self) -> None:
+        self._end_worker()
+        self._start_worker()
+
+    def _stop_child(self) -> None:
+        for child in self._children()[:1]:
+            child.suspend()
+            time.sleep(self.choose.uniform(0.5, 4 * TTL))
+            child.resume()
+
     def _pause(self) -> None:
         pid = self.choose.choice(list(self._holders.values())).pid
         os.kill(pid, signal.SIGSTOP)
         time.sleep(self.choose.uniform(0.5, 4 * TTL))
         os.kill(pid, signal.SIGCONT)
+
+
+ACTS = ("server", "servers", "session", "holder", "pause", "child", "all_of_worker", "stop_child")
 
 
 def judge(path: Path) -> list[str]:
@@ -176,7 +245,11 @@ def main() -> None:
         wrong = campaign.run(seconds)
         spans = spans_in(Path(directory), [])
         bodies = sum(map(len, spans.values()))
-        print(f"seed {seed}, {seconds:g} s: {bodies} bodies, faults {campaign.faults}")
+        tasks = sum(span.where.startswith("body") for some in spans.values() for span in some)
+        print(
+            f"seed {seed}, {seconds:g} s: {bodies} bodies, {tasks} of them of tasks, faults"
+            f" {campaign.faults}"
+        )
         print("\n".join(wrong) or "nothing is wrong")
         sys.exit(bool(wrong))
 

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from kazoo.client import KazooClient
 
-from celery_redlock import NotAcquired, Redlock
+from celery_redlock import HeldLease, NotAcquired, Redlock
 from celery_redlock.runtime.clock import monotonic
 
 LONGEST_S = 2.0
@@ -43,6 +43,21 @@ def expire(redlock: Redlock, log: TextIO) -> None:
         thief.close()
 
 
+def rely(held: HeldLease, name: str, seconds: float, log: TextIO) -> None:
+    """Rely on a lock for some seconds, or until it is lost, and write so."""
+    pause = threading.Event()
+    until = min(monotonic(), held.lease.deadline)
+    log.write(f"{until:.6f} begin {name} {held.fencing_token}\n")
+    end = monotonic() + seconds
+    try:
+        while monotonic() < end and not held.lost:
+            pause.wait(0.01)
+            deadline = held.lease.deadline  # before the time: a stop may come between
+            until = max(until, min(monotonic(), deadline))
+    finally:
+        log.write(f"{monotonic():.6f} end {name} {until:.6f}\n")
+
+
 def main() -> None:
     """Take and release locks until the process is ended."""
     url, path, seed = sys.argv[1:]
@@ -56,14 +71,7 @@ def main() -> None:
             name = choose.choice(("a", "b", "c"))
             try:
                 with redlock.lock(name, wait=1.0, fencing=True) as held:
-                    until = min(monotonic(), held.lease.deadline)
-                    log.write(f"{until:.6f} begin {name} {held.fencing_token}\n")
-                    end = monotonic() + choose.uniform(0.0, LONGEST_S)
-                    while monotonic() < end and not held.lost:
-                        pause.wait(0.01)
-                        deadline = held.lease.deadline  # before the time: a stop may come between
-                        until = max(until, min(monotonic(), deadline))
-                    log.write(f"{monotonic():.6f} end {name} {until:.6f}\n")
+                    rely(held, name, choose.uniform(0.0, LONGEST_S), log)
             except NotAcquired:
                 pass
             except Exception as error:
