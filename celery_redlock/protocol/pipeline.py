@@ -66,7 +66,7 @@ class Pipeline:
         self.down: str | None = None
         self.unanswered: deque[Round] = deque()
         self.clogged: float | None = None
-        self._opened = -math.inf
+        self._asked = -math.inf  # since when an answer can be missing
         self.waiting: list[Round] = []
         self.owed: dict[str, Round] = {}
 
@@ -79,6 +79,8 @@ class Pipeline:
                     why = f"no answer for {now - self.unanswered[0].sent:.1f} s"
                 round_.silence(self.node, why)
                 return False
+            if not self.unanswered:
+                self._asked = now
             self._written(round_)
             return True
         self.owe(round_)
@@ -95,9 +97,10 @@ class Pipeline:
         """
         if self.clogged is not None and now - self.clogged > after:
             return True
-        # An owed release may be older than the connection, so count from the later of the two.
+        # A round may be older than its request: it may be owed from before this connection, and a
+        # busy process may have made it long before it got to write it.
         unanswered = self.unanswered
-        return bool(unanswered) and now - max(unanswered[0].sent, self._opened) > after
+        return bool(unanswered) and now - max(unanswered[0].sent, self._asked) > after
 
     def connected(self, now: float) -> list[Round]:
         """Note a new connection; return the rounds to write to it first, in this order."""
@@ -110,7 +113,7 @@ class Pipeline:
             waiting.remove(round_)
         self.owed.clear()
         self.waiting.clear()
-        self.up, self.down, self._opened, self.clogged = True, None, now, None
+        self.up, self.down, self._asked, self.clogged = True, None, now, None
         for round_ in (*owed, *waiting):
             self._written(round_)
         return [*owed, *waiting]

@@ -221,6 +221,8 @@ class Node(ABC):
                     self.flush()
             elif channel.up:
                 self.reports.late(verb, str(round_.details[self.index]))
+                if self.unsent and channel.clogged is None:
+                    self.flush()  # the request that was to go with one that never came
         except BaseException:
             # A time limit or a KeyboardInterrupt has struck between the queue and the socket: the
             # next answer might be taken for that of another round.

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 
 from celery_redlock.protocol import quorum
+from celery_redlock.protocol.pipeline import STALLED_S
 from celery_redlock.protocol.round import Round
+from celery_redlock.protocol.values import QueueEntry
+from celery_redlock.runtime.blocking import blocking
+from celery_redlock.runtime.clock import monotonic
 from celery_redlock.stores.driver import BATCH
+from tests.support.names import Patch
 from tests.support.peer import DEADLINE, Line, bulk, in_thread, verb_of
 from tests.support.peer_world import (
     SHORT,
@@ -25,6 +32,16 @@ from tests.support.peer_world import (
 )
 from tests.support.struck import struck_at_each_call
 from tests.support.wait import wait_until
+
+
+@pytest.fixture
+def later(monkeypatch: Patch) -> Callable[[float], None]:
+    """A way to let some seconds pass at once for the library."""
+    clock = time.clock_gettime
+    return lambda seconds: monkeypatch.setattr(
+        time, "clock_gettime", lambda which: clock(which) + seconds
+    )
+
 
 # -- Answers
 
@@ -107,6 +124,41 @@ def test_peer_that_breaks_the_protocol_is_connected_to_again(world: PeerWorld, s
     # Nobody reads what comes after that, before the next request.
     wait_until(lambda: votes(acquire(driver, "r", SHORT)) == ["yes"], DEADLINE, "it votes")
     assert peer.connections == 2
+
+
+def joins(at: float) -> Round:
+    """Return a round that joins the queue of r, made at some time."""
+    return quorum.queue_round(QueueEntry(("r",), 1, "process:1", 1), at)
+
+
+def test_request_that_a_busy_process_writes_late_is_no_silence_of_its_node(
+    world: PeerWorld, later: Callable[[float], None]
+) -> None:
+    """Its thread did not run for two seconds, with the request made and not written."""
+    world.peer()
+    driver, claim = world.driver(), a_claim("r")
+    later(4 * STALLED_S)  # the connection is old
+
+    def late(now: float) -> Round:
+        return joins(now - 2 * STALLED_S)
+
+    asked = blocking(driver.ask(lambda now: quorum.acquire(claim, now, DEADLINE), late))
+    assert votes(asked) == ["yes"]
+
+
+def test_request_whose_successor_was_interrupted_stalls_its_node_for_one_attempt_only(
+    world: PeerWorld, later: Callable[[float], None]
+) -> None:
+    peer = world.peer()
+    driver = world.driver()
+    node, now = driver.nodes[0], monotonic()
+    round_ = joins(now)
+    node.ask(round_, node.encode(round_), now, more=True)
+    later(2 * STALLED_S)
+    asked = acquire(driver, "r", SHORT)
+    assert "no answer for" in asked.details[0]
+    assert verb_of(peer.seen.get(timeout=DEADLINE / 2)[1])[0] == "queue"
+    wait_until(lambda: votes(acquire(driver, "r", SHORT)) == ["yes"], DEADLINE, "it votes")
 
 
 def test_error_reply_of_a_node_counts_as_silence_with_its_reason(world: PeerWorld) -> None:
