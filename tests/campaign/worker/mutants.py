@@ -282,7 +282,8 @@ MUTANTS: dict[str, Mutant] = {
         ("nodes",), WITHIN),
     "free-before-death": Mutant(
         "what a child held is freed when it is dead, not when it is to die", _free_before_death,
-        ("endings",), WITHIN),
+        # Rule 7 where the next body began after the child was dead, as on a busy machine.
+        ("endings",), ("trace, rule 7", *WITHIN)),
     "recycled-descriptor": Mutant("what a child holds is not freed when another has died",
         # Rule 1 where it was freed before its child could note that it had asked.
         _recycled_descriptor, ("endings",), ("trace, rule 7", "trace, rule 1", *WITHIN),
