@@ -107,7 +107,7 @@ class Producer:
     def fail(self) -> None:
         """Call what fails, while others want the key of its callback."""
         key = self.key()
-        self.call(project.plain, key, seconds=0.5)
+        self.call(project.plain, key, seconds=1.5)
         time.sleep(0.1)
         self.call(project.failing, key)
 
