@@ -104,25 +104,6 @@ def test_readme_example_runs_and_leaves_nothing(
     assert keys(three) == [[], [], []]
 
 
-def test_readme_example_holds_its_key_on_a_quorum_while_the_body_runs(
-    example: dict[str, Any], three: list[LocalServer]
-) -> None:
-    seen: list[list[list[str]]] = []
-
-    def ensure(lease: Any) -> Any:
-        class Spy:
-            def ensure(self, seconds: float) -> None:
-                seen.append(keys(three))
-                lease.ensure(seconds)
-
-        return Spy()
-
-    current_lease = example["current_lease"]
-    example["current_lease"] = lambda: ensure(current_lease())
-    example["charge"].delay(7, 50).get()
-    assert seen[0].count(["redlock:order:7"]) >= 2
-
-
 def test_readme_example_runs_once_at_a_time_per_order(
     example: dict[str, Any], other: Redlock
 ) -> None:

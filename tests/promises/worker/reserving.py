@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +18,6 @@ if TYPE_CHECKING:
     from tests.support.cluster import Cluster
 
 NAME = "tests.promises.worker.tasks"
-
-
-class Lingering(SingletonTask):
-    """A task that frees its reservation a while after its successor was published."""
-
-    abstract = True
-
-    def after_return(self, *_args: Any, **_kwargs: Any) -> None:
-        time.sleep(0.3)
 
 
 def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
@@ -65,22 +55,15 @@ def declare(app: Celery, body: Callable[..., Any]) -> dict[str, Any]:
     def short(self: Any, key: str) -> Any:
         return body(self, key, 0.05, "return")
 
-    for name, base, options in (
-        (
-            "until_succeeded_skip",
-            SingletonTask,
-            {"lock_scope": "until_succeeded", "lock_on_conflict": "skip"},
-        ),
-        ("lingering", Lingering, {"lock_scope": "until_executed"}),
-    ):
-        tasks[name] = app.task(
-            base=base,
-            shared=False,
-            bind=True,
-            name=f"{NAME}.{name}",
-            lock_key="k:{key}",
-            **options,
-        )(short)
+    tasks["until_succeeded_skip"] = app.task(
+        base=SingletonTask,
+        shared=False,
+        bind=True,
+        name=f"{NAME}.until_succeeded_skip",
+        lock_key="k:{key}",
+        lock_scope="until_succeeded",
+        lock_on_conflict="skip",
+    )(short)
     return tasks
 
 

@@ -143,19 +143,14 @@ def test_interrupt_that_comes_too_late_strikes_no_greenlet(
 # -- endings -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("limit", "state"), [(0.5, "FAILURE"), (None, "REVOKED")])
-def test_ended_greenlet_frees_its_lock(
-    cluster: Cluster, worker: Worker, key: str, limit: float | None, state: str
-) -> None:
-    """It is ended by its hard time limit, or revoked with `terminate`."""
-    if limit is None and VERSION < GEVENT_ENDS_TASKS:
+def test_revoked_greenlet_frees_its_lock(cluster: Cluster, worker: Worker, key: str) -> None:
+    if VERSION < GEVENT_ENDS_TASKS:
         pytest.skip("this Celery cannot end a task of gevent's")
-    sent = cluster.send("work", key, 30.0, time_limit=limit)
+    sent = cluster.send("work", key, 30.0)
     cluster.entered(key)
     contender = cluster.contend(key)
-    if limit is None:
-        cluster.app.control.revoke(sent.id, terminate=True)
-    assert cluster.state(sent) == state
+    cluster.app.control.revoke(sent.id, terminate=True)
+    assert cluster.state(sent) == "REVOKED"
     contender.gets_it(since=lambda: cluster.runs(key, sent)[0].end)
     assert cluster.runs(key, sent)[0].ended
 

@@ -13,7 +13,6 @@ import redis
 from celery_redlock.worker.parking.prefetch import RETURN_S
 from tests.promises.worker.parking import (
     all_done,
-    cut_off,
     done,
     flood,
     goes_back,
@@ -243,25 +242,3 @@ def test_parked_tasks_given_to_another_worker_are_dropped_here(
         in_time(begin, time.monotonic(), 4.0, "to leave 60 of them")  # one at a time: 6 s
         assert len(cluster.runs(key)) == 0
         cluster.result(cluster.send("work", key, 0.01, queue="given"))
-
-
-@pytest.mark.slow
-def test_prefetch_window_is_that_of_celery_after_reconnects(cluster: Cluster, key: str) -> None:
-    with cluster.worker("-c", "2", queue="window") as worker:
-
-        def window() -> int:
-            stats = cluster.app.control.inspect(timeout=1.0).stats() or {}
-            return int(next(iter(stats.values()), {}).get("prefetch_count", -1))
-
-        wait_until(lambda: window() == 8, 10.0, "the window is 8")
-        for _round in range(2):
-            with cluster.redlock.lock(f"k:{key}"):
-                sent = send(cluster, "work", key, 10, 0.01, queue="window")
-                parked(cluster, sent, 10)
-                cut_off(cluster, worker)
-                with redis.Redis(port=cluster.broker.port) as broker:
-                    for tag in scores(cluster):
-                        broker.zadd("unacked_index", {tag: 0.0})
-            assert {cluster.state(one, 60.0) for one in sent} == {"SUCCESS"}
-            cluster.settled()
-            wait_until(lambda: window() == 8, 10.0, "the window is 8 again")

@@ -11,7 +11,6 @@ import re
 import signal
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -25,19 +24,16 @@ from tests.support.worker import Worker
 
 SOON = 2.0
 """Seconds after the death of its first body within which a copy runs."""
+VISIBLE = 1.0
+"""Seconds to acknowledge a message."""
 
 
 class Impatience:
-    """A consumer that keeps returning messages to their queue if they are not acknowledged in time.
+    """A consumer that keeps returning messages that are not acknowledged in time to their queue."""
 
-    Args:
-        cluster: Whose broker.
-        visible: Time to acknowledge a message; seconds.
-    """
-
-    def __init__(self, cluster: Cluster, visible: float) -> None:
+    def __init__(self, cluster: Cluster) -> None:
         self._app = Celery(broker=cluster.broker.url, set_as_current=False)
-        self._app.conf.broker_transport_options = {"visibility_timeout": visible}
+        self._app.conf.broker_transport_options = {"visibility_timeout": VISIBLE}
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -60,32 +56,13 @@ class Impatience:
 @pytest.fixture(scope="module")
 def impatient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster whose broker waits for a second."""
-    yield from _cluster(tmp_path_factory.mktemp("redelivery"), 1.0)
-
-
-def _cluster(path: Path, visible: float) -> Iterator[Cluster]:
+    path, options = tmp_path_factory.mktemp("redelivery"), {"visibility_timeout": VISIBLE}
     with start_servers(6, config=with_acl_user()) as (*nodes, broker):
-        options = {"visibility_timeout": visible}
         conf = {"broker_transport_options": options, "worker_prefetch_multiplier": 1}
         cluster = Cluster(nodes, broker, path, **conf)
-        with Impatience(cluster, visible):
+        with Impatience(cluster):
             yield cluster
         cluster.close()
-
-
-def each_ends_once(cluster: Cluster, task: str, tasks: int, seconds: float, limit: float) -> None:
-    sent = [cluster.send(task, f"{task}-{number}", seconds) for number in range(tasks)]
-    keys = [f"{task}-{number}" for number in range(tasks)]
-
-    def ended() -> bool:
-        return all(any(run.ended for run in cluster.runs(key)) for key in keys)
-
-    wait_until(ended, limit, "every body has ended")
-    cluster.settled(20.0)  # and no copy is anywhere any more
-    assert [len(cluster.runs(key)) for key in keys] == [1] * tasks
-    if task == "long":
-        assert [cluster.state(one) for one in sent] == ["SUCCESS"] * tasks
-        assert [cluster.result(one) for one in sent] == [1] * tasks
 
 
 @pytest.fixture(scope="module")
@@ -101,23 +78,21 @@ def test_bodies_longer_than_the_visibility_timeout_end_once(
     impatient: Cluster, workers: tuple[Worker, Worker], task: str
 ) -> None:
     """Including those whose message was given away before they began, and later ones."""
-    each_ends_once(impatient, task, 6, 2.0, 30.0)
+    keys = [f"{task}-{number}" for number in range(6)]
+    sent = [impatient.send(task, key, 2.0) for key in keys]
+
+    def ended() -> bool:
+        return all(any(run.ended for run in impatient.runs(key)) for key in keys)
+
+    wait_until(ended, 30.0, "every body has ended")
+    impatient.settled(20.0)  # and no copy is anywhere any more
+    assert [len(impatient.runs(key)) for key in keys] == [1] * len(keys)
+    if task == "long":
+        assert [impatient.state(one) for one in sent] == ["SUCCESS"] * len(keys)
+        assert [impatient.result(one) for one in sent] == [1] * len(keys)
     said = "".join(worker.text for worker in workers)
     assert said.count("is done: this was a second delivery of it") >= 2  # else it is void
     impatient.check(since=0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("task", ["long", "long_ignored"])
-def test_twenty_bodies_of_8_s_end_once_with_a_visibility_timeout_of_2_s(
-    task: str, tmp_path: Path
-) -> None:
-    for cluster in _cluster(tmp_path, 2.0):
-        with cluster.worker("-c", "4") as one, cluster.worker("-c", "4") as other:
-            each_ends_once(cluster, task, 20, 8.0, 120.0)
-            said = one.text + other.text
-        assert said.count("is done: this was a second delivery of it") >= 10  # else it is void
-        cluster.check(since=0.0)
 
 
 def only_the_other_takes_it(

@@ -11,7 +11,6 @@ from celery_redlock import DuplicateTask, Skipped
 from celery_redlock.config.checks import SCOPES
 from tests.promises.worker.reserving import Reservations
 from tests.support.cluster import Cluster
-from tests.support.monitor import Monitor
 from tests.support.wait import wait_until
 from tests.support.worker import Worker
 
@@ -85,20 +84,6 @@ def test_every_end_of_a_body_frees_its_reservation(
         if then == "retry":
             assert cluster.result(result)["retries"] == 3
             assert len(cluster.runs(one)) == 4
-
-
-def test_retry_keeps_its_reservation(
-    cluster: Cluster, worker: Worker, reservations: Reservations, monitor: Monitor, key: str
-) -> None:
-    first = reservations.until_executed.delay(key, 0.05, "retry")
-    for turn in range(1, 4):
-        cluster.entered(key, turn)
-        holder = reservations.of(key)
-        assert holder == first.id or len(cluster.runs(key)) == 4
-    assert cluster.result(first)["retries"] == 3
-    reservations.freed(key)
-    assert len(cluster.runs(key)) == 4
-    assert monitor.deleted(f"k:{key}#reserved") == 1  # never in between
 
 
 @pytest.mark.parametrize("scope", RESERVING)

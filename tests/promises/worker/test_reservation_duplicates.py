@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from celery import chain, group
+from celery import group
 from celery.result import AsyncResult
 
 from celery_redlock import DuplicateTask, Skipped
@@ -118,17 +118,6 @@ def test_on_duplicate_raise_raises_at_run_time(
         cluster.result(second)
     assert raised.value.task_id == first.id
     cluster.result(first)
-
-
-def test_chain_of_equal_tasks_runs_each(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str
-) -> None:
-    """The next is published while its predecessor has the reservation and is about to free it."""
-    task = reservations.lingering
-    last = chain([task.si(key) for _ in range(3)], app=cluster.app).apply_async()
-    assert Skipped.of(cluster.result(last)) is None
-    assert len(cluster.runs(key)) == 3
-    reservations.freed(key)
 
 
 def test_scope_until_and_while_executing_allows_one_queued_and_one_running(

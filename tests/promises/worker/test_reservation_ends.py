@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -11,14 +10,12 @@ from typing import Any
 
 import pytest
 import redis
-from celery import Celery, Task
-from kombu.exceptions import OperationalError
+from celery import Task
 
 from celery_redlock import SingletonTask
 from tests.promises.worker.reserving import Reservations
 from tests.support.cluster import TASKS, Cluster
 from tests.support.monitor import Monitor
-from tests.support.nodes import lock_url
 from tests.support.wait import died, wait_until
 from tests.support.worker import Worker, often
 
@@ -102,22 +99,6 @@ def test_reservation_is_freed_though_the_nodes_closed_their_connections(
         with redis.Redis.from_url(node.url) as client:
             client.execute_command("CLIENT", "KILL", "TYPE", "normal")
     unknown(f"{key}-after")
-
-
-@pytest.mark.parametrize("name", ["until_executed", "until_executed_late"])
-def test_terminated_body_frees_its_reservation(
-    cluster: Cluster, worker: Worker, reservations: Reservations, key: str, name: str
-) -> None:
-    task = reservations.tasks[name]
-    one = task.delay(f"{key}-revoked", 30.0)
-    two = task.apply_async((f"{key}-limited", 30.0), time_limit=0.5)
-    cluster.entered(f"{key}-revoked")
-    cluster.entered(f"{key}-limited")
-    reservations.kept(f"{key}-revoked", one)
-    cluster.app.control.revoke(one.id, terminate=True)
-    reservations.freed(f"{key}-revoked", 5.0)
-    reservations.freed(f"{key}-limited", 10.0)
-    assert cluster.state(two) == "FAILURE"
 
 
 def test_body_that_dies_frees_its_reservation_unless_it_comes_back(
@@ -218,16 +199,3 @@ def test_message_deduplicated_by_celery_leaves_no_reservation(
         worker.said("Task already completed successfully")
         reservations.freed(key)
     assert len(cluster.runs(key)) == 1
-
-
-def test_message_that_cannot_be_sent_leaves_no_reservation(
-    cluster: Cluster, reservations: Reservations, key: str
-) -> None:
-    app = Celery("unsent", broker="amqp://127.0.0.1:1//", set_as_current=False)
-    app.conf.redlock_nodes = [lock_url(node) for node in cluster.nodes]
-    app.conf.redlock_restart_guard = "off"
-    app.conf.broker_transport_options = {"max_retries": 1, "interval_start": 0}
-    task = app.task(name="unsent", **RESERVED)(nothing)
-    with contextlib.closing(app), pytest.raises(OperationalError):
-        task.apply_async((key,), retry=False)
-    reservations.freed(key)

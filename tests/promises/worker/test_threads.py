@@ -36,17 +36,6 @@ def test_lock_is_free_after_each_ending_in_a_pool_of_one_process(
     play(ending, cluster, monitor, pool, worker, key)
 
 
-def test_crowd_takes_turns_in_a_pool_of_one_process(
-    cluster: Cluster, worker: Worker, key: str
-) -> None:
-    sent = [cluster.send(way, key, 0.02) for way in ("under", "over", "work") for _ in range(4)]
-    for one in sent:
-        cluster.result(one, timeout=30.0)
-    assert len(cluster.runs(key)) == len(sent)
-    cluster.settled()
-    cluster.free(key)
-
-
 def test_nested_calls_share_their_lock_in_a_pool_of_one_process(
     cluster: Cluster, worker: Worker, key: str
 ) -> None:

@@ -78,17 +78,6 @@ def test_django_migration_creates_the_tables_and_can_be_reversed(
     works(url)
 
 
-def test_django_migration_takes_over_tables_that_exist(
-    database_server: LocalPostgres, tmp_path: Path
-) -> None:
-    url = new_database(database_server)
-    lock = Redlock([url])
-    with lock.lock("order:2"):
-        manage(tmp_path, url, "migrate")
-        assert lock.holder("order:2") is not None
-    lock.close()
-
-
 def test_django_migration_leaves_a_database_of_another_kind_alone(
     database_server: LocalPostgres, tmp_path: Path
 ) -> None:

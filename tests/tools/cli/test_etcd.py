@@ -5,25 +5,19 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
-from random import Random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from werkzeug.test import Client
 
 from celery_redlock import Redlock
 from celery_redlock.cli import main
 from celery_redlock.cli.context import Site
 from celery_redlock.doctor.report import ETCD_CHECKS, NEED_APP
 from celery_redlock.server import free_port
-from celery_redlock.survey.exporter import exposition, make_registry
 from celery_redlock.testing.etcd import LocalEtcd
-from celery_redlock.web import make_app
 from tests.support.etcd import as_new, ask, start_etcd, text
-from tests.support.odd_etcd import OddEtcd
-from tests.support.odd_json import ODD, bent, paths
 from tests.support.wait import wait_until
 from tests.tools.cli.clinic import examined, found, shop
 
@@ -163,71 +157,3 @@ def test_doctor_finds_an_etcd_cluster_without_space(three: LocalEtcd) -> None:
         assert "writes says why" in found(report, "wrong")["quorum"]["what"]
     finally:
         three.reset()
-
-
-def look(url: str, *arguments: str) -> str:
-    result = call(url, *arguments)
-    assert result.exception is None or isinstance(result.exception, SystemExit), arguments
-    assert result.exit_code in (0, 1, 3), result.output  # 3: it says that too few answer
-    if "--json" in arguments and result.stdout:
-        json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
-    return str(result.output)
-
-
-def exported(url: str) -> str:
-    redlock = Redlock([url])
-    try:
-        return exposition(make_registry(redlock, cache=0))
-    finally:
-        redlock.close()
-
-
-def page(url: str) -> str:
-    made = make_app(redlock=Redlock([url]), idle=None)
-    try:
-        answers = [
-            Client(made).get(path) for path in ("/", "/lock?resource=order:7", "/nodes.json")
-        ]
-        assert {answer.status_code for answer in answers} <= {200, 503}
-        return "".join(answer.text for answer in answers)
-    finally:
-        made.close()
-
-
-LOOKS: dict[str, Callable[[str], str]] = {
-    "ls": lambda url: look(url, "ls", "--all"),
-    "ls for programs": lambda url: look(url, "ls", "--all", "--json"),
-    "show": lambda url: look(url, "show", "order:7"),
-    "stats": lambda url: look(url, "stats"),
-    "doctor": lambda url: look(url, "doctor", "--json"),
-    "exporter": exported,
-    "page": page,
-}
-
-
-@pytest.mark.parametrize("name", LOOKS)
-def test_look_at_an_odd_etcd_member_ends_and_shows_no_escape(three: LocalEtcd, name: str) -> None:
-    for key, value in ((b"lock/order:7", b"theirs"), (b"line/order:7\xffp:w", b"%020d" % 7)):
-        lease = ask(three, "lease/grant", TTL="600")["ID"]
-        ask(three, "kv/put", key=text(b"redlock:" + key), value=text(value), lease=lease)
-    with OddEtcd(three.port) as member:
-        said = LOOKS[name](member.url)
-        assert "order:7" in said or name in ("stats", "doctor", "exporter")
-        true, rng = member.seen.copy(), Random(name)
-        for place in rng.sample(range(len(true)), min(len(true), 2 if name == "page" else 12)):
-            every = list(paths(true[place][1]))
-            for path in rng.sample(every, min(len(every), 2)):
-                odd, left = rng.choice(ODD), [place]
-
-                def once(
-                    _path: str, said: Any, path: Any = path, odd: Any = odd, left: Any = left
-                ) -> Any:
-                    left[0] -= 1
-                    try:
-                        return bent(said, path, odd) if left[0] == -1 else said
-                    except LookupError:
-                        return bent(said, (), odd)
-
-                member.odd = once
-                said = LOOKS[name](member.url)
-                assert "\x1b" not in said, (place, path, odd)

@@ -80,13 +80,3 @@ def test_refresher_looks_while_nobody_asks_and_rests_after_a_while(sight: Sight)
     wait_until(lambda: sight.count > 3, 30, "it looks by itself")
     wait_until(lambda: looking._due() == float("inf"), 30, "it rests")
     looking.close()
-
-
-def test_refresher_with_slow_looks_looks_rarely_and_never_after_close(sight: Sight) -> None:
-    looking = Refresher(sight, idle=5.0)
-    looking.get(30)
-    looking._began = looking._ended - 3.0
-    assert 25 < looking._due() <= 30
-    looking.close()
-    assert looking.get(30).what == 1 and sight.count == 1
-    assert looking._thread is not None and not looking._thread.is_alive()
