@@ -94,7 +94,7 @@ ELSEWHERE = ("[rabbitmq", "[classic", "[postgresql", "[etcd", "[gevent")
 WORKERS = (
     "tests/promises/worker/", "tests/promises/compat/", "tests/promises/peers/",
     "tests/promises/setups/", "tests/campaign/beat/test_campaign",
-    "tests/promises/beat/test_running", "tests/promises/beat/test_ticks",
+    "tests/promises/beat/test_ticks",
     "tests/tools/examples/test_beat_example", "tests/tools/examples/test_demo.py",
     "tests/tools/examples/test_examples", "tests/tools/examples/test_recipes",
     "tests/tools/examples/test_postgresql_examples", "tests/tools/examples/test_start_page",

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections import Counter
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
-from celery.schedules import BaseSchedule, crontab, schedule
+from celery.schedules import crontab, schedule
 
 from tests.promises.beat.beat_moments import entry, gaps, minutely
 from tests.promises.beat.beat_world import Beat, Shared, World, Worlds
@@ -69,27 +68,6 @@ def test_beats_on_hosts_with_different_clocks_send_each_tick_once(monkeypatch: P
     assert [round(at) for at in world.times("cron")] == [10 + 60 * n for n in range(10)]
 
 
-class EverySecond(BaseSchedule):
-    """A user's own schedule that is due at each whole second."""
-
-    def remaining_estimate(self, last_run_at: datetime) -> timedelta:
-        last = self.maybe_make_aware(last_run_at).replace(microsecond=0)
-        return last + timedelta(seconds=1) - self.maybe_make_aware(self.now())
-
-    def is_due(self, last_run_at: datetime) -> tuple[bool, float]:
-        left = self.remaining_estimate(last_run_at).total_seconds()
-        following = self.remaining_estimate(self.now()).total_seconds()
-        return left <= 0, left if left > 0 else following
-
-
-def test_entry_due_every_second_is_sent_once_each_second(any_kind: Worlds) -> None:
-    world = any_kind(lambda: entry("second", EverySecond()))
-    world.run(59.5)
-    seconds = [int(at) for at in world.times("second")]
-    assert seconds == list(range(1, 61))
-    assert all(at % 1 < 0.1 for at in world.times("second"))
-
-
 def test_beat_started_in_the_repeated_hour_sends_no_crontab_tick_twice(any_flow: Worlds) -> None:
     """Such a beat counts the entry as overdue, and does not ask the nodes for ever."""
     world = any_flow(
@@ -127,18 +105,6 @@ def test_beats_keep_the_period_of_an_interval(any_kind: Worlds, period: float) -
     assert min(gaps(times)) >= 0.9 * period
 
 
-def test_refused_beat_is_next_due_when_the_winner_is(any_flow: Worlds) -> None:
-    world = any_flow(lambda: entry("every", 10.0), beats=[0.0, 4.0])
-    world.run(20.0)
-    first, second = world.beats
-    # As if it had sent when the other did; and it looks a moment after the other.
-    last = [beat.entry("every").last_run_at for beat in (first, second)]
-    assert abs((last[0] - last[1]).total_seconds()) < 0.05
-    assert [message.beat for message in world.sent] == [0, 0]
-    due = second.scheduler._heap[0].time - world.now().timestamp()
-    assert 0 < due - (30.0 - world.time) < 0.05
-
-
 @pytest.mark.parametrize(("period", "ticks"), [(60, 10), (3600, 3)])
 def test_a_relative_interval_is_sent_when_the_clock_is_round(
     any_kind: Worlds, period: int, ticks: int
@@ -163,61 +129,6 @@ def test_interval_made_shorter_begins_at_once(any_flow: Worlds) -> None:
         world.run(1.0)
     world.run(100.0)
     assert len(world.times("every")) == pytest.approx(11, abs=1)
-
-
-def test_interval_made_shorter_begins_at_once_in_a_beat_that_was_refused_before(
-    monkeypatch: Patch,
-) -> None:
-    """A shared schedule is changed while beats run; the one that sent the last tick is gone."""
-    world = World(monkeypatch, lambda: entry("every", 3600.0), kind=Shared, beats=[0.0, 0.3])
-    world.run(3601.0)
-    (message,) = world.sent
-    winner, other = world.beats[message.beat], world.beats[1 - message.beat]
-    # It has read the schedule just before the other one wrote into it.
-    world.store["every"] = (world.now() - timedelta(hours=1), 0)
-    other.wake = world.clock()
-    world.run(1.0)
-    winner.die()
-    other.app.conf.beat_schedule = entry("every", 10.0)
-    world.store["every"] = (world.now(), 1)
-    other.wake = world.clock()
-    world.run(101.0)
-    assert len(world.sent) == 1 + 10
-
-
-def test_renamed_entry_has_ticks_of_its_own(any_flow: Worlds) -> None:
-    world = any_flow(lambda: entry("old", 60.0), beats=[0.0, 0.2])
-    world.run(61.0)
-    for beat in world.beats:
-        beat.die()
-    beat = world.start(lambda: entry("new", 60.0))
-    beat.entry("new").last_run_at -= timedelta(seconds=70)
-    world.run(1.0)
-    assert [message.entry for message in world.sent] == ["old", "new"]
-
-
-def test_two_entries_of_one_task_are_each_sent(any_kind: Worlds) -> None:
-    """Both have the same schedule."""
-    world = any_kind(
-        lambda: {
-            **entry("one", crontab()),
-            **entry("other", crontab()),
-            **entry("fast", 5.0),
-            **entry("also fast", 5.0),
-        }
-    )
-    world.run(301.0)
-    counts = Counter(message.entry for message in world.sent)
-    assert counts == {"one": 5, "other": 5, "fast": 60, "also fast": 60}
-
-
-def test_apps_do_not_share_ticks(monkeypatch: Patch) -> None:
-    """Two projects on the same nodes, with an entry of the same name."""
-    world = World(monkeypatch, minutely, beats=[0.0])
-    world.start(main="another: shop")
-    world.run(61.0)
-    assert {message.beat for message in world.sent} == {0, 1}
-    assert len(world.sent) == 2
 
 
 # -- The claim ------------------------------------------------------------------------------------
@@ -252,22 +163,6 @@ def test_suppressed_tick_is_logged_once_with_its_sender(monkeypatch: Patch, capl
     with caplog.at_level(logging.INFO, "celery_redlock.beat"):
         world.run(60.0)
     assert len(suppressed(caplog)) == 2
-
-
-def test_tick_sent_by_the_beat_itself_is_not_logged_as_suppressed(
-    monkeypatch: Patch, caplog: Log
-) -> None:
-    """The schedule of the beat was set back meanwhile."""
-    world = World(monkeypatch, minutely, beats=[0.0])
-    world.run(61.0)
-    (beat,) = world.beats
-    beat.entry("cron").last_run_at -= timedelta(minutes=5)
-    beat.scheduler._heap = None
-    beat.wake = world.clock()
-    with caplog.at_level(logging.INFO, "celery_redlock.beat"):
-        world.run(10.0)
-    assert len(world.sent) == 1
-    assert not suppressed(caplog)
 
 
 # -- Options --------------------------------------------------------------------------------------

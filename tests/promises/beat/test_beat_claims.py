@@ -52,11 +52,6 @@ def sends(
     return decision.send
 
 
-def test_beats_of_one_app_share_the_ticks_of_an_entry(monkeypatch: Patch) -> None:
-    fake = FakeRedlock(monkeypatch)
-    assert [sends(claims_of(fake)) for _ in range(3)] == [True, False, False]
-
-
 @pytest.mark.parametrize("main", ["proj", None])
 def test_apps_of_one_name_share_only_ticks_of_identical_entries(
     monkeypatch: Patch, main: str | None
@@ -125,14 +120,6 @@ def test_beat_claim_under_extension_is_not_taken_for_a_sent_tick(
     turn.claim.finish(sent=True)
     if turn.claim.kept - world.clock() > 60.0:  # a crontab's: kept until the next tick is near
         assert other.guard._claims.decide(due(other), TIMEOUT).sent
-
-
-def test_beat_claim_lasts_at_least_until_the_next_full_minute(monkeypatch: Patch) -> None:
-    """Even a claim that is made half a second before it."""
-    when = schedule(60.0, relative=True)
-    world = World(monkeypatch, lambda: entries(when), begin="2026-11-21 10:00:59.700", beats=[0.0])
-    turn = world.beats[0].guard._claims.decide(due(world.beats[0]), TIMEOUT)
-    assert 0.1 < turn.claim.kept - world.clock() <= 0.3
 
 
 @pytest.mark.parametrize("period", [1.5, 2.0, 5.0, 60.0])
@@ -249,16 +236,6 @@ def test_both_requests_of_a_beat_claim_take_no_longer_than_the_node_timeout(
     assert waits == {"acquire": TIMEOUT, "peek": TIMEOUT - slow, "extend": TIMEOUT - slow}
 
 
-def test_frequent_entry_without_answers_holds_back_no_other_entry(monkeypatch: Patch) -> None:
-    """The beat waits for the nodes for less than their timeout, because they may just be slow."""
-    world = World(monkeypatch, lambda: entries(0.4), beats=[0.0])
-    (beat,) = world.beats
-    beat.driver.dead = {0, 1, 2}
-    assert not beat.guard._claims.decide(due(beat), TIMEOUT).send
-    beat.driver.dead = set()
-    assert beat.guard._claims.decide(due(beat), TIMEOUT).send
-
-
 def test_foreign_key_in_the_place_of_a_claim_ends_no_beat(monkeypatch: Patch, caplog: Log) -> None:
     world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0, 0.1])
     one, other = world.beats
@@ -287,14 +264,6 @@ def test_beat_waiting_for_anothers_message_looks_again_before_the_next_tick(
 
 def said(caplog: Log) -> list[tuple[str, str]]:
     return [(record.levelname, record.getMessage()) for record in caplog.records]
-
-
-def test_unsent_tick_logs_that_its_claim_is_freed(monkeypatch: Patch, caplog: Log) -> None:
-    world = World(monkeypatch, lambda: entries(crontab()), beats=[0.0])
-    guard = world.beats[0].guard
-    guard._claims.decide(due(world.beats[0]), TIMEOUT).claim.finish(sent=False)
-    what = "job-0 (due 2026-11-21T10:00:00Z) could not be sent from here"
-    assert said(caplog) == [("WARNING", f"{what}: its claim is released for another beat")]
 
 
 @pytest.mark.parametrize("sent", [True, False])

@@ -63,17 +63,6 @@ def test_ticks_go_on_in_time_when_beats_die(any_kind: Worlds, period: float) -> 
     assert [round(at / 60, 2) for at in world.times("cron")] == list(minutes)
 
 
-def test_crontab_tick_claimed_by_a_dead_beat_is_sent_by_another(any_kind: Worlds) -> None:
-    world = any_kind(minutely, ttl=TTL)
-    world.before_sending = kill_the_first
-    world.run(119.0)
-    (message,) = world.sent
-    assert not world.beats[message.beat].driver.dead
-    assert 60.0 + TTL - 0.1 < message.at < 60.0 + TTL + 1.1
-    world.run(5.0)
-    assert [round(at) for at in world.times("cron")][1:] == [120]
-
-
 @pytest.mark.parametrize("period", [0.5, 2.0, 10.0])
 def test_interval_tick_claimed_by_a_dead_beat_is_sent_by_another(
     any_kind: Worlds, period: float
@@ -241,20 +230,6 @@ def test_beat_stopped_after_its_claim_does_not_send_a_tick_that_another_has_sent
     assert not stopped[0].watchdog.due.watched
 
 
-def test_beat_stopped_after_its_claim_sends_the_tick_if_no_other_has(any_flow: Worlds) -> None:
-    world = any_flow(minutely, beats=[0.0], ttl=TTL)
-    stopped: list[Beat] = []
-
-    def stop_once(beat: Beat, name: str) -> None:
-        if not stopped:
-            stopped.append(beat)
-            world.run(7.0)
-
-    world.before_applying = stop_once
-    world.run(70.0)
-    assert [round(at) for at in world.times("cron")] == [67]
-
-
 # -- No quorum ------------------------------------------------------------------------------------
 
 
@@ -262,14 +237,6 @@ def cut(world: World, *nodes: int) -> None:
     """Cut all beats off from some nodes."""
     for beat in world.beats:
         beat.driver.dead = set(nodes)
-
-
-def test_beats_go_on_in_time_without_two_of_five_nodes(any_kind: Worlds) -> None:
-    world = any_kind(both)
-    cut(world, 1, 4)
-    world.run(601.0)
-    assert [round(at / 60, 2) for at in world.times("cron")] == list(range(1, 11))
-    assert len(world.times("every")) == pytest.approx(60, abs=1)
 
 
 def many() -> Mapping[str, Any]:
@@ -351,18 +318,6 @@ def test_policy_send_without_a_quorum_sends_every_tick_from_every_beat(
     before = len(world.times("cron0"))
     world.run(60.0)
     assert len(world.times("cron0")) == before + 1
-
-
-def test_beat_cut_off_from_the_nodes_is_not_missed(any_flow: Worlds) -> None:
-    world = any_flow(both)
-    world.run(15.0)
-    world.beats[0].driver.dead = set(range(5))
-    world.run(170.0)
-    world.beats[0].driver.dead = set()
-    world.run(116.0)
-    assert [round(at / 60, 2) for at in world.times("cron")] == list(range(1, 6))
-    assert max(gaps(world.times("every"))) < 10.2
-    assert min(gaps(world.times("every"))) >= 9.0
 
 
 def test_tick_is_not_sent_again_if_only_part_of_its_quorum_remembers_the_claim(

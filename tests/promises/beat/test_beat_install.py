@@ -148,16 +148,6 @@ def test_beat_is_not_guarded_where_all_locks_are_off(caplog: Log) -> None:
     assert "every beat sends every tick" in record.getMessage()
 
 
-def test_beat_guard_is_not_installed_twice() -> None:
-    """A worker's own beat (-B) and an app may both install it."""
-    service = beat(redlock_nodes=NODES)
-    guard(service)
-    first = service.scheduler.tick
-    guard(service)
-    assert service.scheduler.tick == first
-    assert service.scheduler.tick.__self__._own("tick").__self__ is service.scheduler
-
-
 @pytest.mark.parametrize(
     ("conf", "said"),
     [
@@ -188,28 +178,6 @@ def test_beat_init_signal_installs_the_beat_guard() -> None:
     tick = service.scheduler.tick
     beat_init.send(sender=service)
     assert service.scheduler.tick == tick
-
-
-def test_invalid_beat_setting_ends_the_beat_through_the_signal(caplog: Log) -> None:
-    install()
-    with pytest.raises(SystemExit):
-        beat_init.send(sender=beat(redlock_beat=3, redlock_nodes=NODES))
-    assert any(record.levelno == logging.CRITICAL for record in caplog.records)
-
-
-def test_unusable_nodes_end_the_beat(
-    redlock: FakeRedlock, monkeypatch: pytest.MonkeyPatch, caplog: Log
-) -> None:
-    def check() -> list[str]:
-        raise ConfigurationError("node a:1 is not usable: it is a replica")
-
-    monkeypatch.setattr(redlock, "check", check)
-    service = beat(redlock_nodes=NODES)
-    with pytest.raises(SystemExit) as raised:
-        guard(service)
-    assert raised.value.code == 1
-    assert caplog.messages == ["celery_redlock: node a:1 is not usable: it is a replica"]
-    assert not is_guarded(service)
 
 
 def test_beat_ended_by_unusable_nodes_logs_how_to_start_unguarded(

@@ -93,15 +93,6 @@ def test_latest_tick_after_a_pause_is_found_in_a_few_steps(
     assert len(made.calls) < 200
 
 
-def test_a_beat_that_knows_no_last_run_names_the_latest_tick() -> None:
-    # celery-redbeat: an entry that was never sent is due at once.
-    made = Counted(minute="*/15")
-    assert tick_of(made, "2026-11-21 10:07:31", None).name == "2026-11-21T10:00:00Z"
-    assert len(made.calls) < 200
-    yearly = crontab(minute=0, hour=4, day_of_month=29, month_of_year=2)
-    assert tick_of(yearly, "2026-11-21 10:07:31", None).name == "2024-02-29T04:00:00Z"
-
-
 @pytest.mark.parametrize(
     "last",
     [
@@ -118,18 +109,6 @@ def test_zone_of_the_last_run_does_not_change_the_tick(
 ) -> None:
     made = set_up(crontab(minute="*/15"), utc("2026-11-21 10:00:30"), zone, enable_utc=enable_utc)
     assert current_tick(made, last).name == "2026-11-21T10:00:00Z"
-
-
-def test_a_crontab_is_due_by_the_clocks_of_the_apps_zone() -> None:
-    due = {
-        zone: tick_of(crontab(minute=0, hour=4), "2026-11-21 12:00", "2026-11-19 12:00", zone).name
-        for zone in ("UTC", "Europe/Berlin", "Asia/Kolkata")
-    }
-    assert due == {
-        "UTC": "2026-11-21T04:00:00Z",
-        "Europe/Berlin": "2026-11-21T03:00:00Z",
-        "Asia/Kolkata": "2026-11-20T22:30:00Z",
-    }
 
 
 def test_crontab_with_a_zone_of_its_own_ignores_the_zone_of_the_app() -> None:
@@ -205,12 +184,6 @@ def test_claim_of_a_relative_interval_is_kept_until_the_clock_is_round(
     assert tick.kept == pytest.approx(left - 0.5)
 
 
-def test_changed_schedule_has_another_tick_name() -> None:
-    now = "2026-11-21 10:00"
-    ticks = [tick_of(s, now, None) for s in (schedule(10), schedule(3600), schedule(60, True))]
-    assert len({tick.name for tick in ticks}) == 3
-
-
 # -- Schedules of other kinds ---------------------------------------------------------------------
 
 
@@ -251,20 +224,6 @@ def test_own_schedule_counting_from_the_last_run_is_an_interval(last: str | None
     tick = tick_of(SinceLast(), "2026-11-21 00:00:10.25", last)
     assert tick.due is None
     assert tick.name == "next"
-
-
-class Rounder(crontab):
-    """A crontab of the user's own: on the half minute."""
-
-    def remaining_estimate(self, last_run_at: datetime, *args: Any) -> timedelta:
-        half = timedelta(seconds=30)
-        return super().remaining_estimate(last_run_at - half, *args) + half
-
-
-@pytest.mark.parametrize("last", ["2026-11-21 10:04:31", "2026-11-20", None])
-def test_own_crontab_is_asked_for_its_due_time(last: str | None) -> None:
-    tick = tick_of(Rounder(), "2026-11-21 10:05:31", last)
-    assert tick.name == "2026-11-21T10:05:30Z"
 
 
 def test_schedule_that_is_due_once_is_claimed_for_long() -> None:
@@ -321,16 +280,6 @@ def test_solar_event_has_one_tick_name(event: str, noon_before: str) -> None:
     assert len(names) == 1
     named = utc(names.pop().rstrip("Z").replace("T", " "))
     assert abs(named - due) <= timedelta(seconds=1)
-
-
-def test_the_next_solar_event_is_tomorrows() -> None:
-    pytest.importorskip("ephem")
-    from celery.schedules import solar
-
-    for last in ("2026-11-20 12:00", "2026-11-01 12:00", None):
-        tick = tick_of(solar("sunset", 52.5, 13.4), "2026-11-21 18:00", last)
-        assert tick.name.startswith("2026-11-21T15:0")
-        assert tick.next_in == pytest.approx(21 * 3600, abs=600)
 
 
 # -- By chance ------------------------------------------------------------------------------------

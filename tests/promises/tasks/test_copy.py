@@ -69,15 +69,6 @@ def test_copy_of_a_running_delivery_is_kept_out_by_every_policy(
     assert task.backend.get_state("the-id") == states.STARTED
 
 
-@pytest.mark.parametrize("how", [COPY, AGAIN])
-def test_copy_of_a_running_delivery_waits_in_no_slot(
-    first: Lease, declare: Any, sent: Any, waits: Any, how: Any
-) -> None:
-    task = declare(lock_on_conflict="wait", lock_ttl=12)
-    assert isinstance(deliver(task, **how)[0], Ignore)
-    assert set(waits) == {0.0}  # and not its ttl
-
-
 def test_copy_of_a_running_delivery_looks_again_at_least_every_half_minute(
     first: Lease, declare: Any, sent: list[Any], caplog: Log
 ) -> None:
@@ -136,13 +127,6 @@ def test_copy_runs_when_the_first_delivery_has_not_succeeded(
     if before:
         task.backend.store_result("the-id", None, before)
     assert deliver(task, **COPY)[0] == "ran"
-
-
-def test_redelivered_message_that_met_no_holder_runs_whatever_its_state(declare: Any) -> None:
-    """The id may have been used before; a worker that stops returns messages it has not begun."""
-    task = declare()
-    task.backend.store_result("the-id", "yesterday's", states.SUCCESS)
-    assert deliver(task, **AGAIN)[0] == "ran"
 
 
 @pytest.mark.parametrize("answer", ["rpc://", OSError("away")])

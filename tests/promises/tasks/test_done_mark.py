@@ -14,7 +14,7 @@ import pytest
 from celery import states
 from celery.exceptions import Ignore, Reject, Retry
 
-from celery_redlock import ConfigurationError, QuorumUnavailable, SingletonTask, current_lease
+from celery_redlock import SingletonTask, current_lease
 from celery_redlock.locking.done_mark import look_up, mark_done
 from celery_redlock.messages import consume
 from celery_redlock.messages.delivery import Delivery
@@ -87,19 +87,6 @@ def test_done_mark_is_set_on_a_node_before_its_lock_is_free(
     assert redlock.driver.rounds == ["acquire", "release"]  # and it costs no round
 
 
-def test_copy_ends_quietly_where_a_quorum_has_the_done_mark(
-    redlock: FakeRedlock, declare: Any
-) -> None:
-    """The release has reached a bare quorum, and the copy's request another one."""
-    task = declare()
-    redlock.driver.dead.update({3, 4})
-    assert ran(deliver(task))
-    assert marks(redlock) == 3
-    redlock.driver.dead.clear()
-    assert not ran(deliver(task, **AGAIN))
-    assert redlock.free("k")
-
-
 def test_copy_waits_while_the_done_mark_of_a_bare_quorum_is_uncertain(
     redlock: FakeRedlock, declare: Any, sent: list[Any]
 ) -> None:
@@ -152,18 +139,6 @@ def test_delivery_that_may_be_a_copy_does_not_run_again_after_success(
     assert ran(deliver(task))
     assert not ran(deliver(task, **how))
     assert ran(deliver(task))  # new: somebody uses an id again
-
-
-def test_done_mark_is_not_looked_up_where_no_copy_can_exist(
-    redlock: FakeRedlock, declare: Any, app: Any
-) -> None:
-    task = declare()
-    assert ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 3.0}}))
-    assert "peek" not in redlock.driver.rounds
-    app.conf.broker_transport_options = {"visibility_timeout": 2}
-    assert not ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 3.0}}))
-    app.conf.broker_transport_options = {"visibility_timeout": "never"}
-    assert ran(deliver(task, **{RECEIPT: {"at": time.monotonic() - 3.0}}))
 
 
 @pytest.mark.parametrize(
@@ -338,56 +313,6 @@ def test_message_sent_again_and_delivered_again_runs_once(
     if order == "first the new one":
         both.reverse()
     assert [ran(deliver(task, **how)) for how in both] == [True, False]
-
-
-def test_foreign_key_in_the_place_of_a_done_mark_does_not_count(
-    redlock: FakeRedlock, declare: Any
-) -> None:
-    for node in redlock.fakes:
-        node.occupy(MARK)
-    assert ran(deliver(declare(), **AGAIN))
-
-
-def test_full_node_that_takes_no_done_mark_is_freed_all_the_same(
-    redlock: FakeRedlock, declare: Any
-) -> None:
-    task = declare()
-    begin = redlock.driver._carry
-
-    def carry(round_: Any) -> None:
-        for node in redlock.fakes:
-            node.full = round_.verb.word == "release"
-        begin(round_)
-
-    redlock.driver._carry = carry
-    assert ran(deliver(task))
-    assert redlock.free("k")
-    assert marks(redlock) == 0
-
-
-def test_resource_name_reserved_for_done_marks_is_refused(redlock: FakeRedlock) -> None:
-    with pytest.raises(ConfigurationError, match="reserved for marks of tasks that are done"):
-        redlock.acquire("x#done")
-
-
-def test_done_mark_look_up_is_certain_once_no_quorum_can_have_the_mark(
-    redlock: FakeRedlock,
-) -> None:
-    lease = redlock.lock("k", owner=Owner("here", 1, task_id="the-id", task="t"))
-    redlock.driver.dead.update({0, 1})
-    lease.acquire()
-    lease.mark = (MARK, 60.0)
-    assert look_up(lease) == (False, False)
-    redlock.driver.dead.update({2})
-    with pytest.raises(QuorumUnavailable, match="too few nodes answered whether the task is done"):
-        look_up(lease)
-    redlock.driver.dead.clear()
-    for node in redlock.fakes[:2]:
-        node.held[MARK] = (DONE, redlock.clock() + 1)
-    assert look_up(lease) == (False, False)
-    redlock.fakes[2].held[MARK] = (DONE, redlock.clock() + 1)
-    assert look_up(lease) == (True, False)
-    lease.release()
 
 
 def test_done_mark_look_up_sees_a_slot_held_under_a_larger_limit(redlock: FakeRedlock) -> None:

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary
 import pytest
 from celery.worker.strategy import proto1_to_proto2
 
-from celery_redlock import ConfigurationError, Skipped
+from celery_redlock import ConfigurationError
 from celery_redlock.config.checks import SCOPES
 from celery_redlock.messages.endings import received
 from celery_redlock.messages.headers import RESERVATION
@@ -84,13 +84,6 @@ def test_confirmed_reservation_with_a_lockless_scope_does_not_skip_the_lock(
     assert redlock.free(RESERVED)
 
 
-def test_call_may_add_a_lock_to_a_task_declared_without(ran: Ran) -> None:
-    task = ran.task("until_executing")
-    deliver(task, 1)
-    deliver(task, 1, **{RESERVATION: header("while_executing")})
-    assert ran.locked == [False, True]
-
-
 def test_call_may_not_drop_the_lock_that_is_declared(ran: Ran, box: Box) -> None:
     for scope in LOCKING:
         with pytest.raises(ConfigurationError, match="declare"):
@@ -144,16 +137,6 @@ def test_forged_header_keeps_no_key_while_the_body_runs(
     assert ran.reserved == [{None}]
 
 
-@pytest.mark.parametrize("scope", ["until_executed", "until_expired"])
-def test_forged_begun_flag_does_not_skip_the_reservation(
-    ran: Ran, redlock: FakeRedlock, scope: str
-) -> None:
-    take(redlock, "first")
-    result, _ = deliver(ran.task(scope), 1, **{RESERVATION: header(scope, begun=True)})
-    assert Skipped.of(result) is not None
-    assert ran.locked == []
-
-
 def test_reservation_header_with_other_resources_does_not_touch_them(
     ran: Ran, redlock: FakeRedlock
 ) -> None:
@@ -164,15 +147,6 @@ def test_reservation_header_with_other_resources_does_not_touch_them(
     deliver(ran.task("until_executed"), 1, **{RESERVATION: given})
     assert ran.reserved == [{token}, {None}]
     assert redlock.tokens(RESERVED) == {token}  # the header's token is not this call's
-
-
-@pytest.mark.parametrize("given", [header("while_executing"), {"scope": []}, None])
-def test_header_passed_on_by_a_producer_does_not_choose_the_scope(
-    ran: Ran, redlock: FakeRedlock, box: Box, given: Any
-) -> None:
-    """The header is that of another message, or made up."""
-    ran.task("until_executed").apply_async((1,), task_id="mine", headers={RESERVATION: given})
-    assert redlock.tokens(RESERVED) == {box.header()["token"]}
 
 
 def test_retry_reserves_by_the_scope_of_its_task_and_not_by_its_header(ran: Ran, box: Box) -> None:
@@ -223,18 +197,6 @@ def test_forged_header_reserves_no_longer_than_its_task_would(
     assert not redlock.free(RESERVED)
     redlock.clock.advance(own + 1.0)
     assert redlock.free(RESERVED)
-
-
-def test_redelivered_message_is_reserved_no_longer_than_its_task_would(
-    ran: Ran, redlock: FakeRedlock
-) -> None:
-    """The remaining time counts if its worker dies."""
-    token, left = token_of(), []
-    reserve(redlock, token)
-    ran.then = lambda: left.extend(node.held[RESERVED][1] for node in redlock.fakes)
-    task = ran.task("until_executed", acks_late=True, lock_reserve_ttl=40.0)
-    deliver(task, 1, **{RESERVATION: header("until_executed", ttl=YEARS, token=token)})
-    assert left == [redlock.clock() + 40.0] * 5
 
 
 @pytest.mark.parametrize("scope", ["until_executed", "while_executing"])
@@ -421,25 +383,6 @@ def test_redelivered_message_frees_the_reservation_of_its_first_delivery(
     """Sent by name, it had no reservation; its worker took one, and died."""
     take(redlock, "the-id")
     deliver(ran.task("until_executed"), 1, delivery_info={"redelivered": True})
-    assert redlock.free(RESERVED)
-
-
-def test_message_that_cannot_be_sent_again_keeps_no_key(
-    ran: Ran, redlock: FakeRedlock, monkeypatch: Patch
-) -> None:
-    """The reservation went to the next message, and comes back to this one."""
-    task = ran.task("until_executed")
-
-    def fail(*_args: Any, **_options: Any) -> None:
-        raise OSError("away")
-
-    def again() -> None:
-        monkeypatch.setattr(ran.app, "send_task", fail)
-        with pytest.raises(OSError, match="away"):
-            task.apply_async((1,), task_id="the-id")
-
-    ran.then = again
-    assert deliver(task, 1)[0] == "done"
     assert redlock.free(RESERVED)
 
 

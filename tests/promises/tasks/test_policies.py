@@ -16,14 +16,12 @@ from celery import states
 from celery.exceptions import Reject, Retry, SoftTimeLimitExceeded
 
 from celery_redlock import (
-    ConfigurationError,
     QuorumUnavailable,
     RedlockError,
     ResourceHeld,
     SingletonTask,
     Skipped,
 )
-from celery_redlock.config.checks import CONFLICT_POLICIES
 from celery_redlock.config.options import TASK, TaskOptions
 from celery_redlock.messages.conflict import end
 from celery_redlock.messages.headers import ATTEMPTS, RECEIPT
@@ -391,11 +389,6 @@ def test_answer_of_a_policy_function_acts_like_a_declared_policy(
     assert len(sent) == 2 * (policy == "retry")
 
 
-def test_policy_function_may_answer_replace(held: Any, declare: Any, revoked: list[Any]) -> None:
-    deliver(declare(lambda *_asked: "replace", lock_wait=0.01))
-    assert [of["task_id"] for _command, of in revoked] == [HOLDER]
-
-
 @pytest.mark.parametrize(
     ("said", "words"),
     [
@@ -430,13 +423,6 @@ def test_policy_function_that_fails_or_answers_nonsense_fails_its_task(
         assert f"held by task {HOLDER}" in str(result)
     elif said != "reject":
         assert f"it returned {said!r}" in str(result)
-
-
-def test_invalid_conflict_policy_is_refused(app: Any) -> None:
-    with pytest.raises(ConfigurationError, match="or a callable that takes the holder"):
-        SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": "wate"})
-    for policy in CONFLICT_POLICIES:
-        SingletonTask.__class__("T", (SingletonTask,), {"lock_on_conflict": policy})
 
 
 # -- what is sent again ---------------------------------------------------------------------------

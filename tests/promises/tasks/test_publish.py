@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from celery import Celery, Task
-from celery.app.task import Task as CelerysTask
 from celery.canvas import Signature
 from celery.result import AsyncResult, EagerResult
 
@@ -19,12 +18,10 @@ from celery_redlock import (
     DuplicateTask,
     QuorumUnavailable,
     ResourceHeld,
-    SingletonTask,
     Skipped,
     locked,
 )
 from celery_redlock.messages.headers import ATTEMPTS, MAX_ID_CHARS, RESERVATION
-from celery_redlock.messages.publish import wrap
 from celery_redlock.messages.reservation import MONTH, UNSENT_TTL_S, Reservation
 from celery_redlock.messages.results import stored_end
 from celery_redlock.protocol.claim import Claim
@@ -130,22 +127,6 @@ def test_reservation_is_short_until_its_message_is_out(
     assert redlock.driver.rounds == ["acquire", "renew"]  # nobody waits for the second
     redlock.clock.advance(3500.0 if lasts else 0.0)
     assert redlock.free(RESERVED) is not lasts
-
-
-def test_reservation_taken_over_by_a_body_is_not_prolonged_by_the_publisher(
-    redlock: FakeRedlock, charge: Any, box: Box, meanwhile: Any
-) -> None:
-    def taken_over() -> None:
-        (token,) = redlock.tokens(RESERVED)
-        for node in redlock.fakes:
-            node.execute(Verb.EXTEND, [Claim(RESERVED, str(token), 30.0, 5)], redlock.clock())
-
-    meanwhile(taken_over)
-    charge.delay(1)
-    redlock.clock.advance(29.0)
-    assert not redlock.free(RESERVED)
-    redlock.clock.advance(1.1)
-    assert redlock.free(RESERVED)
 
 
 def test_invalid_or_past_expiry_of_a_call_is_left_to_celery(
@@ -501,12 +482,6 @@ def test_producer_without_reservations_needs_no_nodes(app: Celery, box: Box) -> 
         declare(app).delay(1)
 
 
-def test_call_may_do_without_its_reservation(redlock: FakeRedlock, charge: Any, box: Box) -> None:
-    charge.apply_async((1,), lock={"scope": "while_executing"})
-    assert box.header()["scope"] == "while_executing"
-    assert redlock.driver.rounds == []
-
-
 @pytest.mark.parametrize("setting", [{"task_always_eager": True}, {"redlock_enabled": False}])
 def test_eager_tasks_and_disabled_locks_reserve_nothing(
     redlock: FakeRedlock, charge: Any, box: Box, setting: dict[str, bool]
@@ -579,25 +554,12 @@ def test_contradictory_scope_options_are_refused_when_declared(
         bool(declare(app, **{f"lock_{name}": value for name, value in options.items()}))
 
 
-def test_base_class_may_set_on_duplicate_for_its_tasks(app: Celery) -> None:
-    class Ours(SingletonTask):
-        abstract = True
-        lock_on_duplicate = "raise"
-
-    assert declare(app, base=Ours).redlock.options(app).on_duplicate == "raise"
-
-
 def test_lock_option_in_a_call_of_a_task_without_a_lock_is_refused(app: Celery) -> None:
     @app.task(name="plain")
     def plain() -> None: ...
 
     with pytest.raises(ConfigurationError, match="plain takes no lock"):
         plain.apply_async(lock={"scope": "until_executed"})
-
-
-def test_resource_name_of_a_reservation_is_refused(redlock: FakeRedlock) -> None:
-    with pytest.raises(ConfigurationError, match="are reserved for reservations"):
-        redlock.acquire("order:1#reserved")
 
 
 # -- what goes wrong -----------------------------------------------------------------------------
@@ -639,27 +601,6 @@ def test_interrupt_between_reservation_and_message_leaves_no_reservation(
 
 
 # -- the seam ------------------------------------------------------------------------------------
-
-
-def test_apply_async_is_wrapped_once() -> None:
-    wrapped = CelerysTask.apply_async
-    wrap()
-    assert CelerysTask.apply_async is wrapped
-    assert wrapped.__name__ == "apply_async"
-    assert not hasattr(wrapped.__wrapped__, "__wrapped__")  # type: ignore[attr-defined]
-
-
-def test_own_apply_async_of_a_base_class_runs_before_the_reservation(
-    redlock: FakeRedlock, app: Celery, box: Box
-) -> None:
-    class Ours(SingletonTask):
-        abstract = True
-
-        def apply_async(self, args: Any = None, kwargs: Any = None, **options: Any) -> Any:
-            return super().apply_async((args[0] + 1,), kwargs, **options)
-
-    declare(app, base=Ours).delay(0)
-    assert box.header()["resources"] == ["order:1"]
 
 
 def test_functions_under_locked_are_reserved_too(
@@ -717,12 +658,6 @@ def test_token_of_a_reservation_header_for_another_task_id_is_dropped(task_id: A
     """Such a token is in headers that a task has passed on."""
     note = Reservation.of(GOOD.header(), task_id)
     assert note is not None and note.token == ""
-
-
-@pytest.mark.parametrize("ttl", [-5, 0, 1e300])
-def test_ttl_of_a_reservation_header_is_brought_into_range(ttl: float) -> None:
-    note = Reservation.of({**GOOD.header(), "ttl": ttl}, "id")
-    assert note is not None and 0 < note.ttl <= 1e10
 
 
 def test_reservation_header_of_another_message_is_not_sent_on(

@@ -11,9 +11,8 @@ from celery import Celery
 from celery_redlock import SingletonTask, Skipped
 from celery_redlock.messages import reservation
 from celery_redlock.messages.headers import RESERVATION
-from celery_redlock.messages.reservation import HOUR, REPLACED, Reservation, claim_of, mark_of
+from celery_redlock.messages.reservation import HOUR, Reservation
 from celery_redlock.messages.revokes import END
-from celery_redlock.protocol.replies import DONE
 from celery_redlock.protocol.values import Owner
 from tests.support.delivering import RESERVED, Box, deliver
 from tests.support.fake_lock import FakeRedlock
@@ -134,20 +133,6 @@ def test_replacement_that_cannot_be_published_leaves_the_queued_call_as_it_was(
     assert stage.left() > HOUR  # its countdown is not over
     assert stage.run(task, first) == "first"
     assert stage.holder() == ""
-
-
-@pytest.mark.parametrize("scope", SCOPES)
-def test_queued_call_is_revoked_when_its_replacement_is_out_and_not_before(
-    stage: Stage, scope: str
-) -> None:
-    task = stage.declare(scope)
-    first = stage.call(task, "first")
-    before: list[list[str]] = []
-    stage.sending = lambda: before.append([*stage.revoked])
-    second = stage.call(task, "second")
-    assert before == [[]]
-    assert stage.revoked == [first.headers["id"]]
-    assert stage.holder() == second.headers["id"]
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -271,28 +256,6 @@ def test_call_that_has_begun_runs_again_though_another_is_queued(stage: Stage) -
     assert stage.ran == ["first", "first", "second"]
 
 
-def marked(redlock: FakeRedlock, message: Any, mark: str, nodes: int) -> None:
-    """Write a mark of a message on some nodes, as anybody can who may write to these nodes."""
-    note = Reservation.of(message.headers[RESERVATION], message.headers["id"])
-    assert note is not None
-    name, now = mark_of(claim_of(redlock, note), mark), redlock.clock()
-    for node in redlock.fakes[:nodes]:
-        node.held[name] = DONE, now + HOUR
-
-
-@pytest.mark.parametrize(("nodes", "runs"), [(1, True), (2, True), (3, False)])
-@pytest.mark.parametrize("scope", SCOPES)
-def test_mark_of_a_replaced_call_counts_only_on_a_quorum_of_nodes(
-    stage: Stage, redlock: FakeRedlock, scope: str, nodes: int, runs: bool
-) -> None:
-    task = stage.declare(scope)
-    message = stage.call(task, "only")
-    redlock.clock.advance(2 * HOUR)  # it has waited for longer than its reservation lasts
-    marked(redlock, message, REPLACED, nodes)
-    stage.run(task, message)
-    assert stage.ran == ["only"] * runs
-
-
 def test_node_that_lies_about_a_ttl_does_not_make_an_unsent_replacement_count(
     stage: Stage, redlock: FakeRedlock
 ) -> None:
@@ -375,20 +338,6 @@ def test_unreserved_call_that_retries_runs_again_though_another_is_reserved(
     assert again.headers["id"] == new.headers["id"]
     assert stage.run(task, again) == "new"
     assert stage.run(task, old) == "old"
-
-
-def test_unreserved_call_refused_by_its_lock_runs_when_it_is_sent_again(
-    stage: Stage, redlock: FakeRedlock
-) -> None:
-    task = stage.declare("until_and_while_executing")
-    stage.call(task, "old")
-    new = unreserved(stage, redlock, task, "new")
-    redlock.acquire("order:1")
-    stage.run(task, new)
-    again = stage.message()
-    for node in redlock.fakes:
-        del node.held["order:1"]
-    assert stage.run(task, again) == "new"
 
 
 def test_unreserved_group_member_is_skipped_if_another_call_is_reserved(

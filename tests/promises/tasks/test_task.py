@@ -9,7 +9,6 @@ import inspect
 import json
 import logging
 import pickle
-import time
 from typing import Any
 
 import celery
@@ -19,8 +18,6 @@ from celery.exceptions import Retry
 
 from celery_redlock import (
     ConfigurationError,
-    LeaseLost,
-    QuorumUnavailable,
     RedlockError,
     ResourceHeld,
     SingletonTask,
@@ -30,7 +27,6 @@ from celery_redlock import (
 )
 from celery_redlock.compat.once import QueueOnce
 from celery_redlock.compat.singleton import Singleton
-from celery_redlock.config.options import TASK
 from celery_redlock.config.task_lock import lock_of, resource_of
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.protocol.claim import Claim
@@ -83,14 +79,6 @@ def test_invalid_task_options_fail_at_declaration(
 def test_option_without_its_lock_prefix_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"some.task: .* lock_.*, not {name}"):
         type("some", (SingletonTask,), {"name": "some.task", name: 5, "run": lambda self: None})
-
-
-def test_singleton_task_has_no_defaults_that_hide_settings_of_an_app(app: Any) -> None:
-    @locked("o:<x>", wait=100, ttl=1, retry_deadline=None, max_lifetime=None, on_lost=print)
-    def function(x: int) -> None: ...
-
-    for name in TASK:
-        assert f"lock_{name}" not in vars(SingletonTask)  # no default hides an app's setting
 
 
 def test_async_functions_are_refused_as_locked_tasks(app: Any) -> None:
@@ -151,33 +139,6 @@ def test_locked_refuses_classes_other_objects_and_missing_parentheses() -> None:
         locked("a", key="b")
     with pytest.raises(ConfigurationError, match="decorates a function or a task"):
         locked()(5)  # type: ignore[type-var]
-
-
-def test_own_methods_of_a_task_class_are_no_options(app: Any) -> None:
-    class Mine(SingletonTask):
-        name = "mine"
-
-        def lock_smith(self) -> str:
-            return "mine"
-
-        def wait(self) -> str:
-            return "theirs"
-
-    assert (Mine().lock_smith(), Mine().wait()) == ("mine", "theirs")
-
-
-def test_task_options_are_inherited_and_overridden(app: Any) -> None:
-    class Base(SingletonTask):
-        abstract = True
-        lock_ttl = 5
-        lock_on_conflict = "skip"
-
-    @app.task(base=Base, lock_ttl=7)
-    def task(x: int) -> None: ...
-
-    lock = lock_of(task)
-    assert lock is not None
-    assert (lock.options(app).ttl, lock.options(app).on_conflict) == (7.0, "skip")
 
 
 # -- the ways to declare one ---------------------------------------------------------------------
@@ -279,20 +240,6 @@ def test_locked_function_outside_celery_has_its_own_name_as_key(
     assert locked()(body)(1) == locked()(body)(x=1, y=2)
 
 
-def test_locked_helper_of_a_task_has_its_own_lock(redlock: FakeRedlock, app: Any) -> None:
-    app.set_current()
-
-    @locked("helper")
-    def helper() -> list[str]:
-        return [current_lease().resource, *map(str, sorted(redlock.fakes[0].held))]
-
-    @app.task(base=SingletonTask, lock_key="task")
-    def outer() -> list[str]:
-        return helper()
-
-    assert deliver(outer)[0] == ["helper", "helper", "task"]
-
-
 def test_locked_task_with_pydantic_receives_models(redlock: FakeRedlock, app: Any) -> None:
     pydantic = pytest.importorskip("pydantic")
     if celery.VERSION < (5, 5):
@@ -338,51 +285,7 @@ def test_body_has_the_request_of_its_delivery_or_eager_call(redlock: FakeRedlock
     assert written == [True, True]
 
 
-def test_recursive_call_shares_the_lock(redlock: FakeRedlock, app: Any) -> None:
-    @app.task(base=SingletonTask, bind=True, lock_key="r")
-    def down(self: Task, n: int) -> int:
-        return self(n - 1) + 1 if n else 0
-
-    assert deliver(down, 3)[0] == 3
-    assert down(3) == 3
-    assert down.apply((3,)).get() == 3
-    assert redlock.driver.rounds == ["acquire", "release"] * 3
-
-
 # -- endings -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("error", [ValueError("x"), SystemExit(1), KeyboardInterrupt()], ids=repr)
-def test_lock_is_free_after_an_error_of_the_body(
-    redlock: FakeRedlock, app: Any, error: Any
-) -> None:
-    @app.task(base=SingletonTask, lock_key="e")
-    def fails() -> None:
-        assert not redlock.free("e")
-        raise error
-
-    try:
-        deliver(fails)
-    except (SystemExit, KeyboardInterrupt) as raised:
-        assert raised is error
-    assert redlock.free("e")
-    with pytest.raises(type(error)):
-        fails()
-    assert redlock.free("e")
-
-
-def test_body_that_releases_its_lost_lease_fails_with_lease_lost(
-    redlock: FakeRedlock, app: Any
-) -> None:
-    @app.task(base=SingletonTask, lock_key="k")
-    def work() -> str:
-        redlock.clock.advance(60.0)
-        current_lease().release()
-        return "done"
-
-    result, info = deliver(work)
-    assert isinstance(result, LeaseLost)
-    assert info.state == "FAILURE"
 
 
 @pytest.mark.parametrize("ending", ["success", "failure", "retry"])
@@ -429,20 +332,6 @@ def test_token_of_a_delivery_names_task_and_retries_and_is_unique(
 # -- the conflict policy -------------------------------------------------------------------------
 
 
-def test_policy_retry_sends_the_message_again(busy: Any, sent: list[Any]) -> None:
-    task = busy()
-    result, _info = deliver(task, 1, "two", retries=0, headers={"trace": "abc"}, root_id="root")
-    assert isinstance(result, Retry)
-    assert task.ran == []
-    (again,) = sent
-    assert (again.id, again.args, again.options["retries"]) == ("the-id", (1, "two"), 0)
-    assert again.options["root_id"] == "root"
-    headers = again.options["headers"]
-    assert headers["trace"] == "abc"
-    assert headers[ATTEMPTS]["held"] == 1
-    assert headers[ATTEMPTS]["unavailable"] == 0
-
-
 def test_retry_pauses_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent: list[Any]) -> None:
     task = busy(lock_retry_backoff=1.0, lock_retry_backoff_max=4.0, lock_retry_deadline=None)
     ceilings = {0: 1.0, 1: 2.0, 2: 4.0, 3: 4.0, 2000: 4.0}
@@ -455,24 +344,6 @@ def test_retry_pauses_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent:
         assert min(countdowns) >= 0.1
         assert ceiling * 0.75 < max(countdowns) <= ceiling
         assert min(countdowns) < ceiling * 0.25
-
-
-@pytest.mark.parametrize(
-    "forged",
-    [None, 5, "x", [], {"since": "x"}, {"held": "many"}, {"held": -5}, {"since": 1e99},
-     {"since": float("nan")}, {"since": True}, {"held": 10**400}, {"stuck": "x", "pause": -1},
-     {"stuck": 1e99, "pause": float("nan"), "holder": 7}, {"holder": "x" * 10**6}],
-    ids=repr,
-)  # fmt: skip
-def test_forged_attempts_header_does_no_harm(busy: Any, sent: list[Any], forged: Any) -> None:
-    result, _info = deliver(busy(), headers={}, **{ATTEMPTS: forged})
-    assert isinstance(result, Retry)
-    (again,) = sent
-    attempts = again.options["headers"][ATTEMPTS]
-    assert attempts["held"] >= 1
-    assert 0.1 <= again.options["countdown"] <= 60.0
-    # Counted from now where it was nonsense: or the deadline never came, or had come already.
-    assert abs(attempts["since"] - time.time()) < 60
 
 
 def sends_again(task: Any, sent: list[Any], attempts: Any = None, **more: Any) -> Any:
@@ -596,19 +467,6 @@ def test_missing_quorum_is_logged_once_a_task_and_once_a_minute(
     for count in range(3):
         deliver(task, **{ATTEMPTS: {"held": count}})
     assert caplog.text.count("waits (held") == 3, "of a held lock there is a line each"
-
-
-def test_on_unavailable_raise_and_run_end_or_run_the_task(
-    busy: Any, sent: list[Any], redlock: FakeRedlock, caplog: Log
-) -> None:
-    redlock.driver.dead = {0, 1, 2}
-    result, _info = deliver(busy(lock_on_unavailable="raise"))
-    assert isinstance(result, QuorumUnavailable)
-    task = busy(lock_on_unavailable="run")
-    assert deliver(task) == ("ran", None)
-    (record,) = [record for record in caplog.records if "WITHOUT its lock" in record.message]
-    assert record.levelno == logging.WARNING
-    assert sent == []
 
 
 # -- the predecessor rule ------------------------------------------------------------------------

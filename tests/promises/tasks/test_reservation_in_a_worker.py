@@ -1,4 +1,4 @@
-"""Reservations of messages at their ends, also at those that nothing reports."""
+"""Reservations as a worker meets them: adopted, another task's, at ends that nothing reports."""
 
 from __future__ import annotations
 
@@ -10,14 +10,90 @@ from celery.exceptions import Reject
 from celery.signals import task_received
 
 from celery_redlock import SingletonTask
-from celery_redlock.messages import endings
+from celery_redlock.messages import endings, reservation
 from celery_redlock.messages.headers import RESERVATION
 from celery_redlock.messages.reservation import Reservation
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.round import Verb
-from tests.support.delivering import Ran, Received, deliver, header, token_of
+from tests.support.delivering import RESERVED, Ran, Received, deliver, header, take, token_of
 from tests.support.fake_lock import FakeRedlock
-from tests.support.names import Log, Patch
+from tests.support.names import Patch
+
+# -- adopted ---------------------------------------------------------------------------------------
+
+
+def reserved(redlock: FakeRedlock, task_id: str, nodes: set[int]) -> Claim:
+    """A reservation, taken on these nodes only."""
+    claim = reservation.claim_for(redlock, "order:1", 60.0, task_id, "charge")
+    redlock.driver.dead = set(range(5)) - nodes
+    reservation.take(redlock, claim)
+    redlock.driver.dead = set()
+    return claim
+
+
+def test_adopt_refused_by_a_quorum_leaves_no_token_on_the_minority(redlock: FakeRedlock) -> None:
+    other = reserved(redlock, "other", {0, 1, 2})
+    ours = reservation.claim_for(redlock, "order:1", 60.0, "ours", "charge")
+    assert reservation.adopt(redlock, ours) is False
+    (name,) = ours.resources
+    now = redlock.clock()
+    assert [node.token(name, now) for node in redlock.fakes] == [other.token] * 3 + [None] * 2
+
+
+def test_adopt_without_enough_answers_keeps_the_tokens(redlock: FakeRedlock) -> None:
+    ours = reserved(redlock, "ours", {0, 1, 2, 3, 4})
+    redlock.driver.dead = {0, 1, 2}
+    assert reservation.adopt(redlock, ours) is None
+    redlock.driver.dead = set()
+    assert redlock.tokens(ours.resources[0]) == {ours.token}
+    assert reservation.adopt(redlock, ours) is True
+
+
+def test_quorum_that_names_another_reservation_refuses_ours(redlock: FakeRedlock) -> None:
+    take(redlock, "another")
+    redlock.driver.dead = {0, 1}
+    claim = reservation.claim_for(redlock, "order:1", 10.0, "mine")
+    assert not reservation.start(redlock, claim)
+    assert {reservation.look(redlock, claim).token} == redlock.tokens("order:1#reserved")
+
+
+def test_reservation_that_only_a_quorum_has_is_its_own(redlock: FakeRedlock) -> None:
+    """A node that the publisher had not yet connected to may answer before one that has it."""
+    take(redlock, "mine", nodes=3)
+    redlock.driver.dead = {0}
+    (token,) = redlock.tokens("order:1#reserved") - {None}
+    claim = reservation.claim_for(redlock, "order:1", 10.0, "mine")
+    claim.token = str(token)
+    assert reservation.start(redlock, claim)
+
+
+# -- another task's --------------------------------------------------------------------------------
+
+
+SCOPES = ("until_executing", "until_executed", "until_and_while_executing", "until_expired")
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("had_one", [False, True])
+def test_reservation_of_another_task_with_the_same_key_skips_no_message(
+    ran: Ran, scope: str, had_one: bool
+) -> None:
+    """Its own message came without a reservation, or with one that has expired since."""
+    task = ran.task(scope)
+    take(ran.redlock, "another-id", task="shop.another")
+    theirs = ran.redlock.tokens(RESERVED)
+    given: Any = header(scope, **({"token": token_of()} if had_one else {}))
+    assert deliver(task, 1, redlock_reservation=given)[0] == "done"
+    assert ran.redlock.tokens(RESERVED) == theirs
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_message_of_the_same_task_with_a_reserved_key_is_a_duplicate(ran: Ran, scope: str) -> None:
+    task = ran.task(scope)
+    take(ran.redlock, "another-id", task=task.name)
+    assert deliver(task, 1, redlock_reservation=header(scope))[0] != "done"
+
+
+# -- at its end ------------------------------------------------------------------------------------
 
 
 class Unstorable(Exception):
@@ -106,32 +182,3 @@ def test_retry_that_cannot_be_sent_keeps_its_reservation(
     result, _info = deliver(task)
     assert result == "ran"
     assert redlock.free("k#reserved")
-
-
-@pytest.mark.parametrize("away", [False, True])
-def test_reservation_not_kept_after_success_is_logged(
-    ran: Ran, redlock: FakeRedlock, caplog: Log, away: bool
-) -> None:
-    token = token_of()
-    claim = Claim("order:1#reserved", token, 60.0, 5)
-    for node in redlock.fakes:
-        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
-    if away:
-        ran.then = lambda: redlock.driver.dead.update({0, 1, 2})
-    result, _ = deliver(
-        ran.task("until_succeeded"), 1, **{RESERVATION: header("until_succeeded", token=token)}
-    )
-    assert result == "done"
-    assert ("and its key is not kept" in caplog.text) is away
-
-
-def test_reservation_is_extended_while_its_body_runs(ran: Ran, redlock: FakeRedlock) -> None:
-    token, watched = token_of(), set[str]()
-    claim = Claim("order:1#reserved", token, 60.0, 5)
-    for node in redlock.fakes:
-        node.execute(Verb.ACQUIRE, [claim], redlock.clock())
-    ran.then = lambda: watched.update(redlock.watchdog.watched)
-    given = header("until_executed", token=token)
-    assert deliver(ran.task("until_executed"), 1, **{RESERVATION: given})[0] == "done"
-    assert token in watched
-    assert not redlock.watchdog.watched
