@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -237,6 +238,18 @@ def test_delivery_of_a_class_with_its_own_call_is_locked_once_and_passes_through
     assert result == [charge.of_request, charge.name]
     assert entered == path
     assert redlock.holder("order:1") is None
+
+
+@pytest.mark.parametrize("way", [lambda task: task(1), lambda task: task.apply((1,)).get()])
+def test_plain_and_eager_calls_of_a_class_with_its_own_call_are_locked_once(
+    declared: Any, redlock: FakeRedlock, way: Callable[[Any], Any]
+) -> None:
+    charge, path = declared
+    assert way(charge)[1] == charge.name
+    assert entered == path
+    redlock.acquire("order:1")
+    with pytest.raises(ResourceHeld):
+        charge(1)
 
 
 def test_nested_call_of_a_class_with_its_own_call_is_locked_once(

@@ -9,6 +9,7 @@ import inspect
 import json
 import logging
 import pickle
+import time
 from typing import Any
 
 import celery
@@ -142,6 +143,33 @@ def test_locked_refuses_classes_other_objects_and_missing_parentheses() -> None:
 
 
 # -- the ways to declare one ---------------------------------------------------------------------
+
+
+def test_own_methods_of_a_task_class_are_no_options(app: Any) -> None:
+    class Mine(SingletonTask):
+        name = "mine"
+
+        def lock_smith(self) -> str:
+            return "mine"
+
+        def wait(self) -> str:
+            return "theirs"
+
+    assert (Mine().lock_smith(), Mine().wait()) == ("mine", "theirs")
+
+
+def test_task_options_are_inherited_and_overridden(app: Any) -> None:
+    class Base(SingletonTask):
+        abstract = True
+        lock_ttl = 5
+        lock_on_conflict = "skip"
+
+    @app.task(base=Base, lock_ttl=7)
+    def task(x: int) -> None: ...
+
+    lock = lock_of(task)
+    assert lock is not None
+    assert (lock.options(app).ttl, lock.options(app).on_conflict) == (7.0, "skip")
 
 
 def body(x: int, y: int = 2) -> str:
@@ -344,6 +372,24 @@ def test_retry_pauses_are_jittered_up_to_a_ceiling_that_doubles(busy: Any, sent:
         assert min(countdowns) >= 0.1
         assert ceiling * 0.75 < max(countdowns) <= ceiling
         assert min(countdowns) < ceiling * 0.25
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [None, 5, "x", [], {"since": "x"}, {"held": "many"}, {"held": -5}, {"since": 1e99},
+     {"since": float("nan")}, {"since": True}, {"held": 10**400}, {"stuck": "x", "pause": -1},
+     {"stuck": 1e99, "pause": float("nan"), "holder": 7}, {"holder": "x" * 10**6}],
+    ids=repr,
+)  # fmt: skip
+def test_forged_attempts_header_does_no_harm(busy: Any, sent: list[Any], forged: Any) -> None:
+    result, _info = deliver(busy(), headers={}, **{ATTEMPTS: forged})
+    assert isinstance(result, Retry)
+    (again,) = sent
+    attempts = again.options["headers"][ATTEMPTS]
+    assert attempts["held"] >= 1
+    assert 0.1 <= again.options["countdown"] <= 60.0
+    # Counted from now where it was nonsense: or the deadline never came, or had come already.
+    assert abs(attempts["since"] - time.time()) < 60
 
 
 def sends_again(task: Any, sent: list[Any], attempts: Any = None, **more: Any) -> Any:
