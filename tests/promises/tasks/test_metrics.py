@@ -24,8 +24,6 @@ from celery_redlock.metrics import BUCKETS, install
 from celery_redlock.protocol.lease import Lease
 from celery_redlock.protocol.values import Owner
 
-ROOT = Path(__file__).parents[3]
-
 
 @pytest.fixture
 def registry() -> Iterator[CollectorRegistry]:
@@ -139,14 +137,6 @@ def test_labels_of_metrics_are_task_names_and_never_keys_or_ids(
     assert value(registry, "acquire_total", task="shop.charge", outcome="unavailable") == 1
 
 
-def test_metrics_name_an_unknown_task_by_its_token(
-    registry: CollectorRegistry,
-) -> None:
-    install(registry)
-    signals.lock_released.send(sender=None, lease=lease("other.task"), held=True, held_for=2.0)
-    assert value(registry, "hold_seconds_sum", task="other.task") == 2.0
-
-
 def test_beat_metrics_name_a_task_that_the_beat_does_not_know(registry: CollectorRegistry) -> None:
     install(registry)
     entry = types.SimpleNamespace(task="shop.nightly")
@@ -234,24 +224,6 @@ def test_metrics_of_a_lock_do_not_wait_for_a_slow_collector(registry: CollectorR
         scrape.join()
         extending.join()
     assert value(registry, "extend_total", task="shop", outcome="extended") == 1
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_fork_never_splits_a_reading_of_metrics(registry: CollectorRegistry) -> None:
-    counter, inside = install(registry)._counters["deduplicated"], threading.Event()
-
-    def samples() -> list[Any]:
-        with counter._lock:
-            inside.set()
-            threading.Event().wait(0.3)  # a fork that does not wait for us comes within it
-        return []
-
-    counter._samples = samples
-    scrape = threading.Thread(target=metrics._Served(registry).collect)
-    scrape.start()
-    inside.wait()
-    _fork_and_wait(lambda: counter.labels("shop", "run"))
-    scrape.join()
 
 
 def test_only_live_gauges_of_dead_processes_are_removed(tmp_path: Path) -> None:

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import pytest
 from celery.schedules import crontab
 
-import celery_redlock.signals
 from celery_redlock import (
     DuplicateTask,
     LeaseLost,
@@ -25,7 +20,6 @@ from celery_redlock import (
     SingletonTask,
     Skipped,
     events,
-    locked,
 )
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages import signals
@@ -38,7 +32,6 @@ from tests.support.fake_lock import FakeRedlock
 from tests.support.names import Log, Patch
 from tests.support.schedules import due, entries
 
-ROOT = Path(__file__).parents[3]
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 
 
@@ -90,47 +83,6 @@ def charge(app: Any) -> Any:
         return "ran"
 
     return charge
-
-
-# -- nobody listens --------------------------------------------------------------------------------
-
-
-def test_first_signal_receiver_subscribes_the_core_and_the_last_unsubscribes_it() -> None:
-    """A receiver of skipped tasks adds no cost to locks."""
-
-    def receive(**_more: Any) -> None: ...
-
-    def another(**_more: Any) -> None: ...
-
-    signals.task_skipped.connect(receive)
-    assert not events.has_listeners()
-    signals.task_skipped.disconnect(receive)
-    signals.lock_lost.connect(receive)
-    assert events.has_listeners()
-    signals.lock_acquired.connect(another)
-    signals.lock_lost.disconnect(receive)
-    assert events.has_listeners()
-    signals.lock_acquired.disconnect(another)
-    assert not events.has_listeners()
-
-
-def test_package_exports_the_signals_and_imports_celery_only_for_them() -> None:
-    for name in signals.__all__:
-        assert getattr(celery_redlock, name) is getattr(signals, name)
-        assert name in celery_redlock.__all__
-    program = "import sys, celery_redlock; print('celery' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout.strip() == "False", done.stderr
-
-
-def test_signals_page_and_module_name_the_arguments_of_each_signal() -> None:
-    page = (ROOT / "docs/signals.md").read_text()
-    table = re.findall(r"^\| `(\w+)` \| ((?:`\w+`(?:, )?)+) \|", page, re.M)
-    documented = {name: {"resource", *re.findall(r"\w+", names)} for name, names in table}
-    carried = {name: set(getattr(signals, name).providing_args) for name in signals.__all__}
-    assert documented == carried
-    module = re.findall(r"^`(\w+)` \(([\w, ]+)\)$", celery_redlock.signals.__doc__ or "", re.M)
-    assert {name: set(names.split(", ")) for name, names in module} == carried
 
 
 # -- a block ---------------------------------------------------------------------------------------
@@ -302,25 +254,6 @@ def test_signal_receiver_can_be_connected_to_one_task(redlock: FakeRedlock, app:
     assert not events.has_listeners()
 
 
-@pytest.mark.parametrize("way", ["class", "over", "under"])
-def test_signals_of_a_plain_call_have_its_task_as_sender(
-    redlock: FakeRedlock, app: Any, ears: Ears, way: str
-) -> None:
-    def body() -> str:
-        return "ran"
-
-    if way == "class":
-        task = app.task(base=SingletonTask, name="charge")(body)
-    elif way == "over":
-        task = locked()(app.task(name="charge")(body))
-    else:
-        task = app.task(name="charge")(locked()(body))
-    app.finalize()
-    assert task() == "ran"
-    assert ears.names == ["lock_acquired", "lock_released"]
-    assert [sender.name for _name, sender, _more in ears.heard] == ["charge"] * 2
-
-
 def test_waited_in_a_signal_counts_over_all_deliveries_of_a_task(
     redlock: FakeRedlock, charge: Any, ears: Ears
 ) -> None:
@@ -329,19 +262,6 @@ def test_waited_in_a_signal_counts_over_all_deliveries_of_a_task(
     _sender, more = ears.of("lock_acquired")
     assert 100.0 <= more["waited"] < 200.0
     assert more["attempts"] == 5
-
-
-def test_waited_in_a_signal_of_a_block_in_a_body_counts_the_block_alone(
-    redlock: FakeRedlock, app: Any, ears: Ears
-) -> None:
-    @app.task(name="work")
-    def work() -> None:
-        with redlock.lock("r"):
-            pass
-
-    deliver(work, **{ATTEMPTS: {"since": time.time() - 100.0, "held": 3}})
-    sender, more = ears.of("lock_acquired")
-    assert (sender, more["waited"], more["attempts"]) == (work, 0.0, 1)
 
 
 # -- kept out --------------------------------------------------------------------------------------
@@ -386,16 +306,6 @@ def test_skipped_task_sends_task_skipped(redlock: FakeRedlock, app: Any, ears: E
     sender, more = ears.of("task_skipped")
     assert (sender, more["task_id"], more["resource"]) == (charge, "the-id", "k")
     assert (more["holder"], more["where"], more["policy"]) == (OTHER, "run", "skip")
-
-
-def test_task_sent_again_sends_no_task_skipped(
-    redlock: FakeRedlock, charge: Any, ears: Ears, sent: list[Any]
-) -> None:
-    redlock.acquire("k", owner=OTHER)
-    ears.heard.clear()
-    deliver(charge)
-    assert len(sent) == 1
-    assert ears.names == ["lock_contended"]
 
 
 def test_second_delivery_of_a_done_task_sends_task_skipped(

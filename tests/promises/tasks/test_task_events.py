@@ -93,15 +93,6 @@ def test_task_lock_acquired_event_is_sent_for_a_task_that_was_parked(
     assert 50.0 <= fields["waited"] < 90.0
 
 
-def test_lock_outside_a_task_sends_no_task_event(redlock: FakeRedlock, box: Box) -> None:
-    with redlock.lock("r"):
-        assert redlock.try_acquire("r") is None
-        rob(redlock, "r")
-        redlock.clock.advance(4.0)
-        redlock.watchdog.tend()
-    assert box.sent == []
-
-
 def test_loss_of_a_lock_sends_task_lock_lost(redlock: FakeRedlock, app: Any, box: Box) -> None:
     @app.task(base=SingletonTask, name="charge", lock_key="k", lock_on_lost="log")
     def charge() -> None:

@@ -13,22 +13,19 @@ from celery.signals import task_postrun, task_prerun
 from opentelemetry import trace
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from prometheus_client import CollectorRegistry, Metric
 
-from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, __version__, events
+from celery_redlock import QuorumUnavailable, ResourceHeld, SingletonTask, events
 from celery_redlock.locking.acquisition import Acquisition
 from celery_redlock.messages.headers import ATTEMPTS
 from celery_redlock.metrics import install
 from celery_redlock.protocol.values import Owner
 from celery_redlock.tracing import RedlockInstrumentor, instrument, uninstrument
-from tests.promises.beat.beat_world import World
 from tests.support.delivering import deliver, rob
 from tests.support.fake_lock import FakeRedlock
-from tests.support.schedules import due, entries
 
 OTHER = Owner("there", 1, task_id="other-id", task="other")
 SECOND = 1_000_000_000
@@ -188,26 +185,6 @@ def test_loss_after_the_span_has_ended_raises_nothing(
     assert {record.name for record in caplog.records} == {"celery_redlock"}  # the loss alone
 
 
-def test_claims_of_a_beat_are_not_traced(monkeypatch: pytest.MonkeyPatch, traces: Traces) -> None:
-    world = World(monkeypatch, lambda: entries(10.0), beats=[])
-    one = world.start()
-    assert one.guard._claims.decide(due(one), 0.25).send
-    assert traces.spans == []
-
-
-def test_uninstrument_ends_tracing(redlock: FakeRedlock, traces: Traces) -> None:
-    instrument(traces.provider)  # again: not twice
-    with redlock.lock("r"):
-        pass
-    assert len(traces.spans) == 1
-    uninstrument()
-    uninstrument()
-    with redlock.lock("r"):
-        pass
-    assert len(traces.spans) == 1
-    assert not events.has_listeners()
-
-
 def samples(families: Iterable[Metric]) -> dict[tuple[str, tuple[str, ...]], float]:
     """Return the samples of this library, without their times of creation."""
     return {
@@ -242,26 +219,6 @@ def test_opentelemetry_metrics_equal_the_prometheus_metrics(redlock: FakeRedlock
         uninstrument()
         provider.shutdown()
         ours.close()
-
-
-def test_a_unit_is_metadata_and_the_scope_has_the_version_of_the_package(
-    redlock: FakeRedlock, traces: Traces
-) -> None:
-    reader = InMemoryMetricReader()
-    instrument(traces.provider, meter_provider=MeterProvider([reader], shutdown_on_exit=False))
-    with redlock.lock("r"):
-        pass
-    data = reader.get_metrics_data()
-    assert data is not None
-    (scope,) = data.resource_metrics[0].scope_metrics
-    units = {metric.name: metric.unit for metric in scope.metrics}
-    assert {name for name, unit in units.items() if unit == "s"} == {
-        *("celery_redlock.acquire_duration", "celery_redlock.hold")
-    }
-    assert not [name for name in units if "seconds" in name]
-    span = traces.one().instrumentation_scope
-    assert span is not None
-    assert scope.scope.version == span.version == __version__
 
 
 def test_instrumentor_is_called_as_opentelemetry_calls_its_entry_points(
