@@ -132,8 +132,8 @@ class LockClient:
         """Close all connections; leases expire by their ttl."""
         self.prolonging.now()
         self.watchdog.close()
-        self.wakeup.close()
         self.driver.close()
+        self.wakeup.close()  # behind the connections: a waiter that it wakes must find them closed
 
     @property
     def nodes(self) -> tuple[str, ...]:

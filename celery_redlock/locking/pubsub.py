@@ -75,6 +75,7 @@ class ReleaseSubscriber:
         with self._lock:
             self._connect_missing()
             self._waiters[name] = waiter
+            waiter.closed = self._closing.is_set()
         try:
             yield waiter
         finally:

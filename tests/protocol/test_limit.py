@@ -192,7 +192,7 @@ def test_single_limit_applies_to_each_key_and_the_smaller_of_two_to_one_key(
         redlock.release(lease)
     assert request_of(redlock.client, ["a", "b", "a"], limit=[3, 5, 2]).limits == {"a": 2, "b": 5}
     assert request_of(redlock.client, ["a", "b"], limit=[1, 1]).limit == 1
-    assert redlock.client.request("a", limit=[3]).limit == 3
+    assert request_of(redlock.client, "a", limit=[3]).limit == 3
 
 
 @pytest.mark.parametrize(

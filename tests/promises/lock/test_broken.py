@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
 import time
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import ConfigurationError, QuorumUnavailable
+from celery_redlock import AsyncRedlock, ConfigurationError, QuorumUnavailable
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.server import LocalServer
 from tests.support.names import Locks, Log, Servers
@@ -72,12 +73,57 @@ def test_closed_redlock_is_unavailable_and_hides_no_error_of_a_block(make: Locks
     with pytest.raises(KeyError), lock.lock("r"):
         lock.close()
         raise KeyError
-    with pytest.raises(QuorumUnavailable, match="closed"):
-        lock.acquire("r2")
+    began = time.monotonic()
+    for wait in (0.0, 30.0):
+        with pytest.raises(QuorumUnavailable, match="closed"):
+            lock.acquire("r2", wait=wait)
+    assert time.monotonic() < began + 15.0
     never_used = make()
     never_used.close()
     with pytest.raises(QuorumUnavailable, match="closed"):
         never_used.acquire("r2")
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.5])
+def test_waiters_of_a_redlock_that_is_closed_are_unavailable_at_once(
+    make: Locks, after: float
+) -> None:
+    holder, lock = make(ttl=60), make(ttl=60)
+    held = holder.acquire("r")
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        with pytest.raises(QuorumUnavailable, match="closed") as refused:
+            lock.acquire("r", wait=30)
+        errors.append(refused.value)
+
+    threads = [threading.Thread(target=wait, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    time.sleep(after)  # before, while and after they join the queue
+    lock.close()
+    wait_until(lambda: len(errors) == 4, 5.0, "all waiters have ended")
+    assert holder.release(held)
+
+
+@pytest.mark.parametrize("after", [0.0, 0.02, 0.5])
+def test_waiters_of_an_event_loop_whose_redlock_is_closed_are_unavailable_at_once(
+    make: Locks, servers: Servers, after: float
+) -> None:
+    make(ttl=60).acquire("r")
+
+    async def closed() -> list[object]:
+        lock = AsyncRedlock([server.url for server in servers[:2]], ttl=60)
+        client = lock.client
+        waits = [asyncio.ensure_future(lock.acquire("r", wait=30)) for _ in range(4)]
+        await asyncio.sleep(after)
+        assert lock.client is client
+        await lock.close()
+        return await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 5.0)
+
+    errors = asyncio.run(closed())
+    assert [type(error) for error in errors] == [QuorumUnavailable] * 4
+    assert all("closed" in str(error) for error in errors)
 
 
 def test_decorator_over_two_functions_of_one_name_reads_each_signature() -> None:
