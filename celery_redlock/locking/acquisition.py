@@ -237,6 +237,7 @@ class Acquisition:
                     there = set() if self._is_chosen and waiter.left_by else there - waiter.left_by
                 if there:
                     await self._queue(self._entry, verb, there)
+                    client.watchdog.retry_soon()  # on nodes that were just lost
 
     async def _retry(self, waiter: Waiter, *, is_queued: bool) -> Claim:
         """Try until the lock is granted or the time is over.

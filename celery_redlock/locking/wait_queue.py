@@ -16,6 +16,9 @@ still be lost:
   one to two seconds.
 - More than 200 dead waiters are in front of it (`names.MAX_DEAD_WAITERS`): it tries by itself.
 - It stops waiting just as it is notified: it notifies the next waiter itself (HAND_ON).
+- It stops waiting just as a node is lost: its place is left on the next connection to that node
+  (`pipeline.py`). Until then a release there notifies nobody. If another node notifies the next
+  waiter, that costs it 50 ms at most; if all nodes are lost at this moment, one to two seconds.
 - A newcomer takes the lock first: the notified waiter joins the queue again, in its old place,
   before the newcomer releases. A holder that releases the lock and wants it again joins the queue,
   and does not try before it is notified or finds the lock free (`STAND_BACK_S`).

@@ -11,6 +11,8 @@ the request it undoes can never be overtaken by it. From this follow the rules k
   over after it was down, it never does.)
 - A release that the node refused with an error (it cannot write, it is busy) is owed as well, and
   tried again once the node has executed another request.
+- A place in a wait queue that a node has not confirmed to be left is owed as well, for a while. A
+  release would notify the waiter that has gone, and no other waiter.
 - A node that is down is silent at once; nobody waits for a connection attempt that has failed.
   Rounds are held back for a node only during the first attempt after a break: a server that closes
   idle connections causes such a break, and is back in a millisecond.
@@ -28,8 +30,11 @@ from collections import deque
 from .claim import Claim
 from .round import Round, Verb
 
-__all__ = ["MAX_OWED", "MAX_RETRIED", "STALLED_S", "Pipeline"]
+__all__ = ["LEAVES_FOR_S", "MAX_OWED", "MAX_RETRIED", "STALLED_S", "Pipeline"]
 
+LEAVES_FOR_S = 30.0
+"""Seconds for which a place in a wait queue that was not left for sure is left once more. Later, a
+release has most likely removed it: it costs the next waiter one or two seconds, once."""
 STALLED_S = 1.0
 """Seconds after which a node that does not answer gets no new requests: far more than a slow
 network takes, and less than most ttls."""
@@ -56,8 +61,8 @@ class Pipeline:
         waiting: The rounds that are held back for a connection that is being made.
         clogged: The time since when the connection has accepted no bytes, although some remain to
             be written; None if none remain.
-        owed: Releases that the node has not confirmed, by token; they are sent as soon as it can
-            be asked.
+        owed: Releases that the node has not confirmed, and places that were not left, by token;
+            they are sent as soon as it can be asked.
     """
 
     def __init__(self, node: int, *, ends_on_time: bool = True) -> None:
@@ -74,6 +79,7 @@ class Pipeline:
         """Take up a round; return True if it must be written to the connection now, in order."""
         if self.up:
             if self.stalled(now) and not self._pending_release(round_):
+                self.owe(round_)
                 why = "it does not read its requests"
                 if self.unanswered:
                     why = f"no answer for {now - self.unanswered[0].sent:.1f} s"
@@ -121,9 +127,10 @@ class Pipeline:
     def owe(self, round_: Round) -> None:
         """Keep a release that could not be sent, or was refused with an error, to send it later.
 
-        Any other round is ignored, and so is a release for which no token was ever written here.
+        So is kept a round that leaves a wait queue. Any other round is ignored, and so is a release
+        for which no token was ever written here.
         """
-        if self._pending_release(round_):
+        if self._pending_release(round_) or round_.verb.leaves:
             self.owed[round_.claims[0].token] = round_
             if len(self.owed) > MAX_OWED:
                 del self.owed[next(iter(self.owed))]
@@ -137,6 +144,13 @@ class Pipeline:
             and not round_.quorum_answered
             and self._matters(round_, now)
         ]
+
+    def leaving(self, now: float) -> bool:
+        """Return True if a place in a wait queue may still have to be left here."""
+        return any(
+            round_.verb.leaves and self._matters(round_, now)
+            for round_ in (*self.unanswered, *self.owed.values())
+        )
 
     def due(self, done: Verb, now: float) -> list[Round]:
         """Return owed releases to write now, because the node has just executed a `done`."""
@@ -174,9 +188,13 @@ class Pipeline:
         if round_.verb.sets:
             for claim in round_.claims:
                 claim.written |= 1 << self.node
+        elif round_.verb is Verb.ENQUEUE and self.owed:
+            self.owed.pop(round_.claims[0].token, None)  # it stands there again
 
     def _matters(self, round_: Round, now: float) -> bool:
-        """Return True if the key that a release deletes may still be there."""
+        """Return True if the key that a release deletes, or a place, may still be there."""
+        if round_.verb.leaves:
+            return now < round_.sent + LEAVES_FOR_S
         return not self._ends_on_time or now < round_.sent + round_.claims[0].ttl
 
     def _pending_release(self, round_: Round) -> bool:

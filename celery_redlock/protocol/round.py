@@ -260,6 +260,8 @@ class Verb:
         needs_memory: True if the answer "it is free" does harm if the node has forgotten a lock.
         can_wait: True if it may be sent later, because nobody needs the answer.
         notifies: True if it may notify a waiter.
+        leaves: True if it leaves a wait queue, so that it is owed for a while to a node that cannot
+            be asked now.
     """
 
     word: str
@@ -273,6 +275,7 @@ class Verb:
     needs_memory: bool = False
     can_wait: bool = False
     notifies: bool = False
+    leaves: bool = False
 
     # Only for type checkers: hypothesis prints annotated fields, each row with all others in it.
     if TYPE_CHECKING:
@@ -352,9 +355,9 @@ Verb.PEEK = Verb(
 # Join the wait queue, with the time since when we wait: a release wakes the first waiter.
 Verb.ENQUEUE = Verb("queue")
 # Leave the queue because we hold the lock.
-Verb.DEQUEUE = Verb("leave", can_wait=True)
+Verb.DEQUEUE = Verb("leave", can_wait=True, leaves=True)
 # Leave the queue without the lock; if a release woke us, or nobody holds it, wake the next one.
-Verb.HAND_ON = Verb("pass", can_wait=True, notifies=True)
+Verb.HAND_ON = Verb("pass", can_wait=True, notifies=True, leaves=True)
 # Report if the node still is a master. Only the request behind it waits for the answer.
 Verb.LOOK = Verb("tell its role", decode=replies.looked)
 # Write into the node's own data that it has earned its vote (`restart_guard.py`).

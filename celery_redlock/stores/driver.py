@@ -115,11 +115,12 @@ class Driver(Connections):
     def retry_releases(self) -> bool:
         """Repeat releases that too few nodes have confirmed; return True if there are none.
 
-        If no other request is made, nothing else would notice that a node has closed its
-        connection.
+        The same with places in wait queues that a node has not confirmed to be left. If no other
+        request is made, nothing else would notice that a node has closed its connection.
         """
         with self._lock:
-            owing = [node for node in self.nodes if node.channel.unconfirmed(monotonic())]
+            now, channels = monotonic(), [(node, node.channel) for node in self.nodes]
+            owing = [node for node, of in channels if of.unconfirmed(now) or of.leaving(now)]
             for node in owing:
                 node.receive()
             if owing:

@@ -290,7 +290,8 @@ class Node(ABC):
     def _failed(self, round_: Round, why: str) -> None:
         """Count an error as SILENT, and owe the node the release of keys that it may have set."""
         round_.silence(self.index, why)
-        self.channel.owe(round_)
+        if round_.verb.frees:
+            self.channel.owe(round_)
         self.reports.complain(round_.verb, why)
         self.reports.failed("refused")
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from celery_redlock.protocol.claim import Claim
-from celery_redlock.protocol.pipeline import MAX_OWED, MAX_RETRIED, STALLED_S, Pipeline
+from celery_redlock.protocol.pipeline import (
+    LEAVES_FOR_S,
+    MAX_OWED,
+    MAX_RETRIED,
+    STALLED_S,
+    Pipeline,
+)
 from celery_redlock.protocol.round import Round, Verb
-from celery_redlock.protocol.values import Vote
+from celery_redlock.protocol.values import QueueEntry, Vote
 
 NOW, TTL = 1000.0, 10.0
 
@@ -30,6 +36,10 @@ def ask(verb: Verb, of: Claim | None = None, *, at: float = NOW, patience: float
 def undo(of: Claim, at: float = NOW) -> Round:
     of.ended = True
     return ask(Verb.UNDO, of, at=at, patience=0.0)
+
+
+def place(verb: Verb, at: float) -> Round:
+    return Round(verb, [QueueEntry(("r",), 1, "process:1", 0)], at, 0.0)
 
 
 def set_here(channel: Pipeline, of: Claim, at: float = NOW) -> Claim:
@@ -107,6 +117,44 @@ def test_release_without_a_connection_is_owed_until_the_ttl_is_over(
     assert release.votes == [Vote.SILENT]
     assert bool(channel.unconfirmed(NOW + later)) is owed
     assert channel.connected(NOW + later) == [release] * owed
+
+
+@pytest.mark.parametrize("verb", [Verb.DEQUEUE, Verb.HAND_ON])
+@pytest.mark.parametrize("lost", ["before", "behind", "stalled"])
+def test_place_that_a_node_may_not_have_left_is_left_on_its_next_connection(
+    channel: Pipeline, verb: Verb, lost: str
+) -> None:
+    at = NOW + 2 * STALLED_S
+    if lost == "stalled":
+        channel.ask(ask(Verb.PEEK), NOW)
+        channel.unanswered[0].close()
+    elif lost == "before":
+        channel.dropped()
+    leave = place(verb, at)
+    assert channel.ask(leave, at) is (lost == "behind")
+    leave.close()
+    channel.dropped()
+    assert channel.leaving(at)
+    assert channel.connected(at + 1.0) == [leave]
+    channel.unanswered.popleft()  # it answers
+    assert not channel.leaving(at + 1.0)
+
+
+def test_place_is_not_left_after_a_while(channel: Pipeline) -> None:
+    channel.dropped()
+    channel.ask(place(Verb.HAND_ON, NOW), NOW)
+    assert not channel.leaving(NOW + LEAVES_FOR_S)
+    assert channel.connected(NOW + LEAVES_FOR_S) == []
+
+
+def test_place_that_is_taken_again_meanwhile_is_not_left(channel: Pipeline) -> None:
+    channel.ask(ask(Verb.PEEK), NOW)
+    at = NOW + 2 * STALLED_S
+    channel.ask(place(Verb.HAND_ON, at), at)  # not written: the node hangs
+    channel.unanswered.popleft()
+    assert channel.leaving(at)
+    assert channel.ask(place(Verb.ENQUEUE, at), at)
+    assert not channel.leaving(at)
 
 
 def test_owed_releases_are_written_first(channel: Pipeline) -> None:

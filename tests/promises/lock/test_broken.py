@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import AsyncRedlock, ConfigurationError, QuorumUnavailable
+from celery_redlock import AsyncRedlock, ConfigurationError, NotAcquired, QuorumUnavailable
 from celery_redlock.config.task_lock import TaskLock
+from celery_redlock.locking import acquisition
+from celery_redlock.locking.wait_queue import Waiter
+from celery_redlock.protocol.round import Verb
 from celery_redlock.server import LocalServer
-from tests.support.names import Locks, Log, Servers
+from tests.support.names import Locks, Log, Patch, Servers
 from tests.support.wait import wait_until
 
 
@@ -124,6 +127,52 @@ def test_waiters_of_an_event_loop_whose_redlock_is_closed_are_unavailable_at_onc
     errors = asyncio.run(closed())
     assert [type(error) for error in errors] == [QuorumUnavailable] * 4
     assert all("closed" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("verb", [Verb.HAND_ON, Verb.DEQUEUE])
+def test_waiter_that_loses_its_connections_as_it_leaves_the_queue_is_not_notified_any_more(
+    make: Locks, admins: list[redis.Redis], monkeypatch: Patch, verb: Verb
+) -> None:
+    """A release would notify it in place of the next waiter, which would wait for 1 to 2 s."""
+    holder, first, second = (make(ttl=60.0, node_timeout=5.0) for _ in range(3))
+    for lock in (holder, first, second):
+        lock.release(lock.acquire("warm"))
+    line = "redlock:r#line"
+    queue = acquisition.Acquisition._queue
+
+    async def cut_off(self: Any, entry: Any, asked: Verb, nodes: Any = None) -> None:
+        if asked is verb and self._client is first.client:
+            for admin in admins[:2]:
+                if verb is Verb.DEQUEUE:
+                    admin.zadd(line, {entry.token: entry.since})  # as if another node had called
+                admin.execute_command("CLIENT KILL TYPE normal SKIPME yes")
+            nodes = None
+        await queue(self, entry, asked, nodes)
+
+    monkeypatch.setattr(acquisition.Acquisition, "_queue", cut_off)
+    monkeypatch.setattr(Waiter, "left_by", property(lambda self: set()))
+    held = holder.acquire("r")
+    if verb is Verb.DEQUEUE:
+        threading.Timer(0.3, holder.release, (held,)).start()
+        held = first.acquire("r", wait=5.0)
+        holder = first
+    else:
+        with pytest.raises(NotAcquired):
+            first.acquire("r", wait=0.3)
+    wait_until(lambda: not any(admin.exists(line) for admin in admins[:2]), 3.0, "it has left")
+    got: list[float] = []
+
+    def wait() -> None:
+        second.release(second.acquire("r", wait=10.0))
+        got.append(time.monotonic())
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    wait_until(lambda: all(admin.exists(line) for admin in admins[:2]), 5.0, "it is in the queue")
+    released = time.monotonic()
+    assert holder.release(held)
+    thread.join(10.0)
+    assert got[0] < released + 1.0
 
 
 def test_decorator_over_two_functions_of_one_name_reads_each_signature() -> None:
