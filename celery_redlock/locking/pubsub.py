@@ -19,6 +19,7 @@ from typing import Any
 from ..protocol.names import LINE_SUFFIX
 from ..protocol.values import SHARED, quorum_of
 from ..runtime.polling import WAITS, SharedPoll
+from ..runtime.thread import Threads
 from ..stores.kinds import Address, named, subscribe
 from ..stores.subscription import RECONNECT_S, Subscription
 from .wait_queue import JITTER, Waiter
@@ -57,7 +58,7 @@ class ReleaseSubscriber:
         self._process = f"{prefix}{LINE_SUFFIX}:{secrets.token_hex(8)}"
         self.channel = self._process.encode("utf-8", "surrogatepass")
         self._subscriptions: dict[int, Subscription] = {}
-        self._connecting: dict[int, threading.Thread] = {}
+        self._connecting = Threads[int]()
         self._closing = threading.Event()
         self._every = math.inf  # seconds between two reads, at most
         self._notifies = named(addresses[0].store).can.queues
@@ -165,17 +166,9 @@ class ReleaseSubscriber:
     def _connect_missing(self, why: str = "") -> None:
         """Subscribe in the background to the nodes without a subscription."""
         for node in range(len(self._addresses)) if self._notifies else ():
-            running = self._connecting.get(node)
-            # Check is_alive(): an interrupted start() leaves a thread that never runs.
-            alive = running is not None and running.is_alive()
-            if node in self._subscriptions or alive or self._closing.is_set():
-                continue
-            name = f"celery_redlock subscribe {self._addresses[node].name}"
-            thread = threading.Thread(
-                target=self._connect, args=(node, why), name=name, daemon=True
-            )
-            self._connecting[node] = thread
-            thread.start()
+            if node not in self._subscriptions and not self._closing.is_set():
+                name = f"celery_redlock subscribe {self._addresses[node].name}"
+                self._connecting.begin(node, name, self._connect, node, why)
 
     def _connect(self, node: int, why: str) -> None:
         """Subscribe to a node, and try again until it succeeds; runs in a separate thread."""

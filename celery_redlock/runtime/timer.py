@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import ClassVar
 
 from .event import SafeEvent
+from .thread import Threads
 
 __all__ = ["Timer"]
 
@@ -27,22 +27,11 @@ class Timer:
     def __init__(self, turn: Callable[[], float | None]) -> None:
         self._turn = turn
         self._changed = SafeEvent()
-        self._thread: threading.Thread | None = None
+        self._threads = Threads[None]()
 
     def begin(self) -> None:
         """Start the thread, if it does not run."""
-        # Check is_alive(): an interrupted start() leaves a thread that never runs.
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(
-                target=self._run, name="celery_redlock watchdog", daemon=True
-            )
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                if error.__context__ is None:
-                    raise
-                # A time limit has struck while `threading` waited, and its RuntimeError hides that.
-                raise error.__context__ from None
+        self._threads.begin(None, "celery_redlock watchdog", self._run)
 
     def wake(self) -> None:
         """Take the next turn now."""

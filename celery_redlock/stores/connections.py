@@ -20,6 +20,7 @@ from ..protocol.restart_guard import RestartGuard
 from ..protocol.values import quorum_of
 from ..runtime.clock import monotonic
 from ..runtime.polling import SharedPoll
+from ..runtime.thread import Threads
 from .kinds import Address, make_node
 from .node import LEAVE_S, Node
 
@@ -84,7 +85,7 @@ class Connections:
         self._lock = threading.RLock()
         self._poll = poll(self._lock, self._read_nodes, self._look)
         self._clogged: list[Node] = []
-        self._connecting: dict[int, threading.Thread] = {}
+        self._connecting = Threads[int]()
         self._closing = threading.Event()
         self._started = self._ready = False
 
@@ -217,14 +218,9 @@ class Connections:
             if node.connection is not None:
                 continue
             self._poll.forget(node.index)
-            running = self._connecting.get(node.index)
-            # Check is_alive(): an interrupted start() leaves a thread that never runs.
-            if self._closing.is_set() or (running is not None and running.is_alive()):
-                continue
-            name = f"celery_redlock connect {node.name}"
-            thread = threading.Thread(target=self._connect, args=(node,), name=name, daemon=True)
-            self._connecting[node.index] = thread
-            thread.start()
+            if not self._closing.is_set():
+                name = f"celery_redlock connect {node.name}"
+                self._connecting.begin(node.index, name, self._connect, node)
 
     def _connect(self, node: Node) -> None:
         connected = False

@@ -201,8 +201,7 @@ def test_extender_thread_extends_due_leases_and_ends_when_closed() -> None:
     dog.wake()  # else it would sleep for longer than we wait
     assert extended.wait(5.0)
     dog.close()
-    thread = dog._timer._thread
-    assert thread is not None
+    thread = dog._timer._threads[None]
     thread.join(5.0)
     assert not thread.is_alive()
 
