@@ -39,7 +39,9 @@ def push(lease: HeldLease) -> None:
     blocks, last = _blocks.get(), _NONE
     if blocks and len(blocks[-1].leases) < BLOCK:
         blocks, last = blocks[:-1], blocks[-1]
-    _blocks.set((*blocks, _Block((*last.leases, lease), last.names.union(lease.resources))))
+    # Drop those that an exception has left here at the end of their `with` block.
+    leases = tuple([other for other in last.leases if not other._left_over])
+    _blocks.set((*blocks, _Block((*leases, lease), last.names.union(lease.resources))))
 
 
 def drop(lease: HeldLease) -> None:
