@@ -26,6 +26,8 @@ from celery_redlock.server import LocalServer, start_servers
 from tests.support.names import Patch, Servers
 from tests.support.wait import wait_until
 
+pytestmark = pytest.mark.usefixtures("no_worker")
+
 ROOT = Path(__file__).parents[3]
 
 
@@ -92,7 +94,7 @@ def redlock(app: Celery) -> Redlock:
 
 
 def call(app: Celery, *arguments: str) -> Any:
-    given = ["explain", *arguments, "--timeout", "0.5"]
+    given = ["explain", *arguments, "--timeout", "10"]
     return CliRunner().invoke(group, given, obj=Site(app=app))
 
 
