@@ -24,15 +24,6 @@ def declare(app: Any, function: Any = charge, **options: Any) -> Any:
     return app.task(name="shop.charge", shared=False, **options)(function)
 
 
-@pytest.mark.parametrize("template", ["a:<self>", "a:<order>"])
-def test_key_template_cannot_name_self_of_a_bound_task(app: Any, template: str) -> None:
-    def bound(self: Any, order_id: int) -> None: ...
-
-    app.task(name="shop.bound", bind=True, shared=False)(locked("a:<order_id>")(bound))
-    with pytest.raises(ConfigurationError, match=r"unknown name '(self|order)'; the names are: "):
-        app.task(name="shop.wrong", bind=True, shared=False, lazy=False)(locked(template)(bound))
-
-
 @pytest.mark.parametrize(
     ("ttl", "said"),
     [
@@ -190,13 +181,6 @@ def test_annotation_of_all_tasks_is_accepted_by_tasks_without_a_lock(
     assert one.redlock.options(app).ttl == 5.0
 
 
-def test_annotation_of_all_tasks_hides_no_option_of_the_tasks_own(app: Any, caplog: Log) -> None:
-    app.conf.task_annotations = TO_ALL[0]
-    declare(app, lock_ttl=7)
-    app.finalize()
-    assert "does not read lock_ttl" in caplog.text
-
-
 def test_own_attributes_that_begin_like_ours_are_ignored(app: Any) -> None:
     class Own(Task):
         abstract = True
@@ -242,14 +226,6 @@ def test_a_singleton_task_that_is_locked_as_well_is_refused(app: Any, how: str) 
         assert len(found(app)) == 1
         return
     refused(app, "shop.charge is a SingletonTask and @locked", "lock_key")
-
-
-def test_locked_over_a_registered_singleton_task_is_refused(app: Any) -> None:
-    body = {"name": "c", "run": lambda self, order_id: None}
-    task = app.register_task(type("Charge", (SingletonTask,), body)())
-    with pytest.raises(ConfigurationError, match="is a SingletonTask and @locked"):
-        locked("order:<order_id>")(task)
-    assert len(found(app)) == 1
 
 
 def test_two_locks_on_one_function_are_refused_when_decorating(app: Any) -> None:
@@ -304,22 +280,6 @@ def test_task_with_the_base_of_another_library_and_our_lock_is_refused(
             type("Both", (SingletonTask, theirs), {"abstract": True})
         return
     refused(app, "shop.charge has a lock of celery_redlock", f"Theirs of {library}")
-
-
-def test_task_with_the_base_of_another_library_alone_is_accepted(app: Any) -> None:
-    theirs = type("Theirs", (Task,), {"abstract": True, "__module__": "celery_once.tasks"})
-    declare(app, base=theirs)
-    app.finalize()
-    assert lock_of(app.tasks["shop.charge"]) is None
-
-
-@pytest.mark.parametrize("base", [None, SingletonTask])
-def test_function_without_a_module_can_be_a_task_with_a_lock(app: Any, base: Any) -> None:
-    names: dict[str, Any] = {}
-    exec("def body(order_id): ...", names)
-    function = names["body"] if base else locked("order:<order_id>")(names["body"])
-    task = app.task(name="shop.body", shared=False, lazy=False, **({"base": base} if base else {}))
-    assert lock_of(task(function)) is not None
 
 
 def pay(order_id: int, amount: int = 1, *, fast: bool = False) -> None: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import sys
 from collections.abc import Iterator
@@ -36,11 +35,6 @@ def made(app: Celery, *keys: Any, limit: Any, **options: Any) -> Any:
 def limit_of(task: Any, *args: Any, **kwargs: Any) -> Any:
     lock: Any = lock_of(task)
     return lock.limit(lock.options(task.app), task, task.run, args, kwargs)
-
-
-def test_single_declared_limit_applies_to_every_key(app: Celery) -> None:
-    assert limit_of(made(app, "t:<tenant>", limit=3), "acme") == 3
-    assert limit_of(made(app, "t:<tenant>", "all", limit=3), "acme") == 3
 
 
 def test_declared_limits_are_in_the_order_of_the_keys(app: Celery) -> None:
@@ -152,8 +146,3 @@ def test_impossible_declared_limit_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=wrong):
         made(app, *keys, **options)
-
-
-def test_limit_function_without_a_signature_is_checked_when_called(app: Celery) -> None:
-    task = made(app, "t:<tenant>", limit=functools.partial(plan))
-    assert limit_of(task, "free") == 1

@@ -167,11 +167,6 @@ def test_callable_option_with_wrong_parameters_is_refused(
         declare(**{option: function})
 
 
-def test_callable_option_that_takes_more_arguments_is_accepted(declare: Callable[..., Any]) -> None:
-    declare(on_lost=print, on_conflict=lambda *_: "skip")
-    declare(on_lost=lambda _lease, _more=1: None, on_conflict=iter)  # nobody knows what iter takes
-
-
 # -- when an app is known -------------------------------------------------------------------------
 
 
@@ -265,14 +260,3 @@ def test_misspelt_setting_is_refused_with_the_name_to_write(
 def test_setting_of_another_library_is_accepted(app: Any, name: str) -> None:
     app.config_from_object({name: 5})
     assert read_settings(app).ttl == 30.0
-
-
-@pytest.mark.parametrize("name", ["REDLOCK_TTL", "CELERY_REDLOCK_TTL", "redlock_ttl"])
-def test_celery_reads_settings_in_capitals_only_after_its_namespace(app: Any, name: str) -> None:
-    namespace = "CELERY" if name.startswith("CELERY") else None
-    app.config_from_object({name: 5.0}, namespace=namespace)
-    if name == "REDLOCK_TTL":
-        with pytest.raises(ConfigurationError, match="write redlock_ttl"):
-            read_settings(app)
-    else:
-        assert read_settings(app).ttl == 5.0
