@@ -118,6 +118,7 @@ class AsyncHeldLease(HeldLease):
     async def acquire(self, wait: float | None = None) -> bool:  # type: ignore[override]
         """Acquire the lock, and extend it from now on; see `HeldLease.acquire`."""
         self._bind()
+        self._take()
         await self._acquire(wait)
         return True
 

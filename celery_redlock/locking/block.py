@@ -10,6 +10,7 @@ it notices that.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -35,14 +36,14 @@ class Exit:
         if lock is None:
             return self._leave  # an ExitStack binds it by itself, and its end is not noticed
         leave = partial(self._leave, lock)
-        lock._next_exit = weakref.ref(leave)
+        lock._next_exit = threading.get_ident(), weakref.ref(leave)
         return leave
 
 
 class Block(Unused):
     """A lock that is acquired at the begin of a `with` block, and released at its end."""
 
-    _next_exit: weakref.ref[object] | None = None
+    _next_exit: tuple[int, weakref.ref[object]] | None = None  # and the thread that looked it up
     _exit: weakref.ref[object] | None = None  # of the block that it is held for
     _nested = 0  # blocks inside that one that share its lock
 
@@ -62,8 +63,11 @@ class Block(Unused):
     def _begin_block(self) -> None:
         """Notice the end of the block that is being entered, if a `with` statement enters it."""
         # Not in the caller: a traceback would refer to its variables, and so to the block's exit.
-        self._nested, leave = 0, self._next_exit and self._next_exit()
-        self._exit = weakref.ref(leave, self._block_over) if leave else None
+        thread, leave = self._next_exit or (0, lambda: None)
+        # Another thread may have looked it up since: its exit ends early, as it is refused.
+        found = leave() if thread == threading.get_ident() else None
+        self._nested = 0
+        self._exit = weakref.ref(found, self._block_over) if found else None
 
     def _leave_nested(self) -> bool:
         """Leave a nested block that shares this lock; return False if this block itself is left."""

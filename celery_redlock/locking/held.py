@@ -43,12 +43,11 @@ MAX_KEEP_S = 1e15
 """Maximum of `keep()`, in seconds: nodes count milliseconds in 64 bits."""
 
 
-def _user() -> object:
-    """Return the caller: its thread or greenlet, with the asyncio task in it if there is one."""
+def _user() -> tuple[int, object]:
+    """Return the caller: its thread or greenlet, and the asyncio task in it or None."""
     asyncio = sys.modules.get("asyncio")
     running = asyncio is not None and asyncio._get_running_loop() is not None
-    task = asyncio.current_task() if running else None  # type: ignore[union-attr]
-    return (threading.get_ident(), task) if task else threading.get_ident()
+    return threading.get_ident(), asyncio.current_task() if running else None  # type: ignore[union-attr]
 
 
 def current_lease() -> HeldLease:
@@ -83,6 +82,7 @@ class HeldLease(Block):
 
     __module__ = "celery_redlock"
     stalled = False
+    _taken_by: tuple[int, object] | None = None  # from its acquisition on until its release
     _on_progress: Callable[[], None] | None = None
 
     def __init__(
@@ -100,7 +100,6 @@ class HeldLease(Block):
         self.max_lifetime = max_lifetime
         self.on_lost = on_lost
         self._pid = os.getpid()
-        self._taken_by: object = None
         self.claim: Claim | None = None
         self._held_for: float | None = None
         self._loss_reported = False
@@ -125,8 +124,8 @@ class HeldLease(Block):
         if len(outers) == 1 and not rest:
             self._nested += 1
             return outers[0]
+        self._take()
         self._outers, self._own = outers, rest
-        self._taken_by = _user()
         self._begin_block()
         if rest:
             await self._acquire()
@@ -150,14 +149,33 @@ class HeldLease(Block):
 
         Raises:
             NotAcquired: It is held by another, or there is no quorum.
+            RedlockError: This object is in use already.
         """
+        self._take()
         blocking(self._acquire(wait))
         return True
+
+    def _take(self) -> None:
+        """Note that this thread, greenlet or asyncio task uses it, until it is released.
+
+        Raises:
+            RedlockError: Another uses it, or it is held already: it has the state of one lease.
+        """
+        user, state = _user(), vars(self)
+        if self._pid != os.getpid() or self._left_over:
+            state.pop("_taken_by", None)
+        first = state.setdefault("_taken_by", user)  # in one step: two threads may come at once
+        if first is not user and (first != user or self.remaining() > 0.0):
+            raise RedlockError(
+                f"{self.resource}: this lock object is in use already; make one for each use, with"
+                " redlock.lock(...)",
+                resource=self.resource,
+            )
+        self._pid, self._taken_by = os.getpid(), user
 
     async def _acquire(self, wait: float | None = None) -> None:
         self.unused = False
         # From here on release() undoes all that was written, wherever an exception strikes.
-        self._pid, self._taken_by = os.getpid(), _user()
         request, client = self.request, self.redlock.client
         if self._own is not self.resources:
             request = request.part(self._own)
@@ -230,6 +248,7 @@ class HeldLease(Block):
         self._outers, self._own = (), self.resources
         stack.drop(self)
         self._exit = None
+        vars(self).pop("_taken_by", None)
 
     @property
     def token(self) -> str:

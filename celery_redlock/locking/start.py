@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from ..protocol import quorum
@@ -11,7 +10,7 @@ from ..protocol.names import START_SUFFIX
 from ..protocol.rate import Rate
 from ..protocol.values import Owner
 from . import stack
-from .held import HeldLease, _user
+from .held import HeldLease
 from .redlock import Redlock
 from .request import LockRequest
 from .unlocked import Unlocked
@@ -48,7 +47,6 @@ class Start(Unlocked):
     __enter__ = HeldLease.__enter__
 
     async def _acquire(self, wait: float | None = None) -> None:
-        self._pid, self._taken_by = os.getpid(), _user()
         client, request = self.redlock.client, self.request
         if wait is not None:
             request = replace(request, wait=wait)
@@ -58,6 +56,7 @@ class Start(Unlocked):
         except BaseException:
             # A time limit has struck, and no body starts.
             taken = self._taken
+            self._leave()
             if taken is not None and not taken.ended:
                 await client.ask(lambda now: quorum.release(taken, now, 0.0))
             raise

@@ -9,7 +9,7 @@ from typing import Any
 from ..protocol.claim import Claim
 from ..protocol.texts import names_of
 from . import stack
-from .held import HeldLease, _user
+from .held import HeldLease
 from .request import LockRequest
 
 __all__ = ["Unlocked"]
@@ -34,7 +34,7 @@ class Unlocked(HeldLease):
         self.claim.deadline = math.inf
 
     def __enter__(self) -> HeldLease:
-        self._taken_by = _user()
+        self._take()
         self._begin_block()
         stack.push(self)
         return self

@@ -11,7 +11,13 @@ from typing import Any
 import pytest
 import redis
 
-from celery_redlock import AsyncRedlock, ConfigurationError, NotAcquired, QuorumUnavailable
+from celery_redlock import (
+    AsyncRedlock,
+    ConfigurationError,
+    NotAcquired,
+    QuorumUnavailable,
+    RedlockError,
+)
 from celery_redlock.config.task_lock import TaskLock
 from celery_redlock.locking import acquisition
 from celery_redlock.locking.wait_queue import Waiter
@@ -212,3 +218,75 @@ def test_invalid_argument_of_acquire_extend_or_release_is_refused_at_once(
     for method in (redlock.extend, redlock.release):
         with pytest.raises(ConfigurationError, match="not a Lease"):
             method(resource)
+
+
+@pytest.mark.parametrize("options", [{"shared": True}, {"limit": 2}, {}], ids=str)
+def test_lock_object_that_a_thread_uses_is_refused_in_another(
+    make: Locks, admins: list[redis.Redis], options: dict[str, Any]
+) -> None:
+    """It has the state of one lease: the first exit would release the lease of the second block."""
+    lock = make(ttl=2.0)
+    shared = lock.lock("one", wait=5.0, **options)
+    refused: list[RedlockError] = []
+
+    def enter() -> None:
+        for way in (shared.__enter__, shared.acquire):
+            with pytest.raises(RedlockError, match="make one for each use") as caught:
+                way()
+            refused.append(caught.value)
+
+    with shared as lease:
+        thread = threading.Thread(target=enter)
+        thread.start()
+        thread.join(10)
+        assert len(refused) == 2
+        lease.ensure()
+        with pytest.raises(RedlockError, match="in use already"):
+            shared.acquire()
+    assert not any(client.keys("redlock:one*") for client in admins[:2])
+    thread = threading.Thread(target=lambda: shared.__enter__().release())
+    thread.start()
+    thread.join(10)
+    with shared:  # it may be used again, by any thread
+        pass
+
+
+def test_threads_that_enter_one_lock_object_at_once_never_overlap(make: Locks) -> None:
+    lock = make(ttl=2.0)
+    shared, inside, entered, refused = lock.lock("one", wait=5.0), [0], [], []
+
+    def enter() -> None:
+        for _ in range(200):
+            try:
+                with shared as lease:
+                    inside[0] += 1
+                    assert inside[0] == 1
+                    lease.ensure()
+                    inside[0] -= 1
+                    entered.append(1)
+            except RedlockError as error:
+                assert "make one for each use" in str(error)
+                refused.append(1)
+
+    threads = [threading.Thread(target=enter) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(entered) + len(refused) == 800 and refused
+    assert lock.try_acquire("one") is not None
+
+
+async def test_lock_object_that_a_coroutine_uses_is_refused_in_another(servers: Servers) -> None:
+    async with AsyncRedlock([servers[0].url], ttl=2.0) as lock:
+        shared = lock.lock("one", wait=5.0)
+
+        async def enter() -> None:
+            with pytest.raises(RedlockError, match="make one for each use"):
+                await shared.__aenter__()
+
+        async with shared as lease:
+            await asyncio.create_task(enter())
+            lease.ensure()
+        async with shared:
+            pass

@@ -7,13 +7,12 @@ import time
 import pytest
 
 from tests.promises.worker.ending import Ending, play
-from tests.promises.worker.scenarios import POOLS, params, played_on
+from tests.promises.worker.scenarios import params, played_on
 from tests.promises.worker.table import measure
 from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
 from tests.support.wait import wait_until
 from tests.support.worker import Worker, handlers_raised_nothing
-from tests.support.worker import often as param
 
 
 @pytest.mark.parametrize("ending", params("prefork", own=False), ids=str)
@@ -73,30 +72,3 @@ def test_soft_time_limit_at_any_moment_leaves_no_lock_held(cluster: Cluster, key
         for i in range(len(limits)):
             cluster.free(f"{key}{i}")
         handlers_raised_nothing(worker)
-
-
-SURVIVED = [
-    ("work", ("return",), {}), ("work", ("raise",), {}), ("work", ("retry",), {}),
-    ("work", ("retry at once",), {}), ("work", ("ignore",), {}), ("late", ("reject",), {}),
-    ("late", ("requeue",), {}), ("work", (), {"soft_time_limit": 0.1}),
-]  # fmt: skip
-"""Endings after which the process goes on: task, arguments, options of the message."""
-
-
-@pytest.mark.parametrize("pool", [param(name) for name in POOLS])
-def test_lock_is_free_before_the_next_task_of_the_process(
-    cluster: Cluster, key: str, pool: str
-) -> None:
-    survived = SURVIVED if pool == "prefork" else SURVIVED[:-1]  # the others know no limits
-    retried = []
-    with cluster.worker("-P", pool, "-c", "1"):
-        for number, (task, then, options) in enumerate(survived):
-            sent = cluster.send(task, f"{key}{number}", 0.2, *then, **options)
-            left = cluster.result(cluster.send("left", f"{key}{number}"))
-            run = cluster.runs(f"{key}{number}", sent)[0]
-            assert left["pid"] == run.pid and left["at"] > run.end
-            assert left["held"] < 3, f"{task} {then}"
-            retried += [sent] if then and then[0].startswith("retry") else []
-        for sent in retried:  # or a message may be sent when all seems settled
-            assert cluster.state(sent, 20.0) == "SUCCESS"
-        cluster.settled()
