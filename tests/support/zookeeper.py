@@ -20,7 +20,7 @@ __all__ = ["LocalZooKeeper", "find_zookeeper", "missing", "require", "start_zook
 
 JAR = "/usr/share/java/zookeeper.jar"
 FOR_TLS = "/usr/share/java/netty-codec.jar:/usr/share/java/netty-resolver.jar"
-"""What TLS needs beside those that the jar of the server names."""
+"""Jars that TLS needs besides those that the jar of the server names."""
 MEMORY = "/dev/shm"
 TICK_MS = 500
 """Shorter than a server's usual 2 s, so that tests need not wait for long: sessions of 1 to 10 s

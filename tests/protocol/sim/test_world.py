@@ -16,7 +16,7 @@ from tests.protocol.sim.world.world import World
 
 
 class Journal(Audit):
-    """What was sent over each connection, and answered."""
+    """Requests that were sent over each connection, and their answers."""
 
     def __init__(self) -> None:
         self.written: list[tuple[int, int, Round]] = []
