@@ -10,15 +10,25 @@ it notices that.
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..protocol.errors import RedlockError
 from .unused import Unused
 
-__all__ = ["Block", "Exit"]
+__all__ = ["Block", "Exit", "user"]
+
+
+def user() -> tuple[int, object]:
+    """Return the caller: its thread or greenlet, and the asyncio task in it or None."""
+    asyncio = sys.modules.get("asyncio")
+    running = asyncio is not None and asyncio._get_running_loop() is not None
+    return threading.get_ident(), asyncio.current_task() if running else None  # type: ignore[union-attr]
 
 
 class Exit:
@@ -46,6 +56,27 @@ class Block(Unused):
     _next_exit: tuple[int, weakref.ref[object]] | None = None  # and the thread that looked it up
     _exit: weakref.ref[object] | None = None  # of the block that it is held for
     _nested = 0  # blocks inside that one that share its lock
+    _taken_by: tuple[int, object] | None = None  # from its acquisition on until its release
+    _pid: int
+    resource: str
+
+    def _take(self) -> None:
+        """Note that this thread, greenlet or asyncio task uses it, until it is released.
+
+        Raises:
+            RedlockError: Another uses it, or it is held already: it has the state of one lease.
+        """
+        me, state = user(), vars(self)
+        if self._pid != os.getpid() or self._left_over:
+            state.pop("_taken_by", None)
+        first = state.setdefault("_taken_by", me)  # in one step: two threads may come at once
+        if first is not me and (first != me or self.remaining() > 0.0):
+            raise RedlockError(
+                f"{self.resource}: this lock object is in use already; make one for each use, with"
+                " redlock.lock(...)",
+                resource=self.resource,
+            )
+        self._pid, self._taken_by = os.getpid(), me
 
     def _leave_block(self, *_error: object) -> None:
         if not self._leave_nested():
@@ -54,6 +85,8 @@ class Block(Unused):
     if TYPE_CHECKING:
 
         def release(self) -> bool: ...
+
+        def remaining(self) -> float: ...
 
         def __exit__(self, *_error: object) -> None: ...
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import sys
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +28,7 @@ from ..protocol.values import Owner
 from ..runtime.blocking import blocking
 from ..runtime.clock import monotonic
 from . import stack
-from .block import Block
+from .block import Block, user
 from .request import LockRequest
 
 if TYPE_CHECKING:
@@ -41,13 +40,6 @@ logger = logging.getLogger("celery_redlock")
 
 MAX_KEEP_S = 1e15
 """Maximum of `keep()`, in seconds: nodes count milliseconds in 64 bits."""
-
-
-def _user() -> tuple[int, object]:
-    """Return the caller: its thread or greenlet, and the asyncio task in it or None."""
-    asyncio = sys.modules.get("asyncio")
-    running = asyncio is not None and asyncio._get_running_loop() is not None
-    return threading.get_ident(), asyncio.current_task() if running else None  # type: ignore[union-attr]
 
 
 def current_lease() -> HeldLease:
@@ -82,7 +74,6 @@ class HeldLease(Block):
 
     __module__ = "celery_redlock"
     stalled = False
-    _taken_by: tuple[int, object] | None = None  # from its acquisition on until its release
     _on_progress: Callable[[], None] | None = None
 
     def __init__(
@@ -154,24 +145,6 @@ class HeldLease(Block):
         self._take()
         blocking(self._acquire(wait))
         return True
-
-    def _take(self) -> None:
-        """Note that this thread, greenlet or asyncio task uses it, until it is released.
-
-        Raises:
-            RedlockError: Another uses it, or it is held already: it has the state of one lease.
-        """
-        user, state = _user(), vars(self)
-        if self._pid != os.getpid() or self._left_over:
-            state.pop("_taken_by", None)
-        first = state.setdefault("_taken_by", user)  # in one step: two threads may come at once
-        if first is not user and (first != user or self.remaining() > 0.0):
-            raise RedlockError(
-                f"{self.resource}: this lock object is in use already; make one for each use, with"
-                " redlock.lock(...)",
-                resource=self.resource,
-            )
-        self._pid, self._taken_by = os.getpid(), user
 
     async def _acquire(self, wait: float | None = None) -> None:
         self.unused = False
@@ -357,7 +330,7 @@ class HeldLease(Block):
 
     def _ours(self) -> bool:
         """Return True if this very thread, greenlet or asyncio task has it."""
-        return self._pid == os.getpid() and self._taken_by == _user() and not self._left_over
+        return self._pid == os.getpid() and self._taken_by == user() and not self._left_over
 
     def _adopt(self, claim: Claim) -> None:
         self.claim = claim
