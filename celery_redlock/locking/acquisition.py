@@ -237,7 +237,8 @@ class Acquisition:
                     there = set() if self._is_chosen and waiter.left_by else there - waiter.left_by
                 if there:
                     await self._queue(self._entry, verb, there)
-                    client.watchdog.retry_soon()  # on nodes that were just lost
+                    if client.driver.is_leaving():  # a node may just have been lost
+                        client.watchdog.retry_soon()
 
     async def _retry(self, waiter: Waiter, *, is_queued: bool) -> Claim:
         """Try until the lock is granted or the time is over.

@@ -128,6 +128,11 @@ class Driver(Connections):
         self._settle()
         return not owing
 
+    def is_leaving(self) -> bool:
+        """Return True if a node has not confirmed yet that a place in a wait queue was left."""
+        with self._lock:
+            return any(node.channel.leaving(monotonic()) for node in self.nodes)
+
     def unconfirmed(self) -> list[Claim]:
         """Return released claims that so few nodes have confirmed that others find them taken."""
         with self._lock:
