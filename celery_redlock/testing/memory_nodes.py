@@ -185,6 +185,10 @@ class MemoryDriver:
         """Return True: no answer is unread."""
         return True
 
+    def is_leaving(self) -> bool:
+        """Return False: each node answers at once."""
+        return False
+
     def run_all(self, operations: Sequence[Callable[[float], Steps[T]]]) -> list[T]:
         """Run several operations, one after the other."""
         return [self.run(operation) for operation in operations]

@@ -56,6 +56,9 @@ class FakeDriver:
     def read(self) -> bool:
         return True
 
+    def is_leaving(self) -> bool:
+        return False
+
     def connect(self, timeout: float = 0.0) -> None:
         pass
 
