@@ -38,7 +38,7 @@ def test_lock_is_free_for_others_between_two_tries(
     assert cluster.result(sent) == {"retries": 3, "token": True}
     assert len(cluster.runs(key, sent)) == 4
     contender = next(run for run in cluster.runs(key) if run.task == "contender")
-    assert cluster.runs(key, sent)[1].begin > contender.end
+    assert cluster.runs(key, sent)[-1].begin > contender.end  # the first retry may be faster
 
 
 def test_soft_time_limit_while_waiting_for_the_lock_fails_the_task(
