@@ -123,10 +123,10 @@ def test_span_of_a_held_lock_is_no_error_and_names_the_holder(
 def test_span_without_a_quorum_is_an_error(redlock: FakeRedlock, traces: Traces) -> None:
     redlock.driver.dead = {0, 1, 2}
     with pytest.raises(QuorumUnavailable):
-        redlock.acquire("order:1234")
+        redlock.acquire("order:zoe")
     assert traces.told()["outcome"] == "unavailable"
     assert traces.one().status.status_code is trace.StatusCode.ERROR
-    assert "1234" not in traces.one().to_json()
+    assert "zoe" not in traces.one().to_json()
 
 
 def test_span_in_a_task_is_a_child_of_the_span_of_the_task(
