@@ -24,7 +24,7 @@ app = application(
 
 
 class Counter:
-    """How many bodies have run, told to another process without a system call.
+    """A count of the bodies that have run, for another process to read without a system call.
 
     A file mapped by all: each pool child adds in a slot of its own, the reader adds the slots.
     """

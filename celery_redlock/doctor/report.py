@@ -12,18 +12,8 @@ from ..protocol.texts import printable
 from ..survey.models import NodeLook
 
 __all__ = ["CHECKS", "ETCD_CHECKS", "KEY_CHECKS", "PLAIN_CHECKS", "POSTGRESQL_CHECKS"]
-__all__ += [
-    "ZOOKEEPER_CHECKS",
-    "Check",
-    "Finding",
-    "Report",
-    "broken",
-    "merged",
-    "run",
-    "some",
-    "unchecked",
-]
-__all__ += ["warning", "wrong"]
+__all__ += ["ZOOKEEPER_CHECKS", "Check", "Finding", "Report", "broken", "merged", "run", "some"]
+__all__ += ["unchecked", "warning", "wrong"]
 
 LEVELS = ("wrong", "warning", "unchecked")
 """From bad to unknown. An `unchecked` thing may be wrong: it could not be checked."""

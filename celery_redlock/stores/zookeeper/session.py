@@ -297,14 +297,18 @@ class Session(Store):
             )
         elif state == KazooState.LOST:
             self._over = True
-            logger.log(  # an idle process has lost nothing: it goes on in a new session
-                logging.ERROR if own else logging.INFO,
-                "node %s: the session is over, and with it all %d locks that were taken in it"
-                if own
-                else "node %s: the session is over; no lock was taken in it",
-                *((name, own) if own else (name,)),
-                extra=event("session_lost"),
-            )
+            if own:
+                logger.error(
+                    "node %s: the session is over, and with it all %d locks that were taken in it",
+                    *(name, own),
+                    extra=event("session_lost"),
+                )
+            else:  # an idle process has lost nothing: it goes on in a new session
+                logger.info(
+                    "node %s: the session is over; no lock was taken in it",
+                    name,
+                    extra=event("session_lost"),
+                )
         elif self._freed >= 0:
             logger.info("node %s: the session goes on", name, extra=event("session_resumed"))
 
