@@ -89,7 +89,7 @@ class LockClient:
         self.longest_ttl: float = getattr(addresses[0], "longest_ttl", math.inf)
         self.ttl = min(ttl, self.longest_ttl)
         self.prefix = prefix
-        self.node_timeout = max(node_timeout, addresses[0].least_timeout)
+        self.node_timeout = node_timeout
         self.fencing = fencing
         self._last_fence = 0
         self.registry = registry

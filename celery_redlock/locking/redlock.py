@@ -83,6 +83,7 @@ class Redlock:
                     address.unverified,
                     extra=event("node_unverified"),
                 )
+        node_timeout = max(check_option("node_timeout", node_timeout), addresses[0].least_timeout)
         sidecar = None
         if check_option("keeper", keeper) == "process":
             sidecar = {"nodes": nodes, "prefix": prefix, "node_timeout": node_timeout}
@@ -105,7 +106,7 @@ class Redlock:
             addresses,
             ttl=ttl,
             prefix=check_option("prefix", prefix),
-            node_timeout=check_option("node_timeout", node_timeout),
+            node_timeout=node_timeout,
             fencing=check_option("fencing", fencing),
             guard=RestartGuard(
                 is_guarded, ttl, partial(node_logger.warning, extra=event("node_doubted"))

@@ -13,6 +13,7 @@ import pytest
 import redis
 
 import celery_redlock
+from celery_redlock import Redlock
 from celery_redlock.keepalive import sidecar
 from celery_redlock.keepalive.shared_table import SharedLeaseTable
 from celery_redlock.keepalive.sidecar import Sidecar
@@ -72,6 +73,13 @@ def test_package_in_the_working_directory_is_imported_last_by_the_sidecar(
     monkeypatch.setattr(sys, "path", ["", str(home), "lib", "/somewhere"])
     path = sidecar._path()
     assert path[0] == "/somewhere" and str(home) in path[1:] and not {"", "lib"} & set(path)
+
+
+def test_sidecar_waits_as_long_for_an_answer_as_its_client() -> None:
+    """A member of etcd that hangs is left after a second, and the next is asked: a quarter is not enough."""
+    lock = Redlock(["etcd://127.0.0.1:1,127.0.0.1:2"], keeper="process", node_timeout=0.25)
+    config = lock.client.registry._config
+    assert config is not None and config["node_timeout"] == lock.node_timeout > 1.0
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # there are threads: so be it
