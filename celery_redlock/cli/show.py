@@ -85,13 +85,13 @@ def _lines(seen: Survey, resource: str) -> list[str]:
         return [resource, "  no node has a lock of it: nobody holds it", *paused]
     if not seen.entries:
         return [
-            f"{resource}: no node knows anything of it; it is free",
+            f"{resource}: no node knows anything of it: nobody holds it",
             f"  is the key spelt as the locks are? {SPELLING}",
         ]
     said = [resource, *paused]
     kinds = {entry.kind for entry in seen.entries}
     if kinds.isdisjoint(("lock", "tick", "foreign")):
-        free = "" if kinds & {"reservation", "start"} else ": it is free"
+        free = "" if kinds & {"reservation", "start"} else ": nobody holds it"
         said.append(f"  no node has a lock of it{free}")
     said += [f"  {line}" for line in start_lines(seen.entries)]
     for entry in seen.entries:
