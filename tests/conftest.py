@@ -25,6 +25,7 @@ from celery.result import AsyncResult
 from celery_redlock import Redlock
 from celery_redlock.config.options import GLOBAL
 from celery_redlock.locking import stack
+from celery_redlock.locking.client import LockClient
 from celery_redlock.messages import policy
 from celery_redlock.server import LocalServer, start_servers
 from celery_redlock.stores.driver import Driver
@@ -160,6 +161,8 @@ def _servers_just_started_may_vote_and_take_their_time(
             # And nodes may take their time: on a busy machine, a healthy one is no late one.
             patch.setitem(Redlock.__init__.__kwdefaults__, "node_timeout", PATIENT)
             patch.setattr(GLOBAL["node_timeout"], "default", PATIENT)
+            # All of it, however short the ttl: a lock counts its time by its own clock.
+            patch.setattr(LockClient, "patience", lambda client, _ttl: client.node_timeout)
             # A request to a node that is not connected yet is never sent.
             *others, _rest = Driver.connect.__defaults__ or ()
             patch.setattr(Driver.connect, "__defaults__", (*others, PATIENT))

@@ -117,6 +117,7 @@ def test_resource_name_too_long_for_a_key_is_refused_with_advice(redlock: Redloc
 # -- Times
 
 
+@pytest.mark.defaults
 def test_every_valid_ttl_is_longer_than_twice_the_patience_and_drift(
     lock_over: Callable[..., Redlock],
 ) -> None:

@@ -224,6 +224,7 @@ def test_time_limit_that_strikes_while_the_extender_starts_is_raised_as_itself(
             Watchdog(lambda _claims, _done: None, FakeClock()).watch(claim, lambda _claim: None)
 
 
+@pytest.mark.defaults
 def test_extension_waits_until_the_first_lease_ends_or_the_next_is_due(
     redlock: FakeRedlock,
 ) -> None:
