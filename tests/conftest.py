@@ -36,7 +36,7 @@ from tests.support import rabbitmq as local_rabbitmq
 COROUTINE_LASTS = 120.0
 """Seconds until a test that is a coroutine is cancelled."""
 
-PATIENT = 1.0
+PATIENT = 2.0
 """Seconds to wait for a node at most, in this process, where a test does not say otherwise."""
 
 WORKER_LINES = 60

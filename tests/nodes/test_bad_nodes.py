@@ -23,7 +23,7 @@ from celery_redlock.protocol.values import Vote
 from celery_redlock.server import LocalServer
 from tests.support.machine import brief
 from tests.support.nodes import admin
-from tests.support.proxy import Proxy
+from tests.support.proxy import Proxy, close
 from tests.support.wait import wait_until
 
 CANARY = "s3cr3t-canary"
@@ -110,7 +110,8 @@ def redlock_with(
 
 
 def no_redis(stack: ExitStack) -> str:
-    listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+    listener = socket.create_server(("127.0.0.1", 0))
+    stack.callback(close, listener)
 
     def serve() -> None:
         with contextlib.suppress(OSError):
@@ -132,7 +133,7 @@ AILMENTS: dict[str, tuple[Ailing, str]] = {
     "not permitted": (not_permitted, "NOPERM"),
     "cut in mid-reply": (proxied("cut"), "onnection"),
     "answers nothing": (proxied("mute"), "no answer"),
-    "answers after the decision": (proxied("late", 1.5 * PATIENCE), "no answer"),
+    "answers after the decision": (proxied("late", 4 * PATIENCE), "no answer"),
     "answers rubbish": (proxied("rubbish"), "no valid reply"),
     "is no Redis": (no_redis, "another program"),
 }

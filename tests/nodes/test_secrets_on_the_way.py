@@ -18,6 +18,7 @@ from celery_redlock.stores.redis.address import SentinelAddress
 from celery_redlock.stores.redis.master_watch import MasterWatch
 from celery_redlock.stores.secrecy import is_among
 from tests.support.names import Patch
+from tests.support.proxy import close
 from tests.support.sentinels import SERVICE, Puppet
 from tests.support.wait import wait_until
 
@@ -166,7 +167,7 @@ class Thief:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._listener.close()
+        close(self._listener)
 
     def _accept(self) -> None:
         while True:

@@ -16,6 +16,7 @@ from celery_redlock.stores.kinds import parse_nodes
 from celery_redlock.survey.snapshot import survey
 from tests.support.names import Patch, Servers
 from tests.support.peer import DEADLINE, in_thread
+from tests.support.proxy import close
 from tests.support.sentinels import SERVICE, Puppet
 from tests.support.wait import wait_until
 
@@ -61,7 +62,7 @@ class Hostile:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
-        self._listener.close()
+        close(self._listener)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

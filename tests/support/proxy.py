@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TypeVar
 
-__all__ = ["Front", "Proxy"]
+__all__ = ["Front", "Proxy", "close"]
 
 T = TypeVar("T", bound="Front")
 
@@ -35,7 +35,7 @@ class Front:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._listener.close()
+        close(self._listener)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -87,7 +87,7 @@ class Proxy(Front):
     def reset(self) -> None:
         """Break all connections."""
         while self._open:
-            _close(self._open.pop())
+            close(self._open.pop())
 
     def lead_to(self, port: int, *, keep: bool = False) -> None:
         """Put another server behind this address; keep connections to the old one, or not."""
@@ -99,7 +99,7 @@ class Proxy(Front):
         try:
             server = socket.create_connection(("127.0.0.1", self._port))
         except OSError:
-            _close(client)
+            close(client)
             return
         self.connections += 1
         self._open += [client, server]
@@ -114,7 +114,7 @@ class Proxy(Front):
                     time.sleep(self.delay)
                 if self.mode != "deaf":
                     server.sendall(data)
-        _close(server)
+        close(server)
 
     def _replies(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -130,11 +130,15 @@ class Proxy(Front):
                 if self.mode == "rubbish" and not data.startswith(b"+"):
                     data = b"*2\r\n:1\r\n:2\r\n"
                 client.sendall(data)
-        _close(client)
-        _close(server)
+        close(client)
+        close(server)
 
 
-def _close(connection: socket.socket) -> None:
+def close(connection: socket.socket) -> None:
+    """Close a socket, and end the calls in which threads wait for it.
+
+    Left alone, `accept` goes on: with the next socket that gets the number, if it is restarted.
+    """
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 import redis
 
 from celery_redlock.server import LocalServer, find_server, free_port, start_servers
+from tests.support.proxy import close
 from tests.support.wait import wait_until
 
 __all__ = ["SERVICE", "Puppet", "Watched", "watched"]
@@ -134,7 +135,7 @@ class Puppet:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._listener.close()
+        close(self._listener)
         self.hang_up()
 
     def switch(self, master: int) -> None:

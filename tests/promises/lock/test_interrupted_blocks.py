@@ -17,7 +17,14 @@ from typing import Any
 import pytest
 
 import celery_redlock
-from celery_redlock import AsyncRedlock, NotAcquired, Redlock, RedlockError, current_lease
+from celery_redlock import (
+    AsyncRedlock,
+    NotAcquired,
+    QuorumUnavailable,
+    Redlock,
+    RedlockError,
+    current_lease,
+)
 from celery_redlock.locking import stack
 from celery_redlock.locking.block import Block
 from celery_redlock.server import LocalServer
@@ -189,7 +196,9 @@ def test_alarm_every_few_milliseconds_leaves_no_lock(redlock, monkeypatch):
             raise Struck
 
     def is_free(resource: str) -> bool:
-        return redlock.holder(resource) is None
+        with contextlib.suppress(QuorumUnavailable):  # the machine may be busy
+            return redlock.holder(resource) is None
+        return False
 
     before = signal.signal(signal.SIGALRM, strike)
     try:

@@ -76,7 +76,7 @@ def test_package_in_the_working_directory_is_imported_last_by_the_sidecar(
 
 
 def test_sidecar_waits_as_long_for_an_answer_as_its_client() -> None:
-    """A member of etcd that hangs is left after a second, and the next is asked: a quarter is not enough."""
+    """A member of etcd that hangs is left after a second; only then the next one is asked."""
     lock = Redlock(["etcd://127.0.0.1:1,127.0.0.1:2"], keeper="process", node_timeout=0.25)
     config = lock.client.registry._config
     assert config is not None and config["node_timeout"] == lock.node_timeout > 1.0

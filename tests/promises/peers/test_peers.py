@@ -29,6 +29,7 @@ from tests.promises.peers.project import SHORT
 from tests.promises.peers.site import Site
 from tests.support import bodies, forked
 from tests.support.cluster import SOON
+from tests.support.machine import stalled
 from tests.support.wait import died, wait_until
 from tests.support.worker import ROOT, Worker
 
@@ -323,7 +324,8 @@ def test_two_beats_of_one_entry_send_each_tick_once(
         before = len(site.runs("beaten"))
         site.entered("beaten", before + 4)
         times = [run.begin for run in site.runs("beaten")[before:]]
-        assert all(later - early > 0.5 for early, later in itertools.pairwise(times)), times
+        for early, later in itertools.pairwise(times):
+            assert later - early > 0.5 - stalled(early - 1.0, later), times
     site.nothing_left("beaten")
     site.settled()
 

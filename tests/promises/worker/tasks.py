@@ -481,7 +481,7 @@ def is_silent(lease: Any) -> None:
     note("silent", lease.resource, "", [lease.stalled, lease.lost])
 
 
-SILENCE = {"bind": True, "lock_key": "k:{key}", "lock_ttl": 1.0, "lock_progress_timeout": 1.0}
+SILENCE = {"bind": True, "lock_key": "k:{key}", "lock_ttl": 2.0, "lock_progress_timeout": 1.0}
 
 
 @app.task(base=SingletonTask, **SILENCE)

@@ -205,4 +205,4 @@ def test_worker_that_answers_oddly_ends_no_look_at_the_others(
         assert any("redlock_ttl is 99 there" in what for what in said), (odd, report["findings"])
         given = ["show", WHERE, "--timeout", "0.5"]
         shown = CliRunner().invoke(group, given, obj=Site(app=app))
-        assert shown.exit_code == 1 and "it is free" in shown.output, odd
+        assert shown.exit_code == 1 and "nobody holds it" in shown.output, odd

@@ -324,7 +324,7 @@ def test_waiting_tasks_that_nodes_do_not_see_are_reported(
 
 def test_show_of_a_free_key_exits_with_1(cli: Cli) -> None:
     result = cli("show", "order:1")
-    assert result.exit_code == 1 and "it is free" in result.output
+    assert result.exit_code == 1 and "nobody holds it" in result.output
     assert SPELLING in result.output
     assert all(text_of(text) in SPELLING for text in ("7", "a b", "a@b"))
     assert json.loads(cli("show", "order:1", "--json").stdout)["entries"] == []
