@@ -19,6 +19,7 @@ from .formatting import entry_lines, lines, start_lines, wait_lines, without_quo
 if TYPE_CHECKING:
     from ..config.options import TaskOptions
     from ..config.task_lock import TaskLock
+    from ..doctor.workers import Pool
     from ..locking.pauses import Pause
     from ..survey.models import Survey
     from .verdict import Verdict
@@ -27,6 +28,8 @@ __all__ = ["command"]
 
 WITH_A_WORKER = ("run", "parked", "again", "wait", "unlocked")
 """Outcomes that need a worker, which may not be there."""
+AT_ONCE = ("run", "unlocked")
+"""Outcomes of a body that begins when a worker has a slot for it."""
 MAX_TASKS = 10
 """Most task names to list if none resembles the name asked for."""
 
@@ -116,6 +119,7 @@ def _explain(
     refusal: QuorumUnavailable | None = None
     answering: list[str] = []
     holds: Mapping[str, str] = {}
+    pools: Sequence[Pool] = ()
     is_free, unasked = True, ""
     if enabled(site.app.conf):
         try:
@@ -128,7 +132,7 @@ def _explain(
             refusal = error
         # Nor is it one if the node refuses to write; only a trial shows that.
         addresses, prefix = site.redlock.client.addresses, site.redlock.prefix
-        (waits, parked, unasked, holds), probes = at_once(
+        (waits, parked, unasked, holds, pools), probes = at_once(
             lambda: waiting(site.app, timeout), lambda: probe(addresses, prefix, timeout)
         )
         answering = [one.name for one in probes if one.look.reachable]
@@ -152,6 +156,8 @@ def _explain(
         run = verdict.Verdict("paused", f"waits until that is over: {pause}")
     elif unasked and run.outcome in WITH_A_WORKER:
         run = run._replace(text=f"{run.text}; but {unasked.partition(':')[0]}")
+    elif run.outcome in AT_ONCE and (why := verdict.without_slot(task, args, kwargs, pools)):
+        run = run._replace(text=f"{run.text}; but {why}")
     keys = [site.redlock.prefix + name for name in resources]
     pages = _pages(how, limits, pauses, refusal, run)
     data = {

@@ -38,7 +38,7 @@ def command(site: Site, key: str, timeout: float) -> int:
 
     resource, seen = look_for(site.redlock, key, timeout)
     print_unreachable(seen)
-    waits, parked, unasked, _holds = waiting(site.app, WORKERS_TIMEOUT_S)
+    waits, parked, unasked, *_ = waiting(site.app, WORKERS_TIMEOUT_S)
     waits = [wait for wait in waits if resource in waited_for(wait)]
     strangers = None
     if site.app is not None:

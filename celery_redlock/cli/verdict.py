@@ -20,9 +20,10 @@ from ..protocol.texts import printable
 
 if TYPE_CHECKING:
     from ..config.task_lock import TaskLock
+    from ..doctor.workers import Pool
     from ..survey.models import Entry
 
-__all__ = ["Verdict", "options_of", "parks", "read_by", "rule_of", "verdicts"]
+__all__ = ["Verdict", "options_of", "parks", "read_by", "rule_of", "verdicts", "without_slot"]
 
 ENDINGS = {"skip": "is skipped", "reject": "is rejected", "raise": "fails"}
 """The effect of a policy on a body that it ends, in words."""
@@ -164,6 +165,34 @@ def _run(
     if forever:
         text = f"another program's {forever[0]} has no ttl, and is in its way forever; it {text}"
     return Verdict(outcome, text)
+
+
+def without_slot(
+    task: Any, args: Sequence[Any], kwargs: Mapping[str, Any], pools: Sequence[Pool]
+) -> str:
+    """Return why no worker that answered can begin with a call now; empty if one can.
+
+    Also empty if that is not known: a worker of an older release does not report its pool, and a
+    call may be routed to an exchange.
+    """
+    try:
+        route = task.app.amqp.router.route(
+            task._get_exec_options(), task.name, args, kwargs, task_type=task
+        )
+    except Exception:  # a router of the app's own, or a queue that does not exist
+        return ""
+    queue = getattr(route.get("queue"), "name", None)
+    if queue is None or not all(pool.queues for pool in pools):
+        return ""
+    serving = [pool for pool in pools if queue in pool.queues]
+    if not serving:
+        return printable(f"no worker that answered takes from its queue, {queue}")
+    if any(pool.busy < pool.slots for pool in serving):
+        return ""
+    slots = sum(pool.slots for pool in serving)
+    return printable(
+        f"no slot is free: all {slots} are busy in the workers that take from its queue, {queue}"
+    )
 
 
 def _held_by(busy: Sequence[Entry]) -> str:

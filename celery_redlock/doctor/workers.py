@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..protocol.errors import ConfigurationError
@@ -11,7 +11,7 @@ from ..survey.waiting import Parked, valid_waits
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, some, unchecked, warning, wrong
 
-__all__ = ["AtWork", "ask", "connection_of", "examine_workers", "waiting"]
+__all__ = ["AtWork", "Pool", "ask", "connection_of", "examine_workers", "waiting"]
 
 VITAL = ("nodes", "prefix", "enabled")
 """Settings that decide whether two programs exclude each other at all."""
@@ -54,6 +54,27 @@ def ask(app: Any, timeout: float) -> tuple[dict[str, dict[str, Any]], str]:
     return {name: dict(reply) for name, reply in good.items()}, ""
 
 
+class Pool(NamedTuple):
+    """The report of a worker about its pool: slots, those that are busy, and queues that it serves.
+
+    A worker of an older release reports none of them: it serves no queue.
+    """
+
+    slots: int = 0
+    busy: int = 0
+    queues: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, reply: Mapping[str, Any]) -> Pool:
+        """Read the reply of a worker; invalid parts are those of an older release."""
+        said = reply.get("pool")
+        said = said if isinstance(said, Mapping) else {}
+        slots, busy, queues = (said.get(name) for name in ("slots", "busy", "queues"))
+        if isinstance(slots, int) and isinstance(busy, int) and isinstance(queues, list):
+            return cls(slots, busy, frozenset(filter(lambda name: isinstance(name, str), queues)))
+        return cls()
+
+
 class AtWork(NamedTuple):
     """The reports of an app's workers about locks.
 
@@ -62,12 +83,14 @@ class AtWork(NamedTuple):
         parked: The parked ones among them.
         unasked: The reason if they are not known; empty if they are.
         holds: The worker whose body holds a lock, by the task's id.
+        pools: The pool of each worker that answered.
     """
 
     waits: list[dict[str, Any]]
     parked: Parked
     unasked: str
     holds: Mapping[str, str] = {}
+    pools: Sequence[Pool] = ()
 
 
 def waiting(app: Any, timeout: float) -> AtWork:
@@ -89,7 +112,8 @@ def waiting(app: Any, timeout: float) -> AtWork:
         for hold in said if isinstance(said, list) else ():
             if isinstance(hold, Mapping) and isinstance(hold.get("task_id"), str):
                 holds[hold["task_id"]] = worker
-    return AtWork(waits, Parked.of(replies.values()), unasked, holds)
+    pools = [Pool.of(reply) for reply in replies.values()]
+    return AtWork(waits, Parked.of(replies.values()), unasked, holds, pools)
 
 
 def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:

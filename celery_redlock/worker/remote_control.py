@@ -78,6 +78,7 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
         "holds": holds,
         "waits": list(_waits(state.consumer, holds)) if takes_locks else [],
         "queued": _queued(state.consumer) if takes_locks else [],
+        "pool": _pool(state.consumer),
     }
 
 
@@ -206,6 +207,19 @@ def _queued(consumer: Any) -> list[str]:
     """Return the resources in whose queues on the nodes this worker stands, for its parked ones."""
     parking = _parking(consumer)
     return parking.dispatcher.queued() if parking is not None else []
+
+
+def _pool(consumer: Any) -> dict[str, Any]:
+    """Return how many slots the pool has and how many are busy, and the queues that it serves."""
+    from celery.worker import state
+
+    from .parking.prefetch import size_of_pool
+
+    return {
+        "slots": size_of_pool(consumer.pool),
+        "busy": len(state.active_requests),
+        "queues": sorted(consumer.app.amqp.queues.consume_from),
+    }
 
 
 def _parking(consumer: Any) -> Parking | None:

@@ -47,7 +47,7 @@ from .deadlines import goes_now
 from .dispatcher import ParkingDispatcher
 from .memory import ParkingMemory, size_of
 from .notices import WaitReports, discard_revoked, on_end
-from .prefetch import Prefetch
+from .prefetch import Prefetch, size_of_pool
 
 __all__ = ["Parking", "begin"]
 
@@ -147,10 +147,8 @@ class Parking(bootsteps.StartStopStep):
 
     def _slots(self) -> int:
         """Return how many tasks the pool could begin with now; negative if some wait there."""
-        pool = self._consumer.pool
         given = len(state.reserved_requests) - len(self.admission)
-        # In a green pool, Celery before 5.7 counts greenlets there, not slots.
-        return int(pool.limit if pool.is_green else pool.num_processes) - given
+        return size_of_pool(self._consumer.pool) - given
 
     def __call__(self, request: Any) -> None:
         """Give a request to the pool, unless it has to wait here."""

@@ -28,7 +28,7 @@ from ...protocol.texts import event
 from ...runtime.clock import monotonic
 from .admission import Parked
 
-__all__ = ["Prefetch"]
+__all__ = ["Prefetch", "size_of_pool"]
 
 logger = logging.getLogger("celery_redlock.parking")
 
@@ -269,6 +269,12 @@ class Prefetch:
         with qos.channel.conn_or_acquire() as client:
             # Only existing ones (xx): others are acknowledged, or another worker's.
             return int(client.zadd(qos.unacked_index_key, dates, xx=True, ch=True))
+
+
+def size_of_pool(pool: Any) -> int:
+    """Return how many tasks a worker's pool runs at once."""
+    # In a green pool, Celery before 5.7 counts greenlets as its processes, not slots.
+    return int(pool.limit if pool.is_green else pool.num_processes)
 
 
 def _unacknowledged() -> int:

@@ -112,6 +112,11 @@ def test_inspect_shows_holds_and_waits_without_asking_the_nodes(
         with cluster.redlock.lock(f"k:{key}-p"):
             patient = cluster.send("patient", f"{key}-p", queue=name)
             answer = told(cluster, node, "waits", 2)
+            assert answer["pool"] == {
+                "slots": 1 if name == "solo" else 3,
+                "busy": 2,
+                "queues": [name],
+            }
         with hung(cluster.nodes):  # none of them is asked
             told(cluster, node, "holds", 1)
         (hold,) = answer["holds"]

@@ -241,6 +241,32 @@ def test_explain_says_whether_a_worker_has_the_body_that_holds_the_key(
     assert f"body    runs as soon as it is delivered: the key is free{end}\n" in said
 
 
+BUSY = {"slots": 2, "busy": 2, "queues": ["celery"]}
+
+
+@pytest.mark.parametrize(
+    ("pools", "end"),
+    [
+        ([BUSY], "; but no slot is free: all 2 are busy in the workers that take from its queue,"),
+        ([BUSY, BUSY], "; but no slot is free: all 4 are busy in the workers that take from its"),
+        ([BUSY, {**BUSY, "busy": 1}], "free"),
+        ([{**BUSY, "queues": ["mail"]}], "; but no worker that answered takes from its queue, cel"),
+        ([BUSY, {**BUSY, "queues": ["mail"], "busy": 0}], "; but no slot is free: all 2 are busy"),
+        ([BUSY, None], "free"),  # an older release
+        ([BUSY, {"slots": "2", "busy": 2, "queues": ["celery"]}], "free"),
+        ([BUSY, {"slots": 2, "busy": 2, "queues": "celery"}], "free"),
+    ],
+)
+def test_explain_says_that_no_worker_can_begin_with_a_body(
+    app: Celery, pools: Any, end: str, monkeypatch: Patch
+) -> None:
+    replies = {f"w{number}@h": {"holds": [], "pool": pool} for number, pool in enumerate(pools)}
+    monkeypatch.setattr("celery_redlock.doctor.workers.ask", lambda *_: (replies, ""))
+    said = told(app, "shop.charge", "[18]")["run"]["text"]
+    begin = "runs as soon as it is delivered: the key is free"
+    assert said == begin if end == "free" else said.startswith(begin + end), said
+
+
 def test_explain_does_not_promise_parking_that_is_switched_off(
     nodes: Servers, redlock: Redlock
 ) -> None:
