@@ -117,7 +117,9 @@ class FakeRedlock(Redlock):
     """
 
     def __init__(self, patch: pytest.MonkeyPatch, *, ttl: float = 10.0) -> None:
-        super().__init__([f"redis://127.0.0.1:{port}/0" for port in range(1, 6)], ttl=ttl)
+        super().__init__(
+            [f"redis://127.0.0.1:{port}/0" for port in range(1, 6)], ttl=ttl, node_timeout=1.0
+        )
         self.clock = FakeClock()
         self.fakes = [FakeNode() for _ in range(5)]
         fake: Any = FakeDriver(self.fakes, self.clock)

@@ -131,13 +131,13 @@ def test_lock_is_released_by_its_next_extension_if_the_report_of_its_end_is_inte
 
 
 def test_lock_is_extended_as_long_as_its_block_lasts(servers, lock_over):
-    redlock = lock_over(servers[:1], ttl=0.5)
+    redlock = lock_over(servers[:1], ttl=2.0)
     with redlock.lock("r") as lease:
-        extended = lease.lease.deadline + 0.5
+        extended = lease.lease.deadline + 1.0
         wait_until(lambda: lease.lease.deadline > extended, 5.0, "it was extended twice")
         with contextlib.ExitStack() as stack:
             other = stack.enter_context(redlock.lock("s"))
-            extended = other.lease.deadline + 0.5
+            extended = other.lease.deadline + 1.0
             wait_until(lambda: other.lease.deadline > extended, 5.0, "the other as well")
     assert redlock.holder("r") is redlock.holder("s") is None
 

@@ -1,6 +1,6 @@
 """Strains that a lock must outlive: a body that sleeps, computes, keeps the GIL or is stopped.
 
-Each lasts 3 x ttl. As data, like the endings: the tests check it, and `make endings` prints it.
+Each lasts 2 x ttl. As data, like the endings: the tests check it, and `make endings` prints it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tests.support.cluster import Cluster
 from tests.support.monitor import Monitor
 from tests.support.worker import Worker
 
-TTL = 1.0
-"""Ttl of `short_ttl`; seconds."""
-BODY = 3.5 * TTL
-PAUSE = 3 * TTL
+TTL = 1.5
+"""Ttl of `strained`; seconds."""
+BODY = 3.5
+PAUSE = 2 * TTL
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Strain:
-    """The work or fault of a body, for 3 x ttl."""
+    """The work or fault of a body, for 2 x ttl."""
 
     name: str
     kind: str
@@ -108,7 +108,7 @@ def strained_by() -> list[Strain]:
 def bear(strain: Strain, cluster: Cluster, monitor: Monitor, worker: Worker, key: str) -> Held:
     """Put a body to it; what became of its lock."""
     stage = Stage(cluster, monitor, worker, key)
-    stage.begin("short_ttl", BODY, strain.kind, quiet=True, queue=worker.queue)
+    stage.begin("strained", BODY, strain.kind, quiet=True, queue=worker.queue)
     strain.act(stage)
     entered = stage.contender.has_it()
     if strain.act is not soft_shutdown:

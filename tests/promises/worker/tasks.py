@@ -396,6 +396,12 @@ def short_ttl(self: Task, key: str, seconds: float, kind: str = "sleep") -> floa
     return current_lease().remaining()
 
 
+@app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=1.5)
+def strained(self: Task, key: str, seconds: float, kind: str) -> float:
+    occupy(self, key, seconds, kind)
+    return current_lease().remaining()
+
+
 @app.task(base=SingletonTask, bind=True, lock_key="k:{key}", lock_ttl=4.0)
 def longer_ttl(self: Task, key: str, seconds: float, kind: str = "sleep") -> float:
     occupy(self, key, seconds, kind)

@@ -118,6 +118,7 @@ def told_late(cluster: Cluster, key: str, kind: str, count: int) -> list[float]:
 
 
 def shown(worker: Worker, words: str) -> str:
+    worker.said(words)
     return next(line for line in worker.text.splitlines() if words in line)
 
 
