@@ -33,7 +33,7 @@ from tests.support.nodes import use
 from tests.support.sentinels import SERVICE, Puppet
 from tests.support.wait import wait_until
 
-TTL = 5.0
+TTL = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +118,10 @@ def test_tls_with_certificates_on_both_sides_works(
     if form == "clients":
         # Said aloud: by default, a client of redis-py 5 does not check the name.
         nodes = [redis.Redis(**one, ssl_check_hostname=True) for one in nodes]
-    redlock = lock(nodes)
-    use(redlock, lock(nodes))  # its listeners speak TLS as well
+    redlock, other = lock(nodes), lock(nodes)
+    for one in (redlock, other):
+        one.connect(10.0)
+    use(redlock, other)  # its listeners speak TLS as well
     # More leases than fit a TLS record: the request goes in pieces.
     claims = [
         redlock.client.claims[redlock.acquire(f"{form} {n}", ttl=20.0).token] for n in range(300)

@@ -27,7 +27,7 @@ from celery_redlock.protocol.restart_guard import NEWS_S
 from tests.support.sentinels import SERVICE, Watched, watched
 from tests.support.wait import wait_until
 
-TTL = 4.0
+TTL = 6.0
 """Longer than a failover takes here: half a second until it is noticed, and one or two more."""
 
 
