@@ -53,7 +53,7 @@ def command(site: Site, seconds: float, concurrency: int) -> int:
     known = site.redlock
     redlock = Redlock(
         site.nodes or read_settings(site.app).nodes,
-        ttl=TTL_S,
+        ttl=min(TTL_S, known.client.longest_ttl),
         prefix=f"{known.prefix}bench-{secrets.token_hex(8)}:",  # keys that nobody else has
         node_timeout=known.node_timeout,
         restart_guard="off",

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from ..config.checks import guarded
-from ..config.options import check_option
+from ..config.options import GLOBAL, check_option
 from ..config.settings import read_settings
 from ..keepalive.registry import LeaseRegistry
 from ..protocol.errors import ConfigurationError, ResourceHeld
@@ -20,7 +20,7 @@ from ..protocol.texts import event
 from ..protocol.values import Holder, Owner
 from ..runtime.blocking import blocking
 from ..stores.driver import Driver
-from ..stores.kinds import NodeSpec, named, parse_nodes
+from ..stores.kinds import NodeSpec, named, parse_nodes, refuse_ttl
 from . import leases
 from .client import LockClient
 from .held import HeldLease
@@ -102,6 +102,8 @@ class Redlock:
             any(address.moves for address in addresses),
         )
         ttl = check_option("ttl", ttl)
+        if ttl != GLOBAL["ttl"].default:  # that is shortened to what the store allows
+            refuse_ttl(addresses[0], "ttl", ttl)
         self.client = LockClient(
             addresses,
             ttl=ttl,

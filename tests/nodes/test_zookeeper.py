@@ -20,6 +20,7 @@ from celery import Celery
 from click.testing import CliRunner
 
 from celery_redlock import (
+    AsyncRedlock,
     ConfigurationError,
     LeaseLost,
     QuorumUnavailable,
@@ -385,6 +386,17 @@ def test_task_that_zookeeper_cannot_keep_is_not_published(
         plain.delay()
         assert queue.qsize() == 1
         queue.clear()
+
+
+@pytest.mark.parametrize("kind", [Redlock, AsyncRedlock])
+def test_ttl_longer_than_a_zookeeper_session_allows_is_refused_unless_it_is_the_default(
+    kind: Callable[..., Any],
+) -> None:
+    pytest.importorskip("kazoo")
+    assert kind([URL]).ttl == 5.0
+    assert kind([URL], ttl=5.0).ttl == 5.0
+    with pytest.raises(ConfigurationError, match=r"ttl is 6, and a lock in ZooKeeper lasts 5 s"):
+        kind([URL], ttl=6)
 
 
 def test_explain_shows_the_ttl_that_a_lock_in_zookeeper_has() -> None:
