@@ -172,7 +172,7 @@ class Settings(_CommonOptions):
         " up for longer than the longest ttl in use, because it may have forgotten locks."
         " `off`: it votes. `auto`: `uptime` with three nodes or more, or where a standby takes the"
         " place of a node by itself (PostgreSQL, Sentinel); otherwise `off`. See [the restart"
-        " guard](restart-guard.md).",
+        " guard](restart-guard.md), also for etcd and ZooKeeper.",
         "With three nodes or more, set it to `off` in tests, in CI and in Docker Compose, where"
         " servers have just been started and nothing of value can be forgotten, or if your locks"
         " only save work. `uptime` guards one node too, at the price of a ttl without locks after"

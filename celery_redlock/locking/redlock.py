@@ -33,7 +33,7 @@ node_logger = logging.getLogger("celery_redlock.node")
 
 
 class Redlock:
-    """A lock over N independent Redis masters, or one PostgreSQL or etcd, held by a quorum.
+    """A lock over N independent Redis masters, or one PostgreSQL, etcd or ZooKeeper.
 
     It connects at the first use. Threads may share an instance, and it may be made before a fork::
 
@@ -42,9 +42,9 @@ class Redlock:
             ...
 
     Args:
-        nodes: URLs (redis, rediss, unix, postgresql, etcd), `redis.Redis` clients or mappings of
-            connection arguments; or URLs in one string, with commas between them. A lock on one
-            Redis is lost with that server.
+        nodes: URLs (redis, rediss, unix, postgresql, etcd, zookeeper), `redis.Redis` clients or
+            mappings of connection arguments; or URLs in one string, with commas between them. A
+            lock on one Redis is lost with that server.
         ttl: The time for which the nodes keep a lock that nobody extends; seconds.
         prefix: The prefix of the keys on the nodes.
         node_timeout: The longest wait for an answer; seconds. Never more than ttl / 10.
@@ -54,7 +54,8 @@ class Redlock:
             once if this process dies.
         restart_guard: "uptime": a node has no vote until it has been up for the longest ttl in use,
             because it may have forgotten locks. "off": every node votes. "auto": "uptime" with
-            three or more nodes, otherwise "off".
+            three or more nodes, or where a standby takes over, otherwise "off". In etcd and
+            ZooKeeper a restart forgets no lock: there "uptime" does not wait after one.
 
     Raises:
         ConfigurationError: A node or an option cannot work.

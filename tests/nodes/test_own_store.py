@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from celery_redlock import ConfigurationError, Redlock, ResourceHeld
+from celery_redlock import ConfigurationError, QuorumUnavailable, Redlock, ResourceHeld
 from celery_redlock.cli import redlock as command
 from celery_redlock.stores import kinds
 from celery_redlock.stores.contract import Address, Can, Granted, Kind, Store, Wanted
@@ -77,6 +78,21 @@ def test_published_store_numbers_grants_of_several_keys_and_limits(
     assert redlock.try_acquire(("a", "b")) is not None
     assert redlock.try_acquire("b") is None
     assert [redlock.try_acquire("l", limit=2) is not None for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("guard", ["uptime", "off"])
+def test_guard_keeps_a_store_that_has_another_id_of_its_data_from_voting(
+    url: str, lock_over: Locks, guard: str
+) -> None:
+    redlock = lock_over([url], ttl=5.0, restart_guard=guard)
+    redlock.release(redlock.acquire("r"))  # however recently its server was started
+    with sqlite3.connect(url.partition("://")[2]) as database:
+        database.executescript("DROP TABLE lease; DELETE FROM memory")  # its data is lost
+    if guard == "off":
+        assert redlock.acquire("r", wait=2.0)
+        return
+    with pytest.raises(QuorumUnavailable, match="it may have forgotten locks"):
+        redlock.acquire("r", wait=0.5)
 
 
 def test_commands_show_and_examine_a_published_store(url: str, lock_over: Locks) -> None:
