@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address, ip_network
 from typing import TypeAlias, TypeVar
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from ..protocol.errors import ConfigurationError
 
-__all__ = ["PLAIN", "Exposed", "is_among", "is_clear", "is_here", "parted", "parted_members"]
+__all__ = ["PLAIN", "Exposed", "is_among", "is_clear", "is_here", "options_in", "parted"]
+__all__ += ["parted_members"]
 
 T = TypeVar("T")
 
@@ -51,10 +52,23 @@ def parted(url: str) -> SplitResult:
     return parts
 
 
+def options_in(query: str) -> dict[str, str]:
+    """Return the options in the query of a URL.
+
+    Raises:
+        ValueError: An option is there twice. The error names none: it may be part of a password.
+    """
+    given = parse_qsl(query, keep_blank_values=True)
+    options = dict(given)
+    if len(options) < len(given):
+        raise ValueError("an option of its URL is there twice; give each once")
+    return options
+
+
 def parted_members(
     url: str, where: str, forms: str, member: Callable[[str], T]
-) -> tuple[SplitResult, str, list[T]]:
-    """Return the parts of a URL that names several servers, its credentials, and the servers.
+) -> tuple[SplitResult, str, list[T], dict[str, str]]:
+    """Return the parts of a URL of several servers, its credentials, the servers and its options.
 
     Args:
         url: `scheme://user:password@host:port,host:port`.
@@ -76,7 +90,10 @@ def parted_members(
             f"{where}: {forms} (@, :, /, ? and # in a password are written %40, %3A, %2F, %3F and"
             " %23)"
         )
-    return parts, credentials, members
+    try:
+        return parts, credentials, members, options_in(parts.query)
+    except ValueError as error:
+        raise ConfigurationError(f"{where}: {error}") from None
 
 
 def is_here(host: str) -> bool:

@@ -133,12 +133,43 @@ def test_connect_timeout_in_a_node_url_is_used() -> None:
         (["redis://a:1/0", "redis://a:1/1"], r"nodes\[0\] and nodes\[1\] are the same server, a:1"),
         (["redis://localhost", "redis://127.0.0.1:6379"], "the same server"),
         (["redis://A", {"host": "a"}], "the same server"),
+        ("redis://a?db=1&db=2", r"nodes\[0\]: an option of its URL is there twice"),
+        ("redis+socket:///r?virtual_host=1&virtual_host=2", "twice"),
+        ("sentinel://a/m?masters=a&masters=b", "twice"),
+        ("etcds://a?verify=no&verify=yes", r"nodes\[0\]: an option of its URL is there twice"),
         (["unix:///r", "unix:///r"], "the same server"),
     ],
 )
 def test_invalid_set_of_nodes_is_refused(nodes: Any, says: str) -> None:
     with pytest.raises(ConfigurationError, match=says):
         parse_nodes(nodes)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "good"),
+    [
+        ("sslmode", "zzz", "verify-full"),
+        ("target_session_attrs", "foo", "prefer-standby"),
+        ("gssencmode", "no", "disable"),
+        ("channel_binding", "yes", "require"),
+        ("load_balance_hosts", "1", "random"),
+        ("connect_timeout", "abc", "0"),
+        ("keepalives", "abc", "1"),
+        ("keepalives_idle", "5s", "5"),
+        ("keepalives_interval", "", "-1"),
+        ("keepalives_count", "1.5", "3"),
+        ("tcp_user_timeout", "10000ms", "10000"),
+    ],
+)
+def test_option_that_libpq_would_refuse_at_each_connection_is_refused_at_once(
+    option: str, value: str, good: str
+) -> None:
+    pytest.importorskip("psycopg")
+    url = f"postgresql://u:{SECRET}@h/d?password={SECRET}&{option}="
+    assert parse_nodes([url + good])
+    with pytest.raises(ConfigurationError, match=rf"nodes\[0\]: its {option} is no") as caught:
+        parse_nodes([url + value])
+    assert SECRET not in str(caught.value)
 
 
 def test_unknown_scheme_is_refused_with_all_installed_schemes_and_their_extras(

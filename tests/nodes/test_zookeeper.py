@@ -483,6 +483,7 @@ def test_doctor_reports_no_quorum_where_zookeeper_refuses_writes(
         ("zookeeper://a,a", "names a server twice"),
         ("zookeeper://a/../b", "no node of ZooKeeper"),
         ("zookeeper://a?tls=1", "takes the option ttl"),
+        ("zookeeper://a?ttl=10&ttl=20", r"nodes\[0\]: an option of its URL is there twice"),
         ("zookeeper://a?ttl=1", "in seconds, 5 or more"),
         ("zookeepers://a?ca=/nowhere", "certificates cannot be read"),
         ("zookeepers://a?verify=false", "verify is yes or no, not 'false'"),

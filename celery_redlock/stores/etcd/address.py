@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, ClassVar
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
@@ -232,9 +232,8 @@ def parse(url: str, where: str) -> EtcdAddress:
         "its members cannot be understood; write etcd://host:2379,host:2379, or"
         " etcd://user:password@host:2379,host:2379"
     )
-    parts, credentials, members = parted_members(url, where, forms, _member)
+    parts, credentials, members, options = parted_members(url, where, forms, _member)
     user, _, password = map(unquote, credentials.partition(":"))
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
     secure = parts.scheme == "etcds"
     if unknown := [name for name in options if not secure or name not in OPTIONS]:
         raise ConfigurationError(

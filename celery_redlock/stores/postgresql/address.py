@@ -29,6 +29,18 @@ DEFAULTS = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
+CHOICES = {
+    "channel_binding": "disable, prefer, require",
+    "gssencmode": "disable, prefer, require",
+    "load_balance_hosts": "disable, random",
+    "sslcertmode": "disable, allow, require",
+    "sslmode": "disable, allow, prefer, require, verify-ca, verify-full",
+    "sslnegotiation": "postgres, direct",
+    "target_session_attrs": "any, read-write, read-only, primary, standby, prefer-standby",
+}
+"""The values of some options, which libpq checks only when it connects."""
+NUMBERS = r"connect_timeout|tcp_user_timeout|keepalives(_idle|_interval|_count)?"
+"""Pattern of the options that are whole numbers; likewise."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ def parse(url: str, where: str) -> PostgresAddress:
         where: Name of the URL in errors.
 
     Raises:
-        ConfigurationError: libpq cannot parse it.
+        ConfigurationError: libpq cannot parse it, or an option is invalid.
     """
     given = None
     if is_clear(url):
@@ -109,6 +121,7 @@ def parse(url: str, where: str) -> PostgresAddress:
             " postgresql://user:password@host:5432/database (@, :, / and % in a password are"
             " written %40, %3A, %2F and %25)"
         )
+    _check(given, where)
     arguments = {**DEFAULTS, **given}
     arguments["client_encoding"] = "utf8"  # names are sent in it, whatever the server's encoding
     arguments.setdefault("connect_timeout", CONNECT_TIMEOUT_S)
@@ -117,6 +130,15 @@ def parse(url: str, where: str) -> PostgresAddress:
     places = [f"{host}:{port}" for host, port in zip(hosts, ports, strict=False)]
     name = f"{','.join(places)}/{given.get('dbname') or given.get('user') or ''}"
     return PostgresAddress(printable(name), arguments)
+
+
+def _check(given: Mapping[str, Any], where: str) -> None:
+    """Raise an error for an option that libpq would refuse at each connection."""
+    for name, value in given.items():  # which is not shown: it may be part of a password
+        if name in CHOICES and value not in CHOICES[name].split(", "):
+            raise ConfigurationError(f"{where}: its {name} is none of {CHOICES[name]}")
+        if re.fullmatch(NUMBERS, name) and not re.fullmatch("-?[0-9]{1,9}", value):
+            raise ConfigurationError(f"{where}: its {name} is not a whole number")
 
 
 def reason(error: BaseException) -> str:

@@ -29,7 +29,7 @@ from redis.sentinel import MasterNotFoundError, SentinelConnectionPool
 
 from ...protocol.errors import ConfigurationError, NodeError
 from ...protocol.texts import printable
-from ..secrecy import PLAIN, Exposed, is_among, is_here, parted
+from ..secrecy import PLAIN, Exposed, is_among, is_here, options_in, parted
 from .resp import Parser, reason
 from .sentinel import pool_of
 
@@ -320,6 +320,7 @@ def _check_url(url: str) -> None:
             raise ValueError(f"no scheme: a node's URL begins with one of {schemes()}")
         raise ValueError(f"the scheme {scheme[0][:-3]!r} is none of {schemes()}")
     parts = parted(url)
+    options_in(parts.query)
     if parts.scheme == "unix" and (host := parts.netloc.rpartition("@")[2]):
         path = f":///{host}{parts.path}"
         raise ValueError(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
-from urllib.parse import parse_qsl, unquote
+from urllib.parse import unquote
 
 from ...protocol.errors import ConfigurationError
 from ..secrecy import PLAIN, Exposed, is_here, parted_members
@@ -107,13 +107,12 @@ def parse(url: str, where: str) -> ZooKeeperAddress:
         "its servers cannot be understood; write zookeeper://host:2181,host:2181/chroot, or"
         " zookeeper://user:password@host:2181"
     )
-    parts, credentials, members = parted_members(url, where, forms, _member)
+    parts, credentials, members, options = parted_members(url, where, forms, _member)
     if len(set(members)) < len(members):
         raise ConfigurationError(f"{where}: it names a server twice; name each once")
     chroot = unquote(parts.path).rstrip("/") or CHROOT
     if not re.fullmatch(r"(/(?!\.{1,2}(/|$))[!-.0-~]+)+", chroot):
         raise ConfigurationError(f"{where}: its path is no node of ZooKeeper; write /one/two")
-    options = dict(parse_qsl(parts.query, keep_blank_values=True))
     try:
         ttl = float(options.pop("ttl", TTL_S))
     except ValueError:
