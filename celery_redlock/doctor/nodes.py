@@ -158,19 +158,26 @@ def _lacking(answers: Answers, site: Site) -> list[str]:
     return [ours.get(word, word) for word in answers.refused]
 
 
+WRITABLE = {
+    "OOM": "give it memory (CONFIG SET maxmemory BYTES, and the same in its configuration file), or"
+    " remove other keys",
+    "NOREPLICAS": "CONFIG SET min-replicas-to-write 0, and the same in its configuration file; or"
+    " bring its replicas back",
+    "MISCONF": "mend its disk, so that it can save (its own log says what failed)",
+    "READONLY": "name its master in redlock_nodes, and no replica",
+    "": "give it memory or disk, whichever it lacks",
+}
+"""Ways to have a node take writes again, by the beginning of its error."""
+
+
 def _writes(probe: Probe, _site: Site) -> Iterator[Finding]:
     if (
         probe.answers.writes and not probe.answers.facts.cluster
     ):  # a cluster refuses keys of other slots
-        full = probe.answers.writes.startswith("OOM")
-        usage = _usage(probe.answers) if full else ""
-        yield wrong(
-            f"it takes no writes: {probe.answers.writes}{usage and f' ({usage})'}",
-            "give it memory (CONFIG SET maxmemory BYTES, and the same in its configuration file),"
-            " or remove other keys"
-            if full
-            else "give it memory or disk, whichever it lacks",
-        )
+        why = probe.answers.writes
+        usage = _usage(probe.answers) if why.startswith("OOM") else ""
+        fix = next((fix for code, fix in WRITABLE.items() if why.startswith(code)), WRITABLE[""])
+        yield wrong(f"it takes no writes: {why}{usage and f' ({usage})'}", fix)
 
 
 def _usage(answers: Answers) -> str:

@@ -49,13 +49,14 @@ def check_quorum(site: Site) -> Iterator[Finding]:
         yield wrong(
             f"no quorum: {of_nodes(len(answering), count)} answer, {are_needed(needed)}:"
             " nothing can be locked",
-            f"{ANY_QUORUM if count > 1 else 'bring it back'}; tasks then go on by themselves",
+            f"{ANY_QUORUM if count > 1 else 'bring it back'}; tasks then go on by themselves,"
+            " one ttl later if the servers were restarted",
         )
     elif count - (len(answering) - len(fit)) < needed:  # as at the start of a worker
         yield wrong(
             f"no quorum: {of_nodes(len(fit), count)} are independent masters, {are_needed(needed)}:"
             " no worker starts, and nothing can be locked",
-            "name their masters in redlock_nodes, and each server once",
+            "name each server once in redlock_nodes, and no replica",
         )
     elif granting < needed:
         names = {name for why in whys for name in why}

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.texts import printable
+from ..protocol.texts import counted, printable
 from ..survey.models import NodeLook
 
 __all__ = ["CHECKS", "ETCD_CHECKS", "KEY_CHECKS", "PLAIN_CHECKS", "POSTGRESQL_CHECKS"]
@@ -169,6 +169,11 @@ class Report:
             need = "nodes" if "reachable" in self.skipped else "an app (-A APP)"
             lines.append(f"left out   {', '.join(self.skipped)}: they need {need}")
         levels = [one.level for one in self.findings]
-        counts = [f"{levels.count(level)} {level}" for level in LEVELS if level in levels]
+        counts = [_counted(levels.count(level), level) for level in LEVELS if level in levels]
         lines += ["", ", ".join(counts) or "Nothing is wrong."]
         return "\n".join(map(printable, lines))
+
+
+def _counted(count: int, level: str) -> str:
+    """Return `1 warning`, `2 warnings`, `2 wrong`."""
+    return counted(count, level) if level == "warning" else f"{count} {level}"

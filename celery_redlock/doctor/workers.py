@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..protocol.errors import ConfigurationError
-from ..protocol.texts import printable
+from ..protocol.texts import of_nodes, printable
+from ..protocol.values import quorum_of
 from ..survey.waiting import Parked, valid_waits
 from ..worker.remote_control import NAME, settings_of, tasks_of
 from .report import Finding, some, unchecked, warning, wrong
@@ -82,7 +83,7 @@ class AtWork(NamedTuple):
         waits: The tasks that wait, the longest first.
         parked: The parked ones among them.
         unasked: The reason if they are not known; empty if they are.
-        holds: The worker whose body holds a lock, by the task's id.
+        holds: The worker whose body holds a lock, by the task's id; and what stops that body.
         pools: The pool of each worker that answered.
     """
 
@@ -111,7 +112,9 @@ def waiting(app: Any, timeout: float) -> AtWork:
         said = reply.get("holds")
         for hold in said if isinstance(said, list) else ():
             if isinstance(hold, Mapping) and isinstance(hold.get("task_id"), str):
-                holds[hold["task_id"]] = worker
+                pid = hold["pid"] if isinstance(hold.get("pid"), int) else 0
+                asleep = f"; process {pid} is stopped: kill -CONT {pid}, or kill -9 {pid}, there"
+                holds[hold["task_id"]] = worker + (asleep if hold.get("stopped") is True else "")
     pools = [Pool.of(reply) for reply in replies.values()]
     return AtWork(waits, Parked.of(replies.values()), unasked, holds, pools)
 
@@ -121,7 +124,7 @@ def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
     replies, unasked = ask(app, timeout)
     if not replies:
         why = unasked or f"none answered within {timeout:g} s"
-        fix = "look again when they run; those of the pool solo answer between two tasks"
+        fix = "start one, or look again: those of the pool solo answer between two tasks"
         yield unchecked(why, fix, "workers", "workers")
         return
     try:
@@ -132,10 +135,29 @@ def examine_workers(app: Any, timeout: float) -> Iterator[Finding]:
         if isinstance(reply.get("settings"), Mapping):
             yield from _settings(worker, settings, reply["settings"])
             yield from _tasks(worker, tasks, reply.get("tasks"))
+            yield from _nodes(worker, settings["nodes"], reply.get("unusable"))
         else:
             said = str(reply.get("error") or "its reply makes no sense")[:MAX_ERROR_CHARS]
             fix = "run the same release of celery_redlock, and the same app, in all workers"
             yield warning(f"it does not report its settings: {said}", fix, worker, "workers")
+
+
+def _nodes(worker: str, nodes: Sequence[str], reported: Any) -> Iterator[Finding]:
+    """Report the nodes that a worker cannot use: its passwords, or its host, may be at fault."""
+    unusable = reported if isinstance(reported, Mapping) else {}
+    if not unusable:
+        return
+    count, usable = len(nodes), len(nodes) - len(unusable)
+    whys = "; ".join(f"{name} ({why})" for name, why in sorted(unusable.items()))
+    few = usable < quorum_of(count)
+    what = f"it can use {of_nodes(max(0, usable), count)}{' and lock nothing' if few else ''}"
+    yield (wrong if few else warning)(
+        f"{what}, not {whys}"[: 2 * MAX_ERROR_CHARS],
+        "compare its user, password and host with those of this program, and mend what differs;"
+        " if nothing does, mend the node",
+        where=worker,
+        check="workers",
+    )
 
 
 def _tasks(worker: str, ours: Mapping[str, Any], reported: Any) -> Iterator[Finding]:

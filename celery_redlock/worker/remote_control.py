@@ -67,11 +67,13 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     try:
         settings = settings_of(app)
         takes_locks = enabled(app.conf)
-        holds = list(_holds(Redlock.from_app(app))) if takes_locks else []
+        redlock = Redlock.from_app(app) if takes_locks else None
+        holds = list(_holds(redlock)) if redlock is not None else []
     except ConfigurationError as error:
         return {"error": str(error)}
     return {
         "nodes": settings["nodes"],
+        "unusable": _unusable(redlock) if redlock is not None else {},
         "settings_digest": digest_of(settings),
         "settings": settings,
         "tasks": tasks_of(app),
@@ -121,6 +123,13 @@ def end(state: Any, task_id: str = "", digest: str = "", terminate: bool = False
             return
 
 
+def _unusable(redlock: Redlock) -> dict[str, str]:
+    """Return the nodes that this process cannot use at the moment, each with the reason."""
+    nodes = redlock.client.driver.nodes
+    whys = {node.name: node.misfit or node.channel.down for node in nodes}
+    return {name: why for name, why in whys.items() if why}
+
+
 def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
     """Return the locks that bodies of this worker hold; without reservations."""
     from ..protocol.claim import Claim
@@ -150,10 +159,20 @@ def _holds(redlock: Redlock) -> Iterator[dict[str, Any]]:
                 "task": owner.task if owner else "",
                 "task_id": owner.task_id if owner else "",
                 "pid": owner.pid if owner else 0,
+                "stopped": owner is not None and _is_stopped(owner.pid),
                 "held_for": round(max(0.0, wall - owner.since), 3) if owner else None,
                 "remaining": round(deadline - now, 3),
                 "fencing_token": fence,
             }
+
+
+def _is_stopped(pid: int) -> bool:
+    """Return True if a process was stopped by a signal; False also where /proc does not say."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+    except (OSError, IndexError):
+        return False
 
 
 def _waits(consumer: Any, holds: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -151,3 +152,26 @@ def test_inspect_shows_holds_and_waits_without_asking_the_nodes(
             assert cluster.state(sent) == "SUCCESS"
         told(cluster, node, "waits", 0)  # results are stored before that is known
         assert told(cluster, node, "holds", 0)["waits"] == []
+
+
+def test_inspect_shows_a_stopped_body_and_nodes_that_the_worker_cannot_use(
+    cluster: Cluster, key: str
+) -> None:
+    urls = [
+        "redis://:SECRET@127.0.0.1:1/0",
+        *cluster.conf["redlock_nodes"][1:],
+    ]  # the first is away
+    with cluster.worker("-c", "1", "-n", "odd@test", queue=key, redlock_nodes=urls):
+        held = cluster.send("fenced", key, queue=key)
+        pid = cluster.entered(key).pid
+        answer = told(cluster, "odd@test", "unusable", 1)
+        assert "refused" in answer["unusable"]["127.0.0.1:1"] and "SECRET" not in str(answer)
+        assert not answer["holds"][0]["stopped"]
+        said = [one.what for one in compared(cluster.app)]
+        assert any(what.startswith("it can use 4 of 5 nodes, not 127.0.0.1:1 (") for what in said)
+        os.kill(pid, signal.SIGSTOP)
+        (hold,) = told(cluster, "odd@test", "holds", 1)["holds"]
+        os.kill(pid, signal.SIGCONT)
+        assert (hold["pid"], hold["stopped"]) == (pid, True)
+        cluster.tell(key)
+        assert cluster.state(held) == "SUCCESS"

@@ -251,6 +251,19 @@ def test_doctor_finds_a_node_that_evicts_or_takes_no_writes(
         assert "CONFIG SET maxmemory BYTES" in one["fix"]
 
 
+def test_doctor_has_the_remedy_for_a_node_without_its_replicas(
+    healthy: list[str], servers: Servers
+) -> None:
+    with redis.Redis(port=servers[1].port) as client:
+        client.config_set("min-replicas-to-write", 1)
+        try:
+            _code, report = examined(nodes(*healthy))
+        finally:
+            client.config_set("min-replicas-to-write", 0)
+    (one,) = report["findings"]
+    assert one["check"] == "writes" and "CONFIG SET min-replicas-to-write 0" in one["fix"]
+
+
 def fill(client: redis.Redis) -> None:
     """Write to a server with a limit of memory until it accepts no more."""
     limit = client.info("memory")["used_memory"] + 500_000

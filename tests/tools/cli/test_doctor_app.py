@@ -294,6 +294,20 @@ def test_doctor_finds_a_task_locked_otherwise_in_a_worker(monkeypatch: pytest.Mo
     assert one.what.startswith("shop.slow is locked differently")
 
 
+def test_doctor_finds_nodes_that_a_worker_cannot_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Passwords are not compared: a worker with wrong ones has the settings that it should have."""
+    app = site()
+    names = settings_of(app)["nodes"]
+    refused = {name: "AUTH failed: WRONGPASS" for name in names}
+    some = {**answer(app), "unusable": {names[0]: refused[names[0]]}}
+    one, other = compared(monkeypatch, app, {"a": some, "b": {**some, "unusable": refused}})
+    assert (one.level, other.level) == ("warning", "wrong")
+    assert one.what == f"it can use 2 of 3 nodes, not {names[0]} (AUTH failed: WRONGPASS)"
+    assert other.what.startswith("it can use 0 of 3 nodes and lock nothing, not ")
+    assert "password" in one.fix
+    assert compared(monkeypatch, app, {"a": {**some, "unusable": "none"}}) == []
+
+
 @pytest.mark.parametrize("unasked", ["", "no worker was asked: no answer from the broker"])
 def test_doctor_does_not_call_silent_workers_fine(
     monkeypatch: pytest.MonkeyPatch, unasked: str

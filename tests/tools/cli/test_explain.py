@@ -221,10 +221,14 @@ def test_explain_says_what_a_call_would_do_and_who_holds_the_lock(
     ("replies", "line"),
     [
         ({"w1@h": {"holds": [{"task_id": "t-1"}, 7]}}, "  its body is at work in w1@h"),
+        (
+            {"w1@h": {"holds": [{"task_id": "t-1", "pid": 42, "stopped": True}]}},
+            "  its body is at work in w1@h; process 42 is stopped: kill -CONT 42, or kill -9 42",
+        ),
         ({"w1@h": {"holds": []}}, "  no worker that answered has this body: if its process is"),
         ({}, "body    waits without a pool slot (parked), for as long as that takes: shop.other"),
     ],
-    ids=["alive", "dead", "no worker"],
+    ids=["alive", "stopped", "dead", "no worker"],
 )
 def test_explain_says_whether_a_worker_has_the_body_that_holds_the_key(
     app: Celery, redlock: Redlock, replies: Any, line: str, monkeypatch: Patch
