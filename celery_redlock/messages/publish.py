@@ -1,7 +1,7 @@
-"""Wrap `Task.apply_async`, once for all tasks.
+"""Wrap `Task.apply_async`, once for all tasks, and `Celery.send_task`.
 
 For a task that reserves its key, `publication.py` does the rest. For a task whose scope reserves
-nothing, `apply_async` behaves as before.
+nothing, `apply_async` behaves as before. `send_task` does not know the task, and refuses `lock=`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from celery.app.base import Celery
 from celery.app.task import Task
 
 from ..config.options import TASK
@@ -44,12 +45,13 @@ def _before_purge(app: Any) -> tuple[int, bool]:
 
 
 def wrap(task_class: Any = Task) -> None:
-    """Wrap `apply_async` of all tasks, and note the revokes of this process. Idempotent."""
+    """Wrap `apply_async` and `send_task`, and note the revokes of this process. Idempotent."""
     note_revokes(_before_purge)
     if "celery.bin.purge" in sys.modules:
         from .purge import wrap_command
 
         wrap_command()
+    _wrap_send_task()
     original = task_class.apply_async
     if getattr(original, "__redlock__", False):
         return
@@ -99,6 +101,25 @@ def wrap(task_class: Any = Task) -> None:
 
     apply_async.__redlock__ = True  # type: ignore[attr-defined]
     task_class.apply_async = apply_async
+
+
+def _wrap_send_task() -> None:
+    """Refuse `lock=` of a message that is sent by the name of its task; nothing would read it."""
+    original: Any = Celery.send_task
+    if getattr(original, "__redlock__", False):
+        return
+
+    @functools.wraps(original)
+    def send_task(self: Celery, name: str, *rest: Any, **options: Any) -> Any:
+        if "lock" in options and not _is_stamp("lock", options):
+            raise ConfigurationError(
+                f"{name} is sent by its name, and only the task itself can read lock=: import the"
+                " task in this program, and call its apply_async"
+            )
+        return original(self, name, *rest, **options)
+
+    send_task.__redlock__ = True  # type: ignore[attr-defined]
+    Celery.send_task = send_task  # type: ignore[method-assign, assignment]
 
 
 def _is_reserved(headers: Any) -> bool:

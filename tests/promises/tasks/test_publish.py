@@ -562,6 +562,16 @@ def test_lock_option_in_a_call_of_a_task_without_a_lock_is_refused(app: Celery) 
         plain.apply_async(lock={"scope": "until_executed"})
 
 
+def test_lock_option_of_a_task_sent_by_its_name_is_refused(app: Celery) -> None:
+    given = {"on_duplicate": "skip"}
+    unknown = app.signature("elsewhere.charge", (1,)).set(lock=given)
+    for send in (lambda: app.send_task("elsewhere.charge", (1,), lock=given), unknown.delay):
+        with pytest.raises(ConfigurationError, match=r"elsewhere\.charge is sent by its name"):
+            send()
+    stamped = {"stamped_headers": ["lock"], "lock": "of a door"}
+    assert app.send_task("elsewhere.charge", (1,), **stamped).id
+
+
 # -- what goes wrong -----------------------------------------------------------------------------
 
 
