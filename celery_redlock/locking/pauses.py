@@ -225,7 +225,7 @@ def begin(
     """
     check(pattern, seconds, who, reason)
     client, nodes = redlock.client, len(redlock.nodes)
-    client.require("a pause", "ttl_per_key")
+    client.require("an operator's limit" if limit else "a pause", "ttl_per_key")
     before, _ = in_force(redlock)
     owner = Owner(
         *(client.owner.host, client.owner.pid, pattern, limit),

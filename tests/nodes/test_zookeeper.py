@@ -411,12 +411,15 @@ def test_explain_shows_the_ttl_that_a_lock_in_zookeeper_has() -> None:
     assert options["ttl"] == 5.0
 
 
-def test_pause_over_zookeeper_is_refused(zookeeper: LocalZooKeeper) -> None:
-    done = CliRunner().invoke(
-        command, ["pause", "r", "--for", "60s", "--yes", "--nodes", zookeeper.url]
-    )
+@pytest.mark.parametrize(
+    ("asked", "named"), [(["pause", "r"], "a pause"), (["limit", "r", "2"], "an operator's limit")]
+)
+def test_pause_or_limit_over_zookeeper_is_refused(
+    zookeeper: LocalZooKeeper, asked: list[str], named: str
+) -> None:
+    done = CliRunner().invoke(command, [*asked, "--for", "60s", "--yes", "--nodes", zookeeper.url])
     assert done.exit_code != 0
-    assert "lasts as long as the session" in done.output
+    assert f"{named} cannot be had: a lock in ZooKeeper lasts as long as the session" in done.output
 
 
 def test_commands_show_explain_and_free_a_zookeeper_lock(
