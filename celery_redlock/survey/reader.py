@@ -74,12 +74,14 @@ def read_nodes(
         addresses: The nodes.
         prefix: Prefix of our keys.
         query: Function that reads from a node; it runs in one thread per node.
-        timeout: Seconds without an answer after which a node counts as silent. A node that goes on
-            answering, because it has many keys, has ten times as long in all.
+        timeout: Seconds without an answer after which a node counts as silent; at least as long
+            as another server of a node needs to take over. A node that goes on answering, because
+            it has many keys, has ten times as long in all.
 
     Returns:
         The answer of each node; and the results of the query, None where it failed.
     """
+    timeout = max([timeout, *(address.least_timeout for address in addresses)])
     until = monotonic() + MAX_TIMEOUTS * timeout
     threads = [_NodeThread(address, prefix, query, timeout) for address in addresses]
     for thread in threads:

@@ -699,6 +699,27 @@ def test_answers_in_one_tls_record_are_all_read(tmp_path: Path) -> None:
             assert handler.select([plain], [], [], 0.2)[0] == []
 
 
+def test_new_process_leaves_a_hung_server_of_zookeeper_after_a_second(
+    zookeeper: LocalZooKeeper, lock_over: Locks, monkeypatch: Patch
+) -> None:
+    session = pytest.importorskip("celery_redlock.stores.zookeeper.session")
+    with socket.create_server(("127.0.0.1", 0)) as hung:  # it accepts, and answers nothing
+        ports = [hung.getsockname()[1], zookeeper.members[0].port]
+        order = {port: place for place, port in enumerate(ports)}
+        monkeypatch.setattr(
+            "kazoo.protocol.connection.random.shuffle",
+            lambda hosts: hosts.sort(key=lambda host: order[host[2]]),
+        )
+        url = f"zookeeper://{','.join(f'127.0.0.1:{port}' for port in ports)}?ttl=5"
+        redlock = lock_over([url])
+        began = time.monotonic()
+        lease = redlock.acquire("r")
+        assert session.LEAVE_S <= time.monotonic() - began < redlock.node_timeout
+        redlock.release(lease)
+        listed = CliRunner().invoke(command, ["ls", "--timeout", "0.5", "--nodes", url])
+        assert listed.exit_code == 0, listed.output
+
+
 @pytest.mark.parametrize("quiet", [True, False])
 def test_process_connects_anew_before_it_locks_after_a_quiet_time(over: Locks, quiet: bool) -> None:
     """The leader may be about to end its session, and hears of a new connection at once."""

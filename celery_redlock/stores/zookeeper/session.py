@@ -118,7 +118,7 @@ class Session(Store):
             logger=quiet,
             **user,
         )
-        self._note_session(client)
+        self._watch_connections(client)
         client.add_listener(self._changed)
         client.start_async()
         # kazoo reports a connection before it has logged in, and before we know of its session.
@@ -266,9 +266,15 @@ class Session(Store):
             # Not that of an `SSLSocket`, which kazoo may be reading in another thread.
             socket.socket.shutdown(self._client._connection._socket, socket.SHUT_RDWR)
 
-    def _note_session(self, client: Any) -> None:
-        """Note how long a session each server grants: kazoo keeps that to itself."""
-        connect = client._connection._connect
+    def _watch_connections(self, client: Any) -> None:
+        """Note how long a session each server grants, and leave one that does not grant it soon.
+
+        kazoo keeps the one to itself, and waits for the other for a part of the session.
+        """
+        connect, invoke = client._connection._connect, client._connection._invoke
+
+        def invoking(timeout: float, *arguments: Any, **named: Any) -> Any:
+            return invoke(min(timeout, LEAVE_S), *arguments, **named)
 
         def noting(*arguments: Any) -> Any:
             began = monotonic()
@@ -280,7 +286,7 @@ class Session(Store):
                 self._over = True  # another server grants less: this session is not long enough
             return read_timeout, connect_timeout
 
-        client._connection._connect = noting
+        client._connection._connect, client._connection._invoke = noting, invoking
 
     def _changed(self, state: str) -> None:
         """Handle a change of the session. A thread of kazoo calls it."""
