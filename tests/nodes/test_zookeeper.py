@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import socket
@@ -718,6 +719,22 @@ def test_new_process_leaves_a_hung_server_of_zookeeper_after_a_second(
         redlock.release(lease)
         listed = CliRunner().invoke(command, ["ls", "--timeout", "0.5", "--nodes", url])
         assert listed.exit_code == 0, listed.output
+
+
+def test_coroutines_lock_in_zookeeper_and_are_notified(zookeeper: LocalZooKeeper) -> None:
+    async def main() -> float:
+        async with AsyncRedlock([zookeeper.url]) as mine, AsyncRedlock([zookeeper.url]) as other:
+            async with mine.lock("r", fencing=True) as held:
+                with pytest.raises(ResourceHeld):
+                    await other.acquire("r")
+                waiter = asyncio.ensure_future(other.acquire("r", wait=20.0))
+                await asyncio.sleep(TTL + 1)  # it is extended
+                held.ensure()
+            began = time.monotonic()
+            await other.release(await waiter)
+            return time.monotonic() - began
+
+    assert asyncio.run(main()) < 0.5
 
 
 @pytest.mark.parametrize("quiet", [True, False])
