@@ -49,10 +49,15 @@ class Commands(click.Group):
 @click.pass_context
 def redlock(ctx: click.Context, /, **_preloaded: Any) -> None:
     """See, explain, free and measure the locks of tasks."""
+    from ..config.default_node import is_fallback
     from .context import Site
 
-    # Celery's own command stores the app that it has found in the parent context.
-    ctx.obj = Site(app=getattr(ctx.obj, "app", None))
+    # Celery's own command stores the app that it has found in the parent context; without -A that
+    # is its default app, which has settings only if there is a module `celeryconfig`.
+    app = getattr(ctx.obj, "app", None)
+    if app is not None and is_fallback(app) and not app.conf.get("redlock_nodes"):
+        app = None
+    ctx.obj = Site(app=app)
 
 
 @click.group(

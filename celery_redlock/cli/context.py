@@ -100,6 +100,14 @@ class Site:
         """Return the address of a page of the documentation."""
         return page_address(self.app, name, anchor, self.docs)
 
+    def command(self, *words: str) -> str:
+        """Return the command line of another command for the same nodes, for a hint."""
+        where = "celery -A APP redlock"
+        if self.nodes:  # their URLs may hold passwords
+            where = "celery-redlock --nodes URL,..."
+            where += f" --prefix {quote(self.prefix)}" if self.prefix is not None else ""
+        return f"{where} {' '.join(map(quote, words))}"
+
     def choose(self, *options: tuple[str, str | None]) -> None:
         """Store the options that select entries, with their values (None if not given)."""
         self.chosen = " ".join(f"{name} {quote(value)}" for name, value in options if value)

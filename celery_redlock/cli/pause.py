@@ -96,7 +96,8 @@ def started(
         now = "" if keys is None else "no key that fits it is held or waited for now"
     else:
         now = f"but {none}"
-    site.say({**pause.data(), "fits": fits, "keys": keys}, lines(said, now).rstrip())
+    end = f"to end it before that: {site.command('resume', pattern)}"
+    site.say({**pause.data(), "fits": fits, "keys": keys}, lines(said, *filter(None, [now]), end))
     return 0
 
 

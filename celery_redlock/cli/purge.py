@@ -36,7 +36,9 @@ def command(site: Site, *, queues: str, dry_run: bool, yes: bool) -> int:
 
     app = site.app
     if app is None:
-        raise click.UsageError("purge needs an app, not only nodes: -A APP")
+        raise click.UsageError(
+            "purge needs an app, not only nodes: celery -A APP redlock purge -Q NAMES"
+        )
     names = [name.strip() for name in queues.split(",") if name.strip()]
     if not names:
         raise click.UsageError("-Q names no queue: give one, as -Q celery")

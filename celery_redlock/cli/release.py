@@ -118,7 +118,8 @@ def command(
         which += f" with the digest {digest}" if digest else ""
         said = f"{resource}: no node has a {what} of it{which}"
         if not reservation and any(entry.kind == "reservation" for entry in seen.entries):
-            said += "; its reservation is freed with --reservation"
+            free = site.command("release", resource, "--reservation")
+            said += f"; this frees its reservation: {free}"
         return _end(site, None, Freed("gone"), said, PROBLEM)
     (entry,) = found
     if not force and (why := _refusal(site, entry, seen)):
@@ -128,7 +129,7 @@ def command(
         return _end(site, entry, Freed("refused"), why, REFUSED)
     freed = force_release(redlock, entry, timeout)
     code = REFUSED if freed.outcome == "changed" else 0
-    return _end(site, entry, freed, _outcome_text(entry, freed), code)
+    return _end(site, entry, freed, _outcome_text(site, entry, freed), code)
 
 
 def _lives(entry: Entry, seen: Survey) -> str:
@@ -204,7 +205,7 @@ def _release_all(
             if entry.digest:
                 living = force or entry.kind != "lock" or entry.endless
                 freed = force_release(site.redlock, entry, timeout, living=living)
-                outcome, on, said = freed.outcome, freed.nodes, _outcome_text(entry, freed)
+                outcome, on, said = freed.outcome, freed.nodes, _outcome_text(site, entry, freed)
         except QuorumUnavailable as error:  # freeing the next one would fail, too
             outcome, said = "unknown", str(error)
         done[entry] = {"outcome": outcome, "freed_on": on, "said": said}
@@ -226,8 +227,9 @@ def _runbook(site: Site) -> str:
 def _refusal(site: Site, entry: Entry, seen: Survey) -> str:
     """Ask the user; return why nothing must be freed, or an empty string for yes."""
     if not can_ask():
+        look = site.command("show", entry.resource)
         return (
-            f"there is no terminal to ask on: look with show, then give --force. {_runbook(site)}"
+            f"there is no terminal to ask on: look with {look}, then give --force. {_runbook(site)}"
         )
     warning = WARNINGS[entry.kind]
     stop = stop_command(entry.owner.task_id) if entry.owner is not None else ""
@@ -238,10 +240,11 @@ def _refusal(site: Site, entry: Entry, seen: Survey) -> str:
     return "" if click.confirm("Free it?", err=True) else "left as it was"
 
 
-def _outcome_text(entry: Entry, freed: Freed) -> str:
+def _outcome_text(site: Site, entry: Entry, freed: Freed) -> str:
     name = name_of(entry)
     if freed.outcome == "changed":
-        return f"{name}: not freed: by now a quorum holds it, or it is another's (see show)"
+        see = site.command("show", entry.resource)
+        return f"{name}: not freed: by now a quorum holds it, or it is another's; see {see}"
     if freed.outcome == "gone":
         what = "had ended" if entry.shared else "was free"
         return f"{name}: {what} already; nothing was done"

@@ -16,7 +16,8 @@ from .formatting import entry_lines, lines, print_unreachable, start_lines, wait
 
 __all__ = ["command"]
 
-SPELLING = """a text such as "7", "a b" or "a@b" is quoted: 'order:"a b"'; explain prints it"""
+SPELLING = """a text such as "7", "a b" or "a@b" is quoted: 'order:"a b"'; `celery -A APP redlock \
+explain TASK ARGS` prints it"""
 """Hint for the most frequent mistake in keys typed by hand."""
 
 

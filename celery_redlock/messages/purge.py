@@ -128,8 +128,9 @@ def silent_nodes_warning(redlock: Redlock) -> str:
         return ""
     return (
         f"{', '.join(away)} did not answer: the keys stay there until their ttl is over, an hour by"
-        " default. That does no harm while the other nodes work. When it is back, celery redlock ls"
-        " shows them, and celery redlock release KEY --reservation frees one"
+        " default. That does no harm while the other nodes work. When it is back,"
+        " `celery -A APP redlock ls` shows them, and"
+        " `celery -A APP redlock release KEY --reservation` frees one"
     )
 
 

@@ -283,8 +283,8 @@ class Node(ABC):
             logging.WARNING,
             "node_forgot_lock",
             f"node {self.name} has forgotten {what}{f', and {more} more' if more else ''}, before"
-            f" the ttl was over: {self.kind.forgets}, or was it released by hand (celery redlock"
-            " release)?",
+            f" the ttl was over: {self.kind.forgets}, or was it released by hand"
+            " (celery -A APP redlock release)?",
         )
 
     def _failed(self, round_: Round, why: str) -> None:

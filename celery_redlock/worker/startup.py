@@ -237,7 +237,7 @@ def leave(sender: Any = None, **_signal: Any) -> None:
     for claim in _unconfirmed(Redlock.from_app(sender.app)):
         logger.warning(
             "this worker ends before enough nodes have released %s: it stays taken for up to %.0f"
-            " s, or until `celery redlock release` when they are back",
+            " s, or until `celery -A APP redlock release KEY` when they are back",
             claim.resource,
             claim.ttl,
             extra=event("release_unconfirmed", claim.resource),

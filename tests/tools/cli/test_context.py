@@ -56,6 +56,25 @@ def test_nodes_may_stand_before_the_command_and_after_it() -> None:
     assert after.stderr == said[0].stderr
 
 
+def test_command_without_an_app_asks_for_one_by_its_option() -> None:
+    """Celery passes its default app, if there is no -A."""
+    default = SimpleNamespace(app=Celery("default", set_as_current=False))
+    for words in ("ls", "doctor", "purge -Q celery", "pause x --for 1h", "show x", "stats"):
+        result = CliRunner().invoke(redlock, words.split(), obj=default)
+        assert result.exit_code == 2 and "celery -A APP redlock " in result.stderr, words
+        assert "set_default" not in result.output
+    away = ["ls", "--nodes", "redis://127.0.0.1:1"]
+    assert CliRunner().invoke(redlock, away, obj=default).exit_code == 3
+    default.app.conf.redlock_nodes = ["redis://127.0.0.1:4/0"]  # as in a celeryconfig.py
+    assert "node 127.0.0.1:4 does" in CliRunner().invoke(redlock, ["ls"], obj=default).stderr
+
+
+def test_hint_names_the_command_line_that_was_given() -> None:
+    assert Site(app=Celery("shop")).command("resume", "a b") == "celery -A APP redlock resume 'a b'"
+    there = Site(nodes=["redis://:SECRET@host"], prefix="p:")
+    assert there.command("show", "x") == "celery-redlock --nodes URL,... --prefix p: show x"
+
+
 def test_nodes_of_an_app_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     app = Celery("shop", set_as_current=False)
     app.conf.redlock_nodes = ["redis://127.0.0.1:4/0"]

@@ -166,6 +166,9 @@ def test_the_keys_that_a_pattern_fits_now_are_named(
         assert result.exit_code == 0, result.output
         return str(result.stdout)
 
+    def ends(pattern: str) -> str:
+        return f"celery-redlock --nodes URL,... resume '{pattern}'\n"
+
     with redlock.lock("order:7"), redlock.lock("mail:1"):
         for admin in admins:
             admin.zadd("redlock:order:7#line", {"p:1": 1.0, "p:2": 2.0})
@@ -173,7 +176,9 @@ def test_the_keys_that_a_pattern_fits_now_are_named(
         assert json.loads(said("order:*", "--json"))["keys"] == {"order:7": "held, 2 waiting"}
         assert "it fits 2 keys now: mail:1 (held); order:7 (held, 2 waiting)\n" in said("*")
         with redlock.lock([f"export:{number:02}" for number in range(12)]):
-            assert said("export:*").endswith("export:09 (held); 2 more\n")
+            assert said("export:*").endswith(
+                "export:09 (held); 2 more\nto end it before that: " + ends("export:*")
+            )
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: words[0])
@@ -202,6 +207,7 @@ def test_a_pattern_that_fits_no_key_is_asked_about(
         for fits in ("order:*", "order:7", "ord*", "*", "mail:?", "[o]rder:*", "redlock:order:1"):
             result = run(fits, site=site)
             assert result.exit_code == 0 and nothing not in result.output, fits
+        assert result.output.endswith("celery -A APP redlock resume order:1\n")
         before = set_now()
         for fits_not in ("ordr:*", "ordr:7", "mails:*", "shop.charge:*"):
             result = run(fits_not, site=site)

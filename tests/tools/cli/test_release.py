@@ -49,6 +49,8 @@ def test_release_with_force_frees_a_lock_on_all_nodes(cli: Cli, admins: Nodes) -
     )
     assert there(admins) == [None] * 5
     assert there(admins, KEY + "#reserved") == [TOKENS[0]] * 5
+    hint = "celery-redlock --nodes URL,... release order:1 --reservation\n"
+    assert cli("release", KEY).stderr.endswith(f"this frees its reservation: {hint}")
     result = cli("release", KEY, "--reservation", "--force", "--json")
     assert json.loads(result.stdout)["outcome"] == "freed"
     assert there(admins, KEY + "#reserved") == [None] * 5
@@ -60,7 +62,8 @@ def test_release_without_a_terminal_and_without_force_is_refused(
     monkeypatch.undo()
     put(admins, KEY, TOKENS[0])
     result = cli("release", "order:1", input="y\n")
-    assert result.exit_code == 4 and "give --force" in result.stderr
+    look = "look with celery-redlock --nodes URL,... show order:1, then give --force"
+    assert result.exit_code == 4 and look in result.stderr
     assert f"What to do first: {RUNBOOK}" in result.stderr
     assert json.loads(cli("release", "order:1", "--json").stdout)["outcome"] == "refused"
     assert there(admins) == [TOKENS[0]] * 5
