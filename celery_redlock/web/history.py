@@ -8,15 +8,17 @@ changed last. Pure.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .formatting import holder
 
 if TYPE_CHECKING:
-    from ..survey.models import Entry, NodeLook, Survey
+    from ..survey.models import Entry, Survey
 
 __all__ = ["Change", "History", "state_of", "who"]
 
@@ -26,6 +28,8 @@ MAX_LOCKS = 2_000
 """Locks whose changes are kept: at most 100 000 changes in memory, some tens of MB."""
 WITHOUT_HOLDER = ("line", "fence", "mark")
 """Kinds of entries that are left out: their coming and going has nothing to do with a holder."""
+UPTIME_ERROR_S = 1.0
+"""Maximum error of a node's uptime, which is a whole number of seconds."""
 UNWATCHED_S = 60.0
 """Seconds between two surveys from which the time between them is called unwatched."""
 
@@ -39,7 +43,7 @@ class Change:
         after: Time of the survey before that; None if there was none.
         what: "there" (when watching began), "came", "passed" (another token in its place), "held"
             (it has gained a quorum), "short" (it has lost its quorum), "gone"; of nodes
-            "up" and "down"; "blind" and "unwatched" for spans of time.
+            "up", "down" and "restarted"; "blind" and "unwatched" for spans of time.
         kind: Kind of the entry; `place` and `digest` (of its token) are the entry's, too.
         who: The holder, now or before, for people.
         nodes: How many of the `total` nodes have it.
@@ -77,7 +81,8 @@ class History:
         self._last: dict[tuple[str, str, str], Entry] = {}
         self._changes: OrderedDict[str, deque[Change]] = OrderedDict()
         self._nodes: dict[str, deque[Change]] = {}
-        self._up: dict[str, bool] = {}
+        self._before: dict[str, Mapping[str, Any]] = {}
+        self._asked = math.inf
         self._blind: deque[Change] = deque(maxlen=MAX_CHANGES)
         self._failure = ""
         self.since = 0.0
@@ -94,7 +99,7 @@ class History:
         return sorted([*mine, *spans], key=lambda change: change.at, reverse=True)
 
     def of_nodes(self) -> dict[str, list[Change]]:
-        """Return the changes of each node, up and down, the last one first."""
+        """Return the changes of each node, the last one first."""
         with self._lock:
             return {name: list(changes)[::-1] for name, changes in self._nodes.items()}
 
@@ -115,7 +120,6 @@ class History:
             elif survey.at - self.at > UNWATCHED_S:
                 self._blind.append(Change(survey.at, self.at, "unwatched"))
             self._failure = ""
-            self._record_nodes(survey.looks, survey.at, first)
             now = {
                 (entry.kind, *entry.identity): entry
                 for entry in survey.entries
@@ -128,13 +132,25 @@ class History:
                     self._add(entry, "gone", survey.at)
             self._last, self.at = now, survey.at
 
-    def _record_nodes(self, looks: tuple[NodeLook, ...], at: float, first: bool) -> None:
-        for look in looks:
-            if not first and self._up.get(look.name) is not look.reachable:
-                changes = self._nodes.setdefault(look.name, deque(maxlen=MAX_CHANGES))
-                what = "up" if look.reachable else "down"
-                changes.append(Change(at, self.at, what, kind="node", who=look.error))
-            self._up[look.name] = look.reachable
+    def record_nodes(self, nodes: Sequence[Mapping[str, Any]], at: float) -> None:
+        """Record the answers of the nodes, also of too few for a survey.
+
+        Args:
+            nodes: The result of `serializers.nodes`.
+            at: Time of the request to them, in seconds since 1970.
+        """
+        with self._lock:
+            for node in nodes:
+                before = self._before.get(node["name"], node)
+                what = "up" if node["answers"] else "down"
+                if node["answers"] and before["answers"] and node["uptime"] is not None:
+                    least = max(before["uptime"] or 0.0, at - self._asked)
+                    what = "restarted" if node["uptime"] < least - UPTIME_ERROR_S else what
+                if what == "restarted" or node["answers"] != before["answers"]:
+                    changes = self._nodes.setdefault(node["name"], deque(maxlen=MAX_CHANGES))
+                    changes.append(Change(at, self._asked, what, "node", who=node["error"]))
+                self._before[node["name"]] = node
+            self._asked = at
 
     def _compare(self, old: Entry | None, new: Entry, at: float, silent: int, first: bool) -> None:
         if old is None:

@@ -68,13 +68,16 @@ class Sources:
 
     def _look(self) -> Survey:
         """Survey all keys on the nodes, and examine the nodes at the same time."""
-        with ThreadPoolExecutor(1, "redlock-web-health") as pool:
-            pool.submit(self._examine)
-            try:
+        began = time.time()
+        try:
+            with ThreadPoolExecutor(1, "redlock-web-health") as pool:
+                pool.submit(self._examine)
                 seen = survey(self.redlock, kinds=KINDS, timeout=SURVEY_TIMEOUT_S)
-            except Exception as error:
-                self.history.record_failure(serializers.failure(error))
-                raise
+        except Exception as error:
+            self.history.record_nodes(serializers.nodes(None, error, self.health), began)
+            self.history.record_failure(serializers.failure(error))
+            raise
+        self.history.record_nodes(serializers.nodes(seen, None, self.health), began)
         self.history.record(seen)
         return seen
 

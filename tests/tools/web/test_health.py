@@ -231,6 +231,9 @@ def test_every_page_shows_a_missing_quorum_first(
         server.start()
     wait_until(lambda: not client.get("/locks.json").json["no_quorum"], 30, "they are back")
     assert "No quorum" not in client.get("/").text
+    rows = client.get("/nodes.json").json["nodes"]
+    changes = [[change["what"] for change in node["timeline"]] for node in rows]
+    assert changes[:2] == [[], []] and all("down" in each for each in changes[2:]), changes
 
     def blind() -> bool:
         told = client.get("/lock.json?resource=order:1").json["timeline"]

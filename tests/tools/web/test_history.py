@@ -79,13 +79,38 @@ def test_timeline_ignores_queues_and_fences() -> None:
     assert seen(History(), (1.0, []), (2.0, lines), (3.0, [])) == []
 
 
+def node(uptime: float | None, error: str = "") -> dict[str, Any]:
+    return {"name": "n1", "answers": not error, "error": error, "uptime": uptime}
+
+
 def test_timeline_shows_nodes_that_come_and_go() -> None:
     history = History()
-    seen(history, (1.0, []))
-    seen(history, (2.0, []), nodes=DOWN)
-    seen(history, (3.0, []))
-    assert [change.what for change in history.of_nodes()["n4"]] == ["up", "down"]
+    for at, one in ((1.0, node(9.0)), (2.0, node(None, "refused")), (3.0, node(0.0))):
+        history.record_nodes([one, {**node(at), "name": "n0"}], at)
+    up, down = history.of_nodes()["n1"]
+    assert (up.what, up.at, down.what, down.at) == ("up", 3.0, "down", 2.0)
+    assert (down.after, down.who) == (1.0, "refused")
     assert "n0" not in history.of_nodes()
+
+
+@pytest.mark.parametrize(
+    ("looks", "changes"),
+    [
+        ([(100.0, 50.0), (101.0, 50.0), (102.0, 52.0)], []),
+        ([(100.0, 50.0), (101.0, 0.0), (102.0, 1.0)], ["restarted"]),
+        ([(100.0, 3.0), (200.0, 60.0)], ["restarted"]),
+        ([(100.0, 3.0), (200.0, 102.0)], []),
+        ([(100.0, 9.0), (200.0, None), (300.0, 9.0)], ["restarted"]),
+        ([(100.0, None), (200.0, None)], []),
+    ],
+)
+def test_timeline_shows_a_restart_between_two_looks(
+    looks: list[tuple[float, float | None]], changes: list[str]
+) -> None:
+    history = History()
+    for at, uptime in looks:
+        history.record_nodes([node(uptime)], at)
+    assert [change.what for change in history.of_nodes().get("n1", [])] == changes
 
 
 def test_timeline_is_bounded_and_keeps_the_last_change(monkeypatch: pytest.MonkeyPatch) -> None:
