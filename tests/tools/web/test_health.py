@@ -23,6 +23,7 @@ from celery_redlock.survey.models import NodeLook
 from celery_redlock.web import health, make_app, sources
 from celery_redlock.web.health import Health, examine
 from tests.support.nodes import lock_url, with_acl_user
+from tests.support.proxy import Proxy
 from tests.support.wait import wait_until
 
 PAGES = ("/", "/lock?resource=order:1", "/waiters", "/nodes", "/events")
@@ -60,6 +61,7 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def made(*facts: NodeInfo | None, **info: str) -> Health:
         monkeypatch.setattr(health, "observe", lambda *_given: probes(*facts, **info))
+        monkeypatch.setattr(health, "other_protocol", lambda *_given: "")
         return examine(redlock, None, 1.0)
 
     yield made
@@ -174,6 +176,19 @@ def test_node_is_shown_with_version_uptime_and_findings_of_the_doctor(
     assert evicts["where"] == name and "noeviction" in evicts["fix"]
     seen = client.get("/nodes").text
     assert version in seen and "It evicts keys" in seen and "redlock doctor" in seen
+
+
+def test_hung_node_and_one_that_is_down_get_the_advice_of_the_doctor(
+    servers: list[LocalServer],
+) -> None:
+    with Proxy(servers[0].port) as proxy:
+        proxy.mode = "deaf"
+        hung, down = f"127.0.0.1:{proxy.port}", "127.0.0.2:1"
+        redlock = Redlock([f"redis://{hung}/0", f"redis://{down}/0", servers[1].url])
+        found = {one["where"]: one["fix"] for one in examine(redlock, None, 1.0).findings}
+        redlock.close()
+    assert found[hung].startswith("it accepts connections and does not answer: stopped, swapping")
+    assert found[down].startswith("start it, or open the way to it; ")
 
 
 def test_looking_at_the_nodes_page_writes_nothing(
