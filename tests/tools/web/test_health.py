@@ -174,7 +174,9 @@ def test_node_is_shown_with_version_uptime_and_findings_of_the_doctor(
     (evicts,) = (one for one in told["findings"] if one["check"] == "eviction")
     name = told["nodes"][1]["name"]
     assert evicts["where"] == name and "noeviction" in evicts["fix"]
+    assert "Writes are not tried here" in client.get("/").text
     seen = client.get("/nodes").text
+    assert "Writes are not tried here" in seen
     assert version in seen and "It evicts keys" in seen and "redlock doctor" in seen
 
 
