@@ -437,6 +437,8 @@ def test_commands_show_explain_and_free_a_zookeeper_lock(
     freed = run(command, ["release", "shown", "--force", "--nodes", zookeeper.url])
     assert freed.exit_code == 0, freed.output
     assert over().try_acquire("shown") is not None
+    measured = run(command, ["bench", "--seconds", "0.2", "--nodes", zookeeper.url])
+    assert measured.exit_code == 0, measured.output
 
 
 @pytest.mark.parametrize("ttl", [5.0, 10.0, 17.5])
