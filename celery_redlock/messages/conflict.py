@@ -179,13 +179,16 @@ def _revoke(message: Message, holder: Holder) -> None:
         )
 
 
-def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any]) -> NoReturn:
+def send_again(
+    message: Message, refusal: NotAcquired, attempts: dict[str, Any], reason: str = ""
+) -> NoReturn:
     """Send a message again, later, with the same id and none of the user's retries spent.
 
     Args:
         message: The message.
         refusal: The reason.
         attempts: The result of `headers.count_refusal`, which becomes a header of the message.
+        reason: The reason in a word, for the log; by default "held" or "unavailable".
 
     Raises:
         Retry, Ignore: It is sent.
@@ -212,7 +215,7 @@ def send_again(message: Message, refusal: NotAcquired, attempts: dict[str, Any])
         level,
         line,
         message.called,
-        why,
+        reason or why,
         attempts[why],
         pause,
         refusal,

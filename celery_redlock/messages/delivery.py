@@ -131,7 +131,7 @@ class Delivery:
         """
         refusal = ResourceHeld(str(pause), resource=self._message.resource)
         stuck = headers.attempts_of(self._request)["stuck"]  # unchanged: no holder is in its way
-        send_again(self._message, refusal, {**self._attempts(refusal), "stuck": stuck})
+        send_again(self._message, refusal, {**self._attempts(refusal), "stuck": stuck}, "paused")
 
     def _attempts(self, refusal: NotAcquired) -> dict[str, Any]:
         """Return the attempts header for the message if it is sent again."""

@@ -158,7 +158,7 @@ def _swallow() -> None:
 
     from celery_redlock.messages import delivery
 
-    def send_again(message: Any, refusal: Exception, attempts: Any) -> NoReturn:
+    def send_again(message: Any, refusal: Exception, attempts: Any, _reason: str = "") -> NoReturn:
         raise Retry(str(refusal), exc=refusal, when=1.0)
 
     delivery.send_again = send_again

@@ -127,6 +127,8 @@ def test_paused_tasks_do_not_begin_and_go_on_within_a_second(place: tuple[Cluste
             worker.said(f"k:{key}* is paused by {WHO} until ")
             assert "UTC: a bad release; tasks of its keys wait" in worker.text
             assert worker.text.count(f"k:{key}* is paused by") >= 1
+        else:
+            worker.said("waits (paused, attempt 1, next in ")
     go_on(cluster, [*sent, waiting], 2.0 if "redlock_parking" in cluster.conf else SOON)
     cluster.settled()
 
