@@ -252,8 +252,7 @@ class RestartGuard:
             self._once(
                 f"doubt {name} {facts.run_id} {facts.replication} {memory.began}",
                 f"node {name} {doubt}. You can only wait: the longest ttl in use is"
-                f" {self.longest:g} s.{_cause(memory)} redlock_restart_guard = 'off' switches this"
-                " protection off",
+                f" {self.longest:g} s.{_cause(memory)}",
             )
 
     def _once(self, key: str, text: str) -> None:
