@@ -98,7 +98,7 @@ def _published(
     other = owner.task_id if owner is not None else None
     if other is None:
         succeeds = how.scope == "until_succeeded"
-        kept = "for an hour" if succeeds else "until it expires, else an hour"
+        kept = "for an hour" if succeeds else "until the message expires, else for an hour"
         kept = f"for {how.reserve_ttl:g} s" if how.reserve_ttl else kept
         kept += ", and again after a success" if succeeds else ""
         return Verdict("sent", f"reserves the key {kept}, and sends the message")
