@@ -78,7 +78,7 @@ def test_ending_worker_logs_the_reservations_it_could_not_free(
         begun_without_node(cluster, reservations, node, worker, key)
         worker.terminate()
         worker.ended()
-        said = {"prefork": "cannot be freed", "threads": "`celery redlock release`"}
+        said = {"prefork": "cannot be freed", "threads": "`celery -A APP redlock release KEY`"}
         assert f"k:{key}#reserved" in worker.text
         assert said[pool] in worker.text
         node.start()
