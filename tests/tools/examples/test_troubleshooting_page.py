@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from celery_redlock import Redlock
 from celery_redlock.server import LocalServer, start_servers
 from tests.support.nodes import make_known
 from tests.support.recipes import ROOT, celery
@@ -79,6 +80,7 @@ class Lab:
         self.app: Any = names["app"]
 
     def call(self, name: str, *args: Any) -> Any:
+        Redlock.from_app(self.app).connect(10.0)  # the page shows all nodes, not only a quorum
         return self.app.tasks[f"shop.{name}"].delay(*args)
 
     def begun(self, name: str) -> None:
