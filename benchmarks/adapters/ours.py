@@ -44,7 +44,7 @@ def waiting(urls: list[str]) -> Pair:
 
 
 def extending(urls: list[str], names: list[str]) -> Extension:
-    redlock = Redlock(urls, ttl=60, restart_guard="off")
+    redlock = Redlock(urls, ttl=20, restart_guard="off")  # ZooKeeper keeps none longer
     leases = [redlock.acquire(name) for name in names]
     claims = [redlock.client.claims[lease.token] for lease in leases if lease]
 
