@@ -61,7 +61,7 @@ def test_lease_is_due_at_its_deadline_at_the_latest(schedule: Schedule, claim: C
 def test_leases_that_are_nearly_due_are_extended_together() -> None:
     schedule = Schedule()
     for number in range(3):
-        schedule.add(watched(held(str(number), NOW + number * 0.4)), NOW + number * 0.4)
+        schedule.add(watched(held(str(number), NOW + number)), NOW + number)
     assert [w.claim.token for w in schedule.take(NOW + 3.0)] == ["0", "1"]
 
 
