@@ -38,8 +38,8 @@ LOOK_AGAIN_S = 1.0
 """Seconds after which the thread looks again once it was woken: no lease that is due later wakes it
 until then."""
 TOGETHER = 1 / 6
-"""Leases that are due within this part of the ttl are extended in one round. Half of `EVERY`: so there
-are two rounds at most in that time, each of which looks through all leases."""
+"""Leases that are due within this part of the ttl are extended in one round. Half of `EVERY`: so
+there are two rounds at most in that time, each of which looks through all leases."""
 
 
 @dataclass(slots=True, eq=False)
