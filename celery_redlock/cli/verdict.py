@@ -172,9 +172,11 @@ def without_slot(
 ) -> str:
     """Return why no worker that answered can begin with a call now; empty if one can.
 
-    Also empty if that is not known: a worker of an older release does not report its pool, and a
-    call may be routed to an exchange.
+    Also empty if that is not known: no worker was asked, a worker of an older release does not
+    report its pool, or the call is routed to an exchange.
     """
+    if not (pools and all(pool.queues for pool in pools)):
+        return ""
     try:
         route = task.app.amqp.router.route(
             task._get_exec_options(), task.name, args, kwargs, task_type=task
@@ -182,7 +184,7 @@ def without_slot(
     except Exception:  # a router of the app's own, or a queue that does not exist
         return ""
     queue = getattr(route.get("queue"), "name", None)
-    if queue is None or not all(pool.queues for pool in pools):
+    if queue is None:
         return ""
     serving = [pool for pool in pools if queue in pool.queues]
     if not serving:

@@ -428,6 +428,7 @@ def test_explain_with_locks_disabled_asks_no_node(nodes: Servers) -> None:
     app = shop([], redlock_enabled=False, redlock_nodes=["redis://127.0.0.1:1/0"])
     data = told(app, "shop.charge", "[17]")
     assert data["run"]["outcome"] == "unlocked" and data["entries"] == []
+    assert data["run"]["text"] == "runs without a lock: redlock_enabled is False"
 
 
 def test_explain_names_the_pages_of_what_it_explains(app: Celery, redlock: Redlock) -> None:
