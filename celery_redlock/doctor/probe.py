@@ -39,6 +39,8 @@ NAMING = "client|setname"
 """The command with which a connection sets its name."""
 KEY_COMMANDS = ("set", "get", "pexpire", "pttl", "zadd", "zrem", "zpopmin", "del")
 """Commands that are tried on a key."""
+PROTOCOL_TIMEOUT_S = 1.0
+"""Seconds that `observe` waits for a silent node's answer in the other protocol."""
 NOTHING = NodeInfo()
 
 
@@ -133,16 +135,20 @@ def _of_redis(addresses: Sequence[Address], prefix: str, timeout: float) -> list
         tuple(n for n, one in enumerate(answers) if n != here and one.mark in (seen or ()))
         for here, seen in enumerate(seen_at)
     ]
+    whole = zip(addresses, looks, answers, twins, strict=True)
+    return _with_protocols([Probe(index, *one) for index, one in enumerate(whole)], timeout)
 
-    def speaks(address: Address, look: NodeLook) -> str:
-        silent = not look.reachable and not refused_by(look.error)
-        return other_protocol(address, timeout) if silent else ""
+
+def _with_protocols(probes: Sequence[Probe], timeout: float) -> list[Probe]:
+    """Return probes of Redis nodes, with what those that are silent speak instead."""
+
+    def asked(probe: Probe) -> Probe:
+        if probe.look.reachable or refused_by(probe.look.error):
+            return probe
+        return replace(probe, speaks=other_protocol(probe.address, timeout))
 
     with ThreadPoolExecutor() as pool:
-        whole = zip(
-            addresses, looks, answers, twins, pool.map(speaks, addresses, looks), strict=True
-        )
-    return [Probe(index, *one) for index, one in enumerate(whole)]
+        return list(pool.map(asked, probes))
 
 
 def introduce(reader: Reader) -> NodeInfo:
@@ -165,12 +171,14 @@ def _introduce(reader: RedisReader) -> tuple[str, NodeInfo, str]:
 
 
 def observe(addresses: Sequence[AnyAddress], prefix: str, timeout: float) -> list[Probe]:
-    """Query all nodes with INFO and nothing else: the user's rights are not tried."""
+    """Query all nodes with INFO alone; ask a silent one what else it speaks. No right is tried."""
     if not named(addresses[0].store).can.quorum:
         return _of_other(addresses, prefix, timeout, tries=False)
     looks, found = read_nodes(addresses, prefix, _read, timeout)
     whole = zip(addresses, looks, [one or Answers() for one in found], strict=True)
-    return [Probe(index, *one) for index, one in enumerate(whole)]
+    return _with_protocols(
+        [Probe(index, *one) for index, one in enumerate(whole)], PROTOCOL_TIMEOUT_S
+    )
 
 
 def _read(reader: RedisReader) -> Answers:

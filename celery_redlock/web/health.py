@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..config.checks import DAY
 from ..doctor.nodes import examine_nodes
-from ..doctor.probe import Probe, observe, refused_by
+from ..doctor.probe import Probe, observe
 from ..doctor.report import Finding, merged
 from ..doctor.tasks import ttls_of
-from ..doctor.tls import other_protocol
 from ..doctor.votes import guard_of, quorum_in, voteless, votes_left
 from ..protocol.texts import printable
 from ..protocol.values import quorum_of
@@ -32,8 +30,6 @@ NOT_CHECKED = ("rights", "writes", "clock")
 """The doctor's checks that need more than INFO."""
 SHOWN_ELSEWHERE = ("quorum",)
 """The checks whose result is already at the top of each page."""
-PROTOCOL_TIMEOUT_S = 1.0
-"""Seconds to wait for a silent node's answer in the other protocol: each survey waits for it."""
 MAX_VERSION_CHARS = 32
 """Characters of a server's version, which is untrusted text."""
 
@@ -65,9 +61,7 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         app: The app whose ttls and restart guard count; None: those of `redlock`.
         timeout: Seconds without an answer after which a node counts as silent.
     """
-    with ThreadPoolExecutor() as pool:
-        seen = observe(redlock.client.addresses, redlock.prefix, timeout)
-        probes = list(pool.map(_with_protocol, seen))
+    probes = observe(redlock.client.addresses, redlock.prefix, timeout)
     if app is not None:
         guard = guard_of(app, redlock.client.addresses)
     else:
@@ -86,14 +80,6 @@ def examine(redlock: Redlock, app: Any, timeout: float) -> Health:
         _no_quorum(probes, votes_in),
         [_finding_data(one) for one in merged(found)],
     )
-
-
-def _with_protocol(probe: Probe) -> Probe:
-    """Return a probe with what a silent node speaks, by which the doctor tells hung from down."""
-    why = probe.look.error
-    if probe.look.reachable or refused_by(why) or not probe.kind.can.quorum:
-        return probe
-    return replace(probe, speaks=other_protocol(probe.address, PROTOCOL_TIMEOUT_S))
 
 
 def _ttls(

@@ -61,7 +61,6 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     def made(*facts: NodeInfo | None, **info: str) -> Health:
         monkeypatch.setattr(health, "observe", lambda *_given: probes(*facts, **info))
-        monkeypatch.setattr(health, "other_protocol", lambda *_given: "")
         return examine(redlock, None, 1.0)
 
     yield made
