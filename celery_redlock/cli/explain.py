@@ -159,7 +159,7 @@ def _explain(
     elif run.outcome in AT_ONCE and (why := verdict.without_slot(task, args, kwargs, pools)):
         run = run._replace(text=f"{run.text}; but {why}")
     keys = [site.redlock.prefix + name for name in resources]
-    pages = _pages(how, limits, pauses, refusal, run)
+    pages = [site.page(*page) for page in _pages(how, limits, pauses, refusal, run)]
     data = {
         "task": task.name,
         "locked": True,
@@ -176,7 +176,7 @@ def _explain(
         "publish": published._asdict(),
         "run": run._asdict(),
         "error": str(refusal) if refusal else "",
-        "docs": [site.page(*page) for page in _pages(how, limits, pauses, refusal, run)],
+        "docs": pages,
     }
     said = [
         f"task  {task.name}",
@@ -190,7 +190,7 @@ def _explain(
     said += _state(surveys, refusal, None if unasked else holds)
     said += start_lines(entries, pace.starts, pace.text) if pace is not None else []
     said += [*wait_lines(waits, unasked), "", f"delay() {published.text}", f"body    {run.text}"]
-    said += [f"see     {site.page(*page)}" for page in pages]
+    said += [f"see     {page}" for page in pages]
     read = verdict.read_by(how, options, verdict.parks(site.app.conf, how))
     site.say(data, lines(*said, "") + "\n" + table(("option", "value", "from"), read))
     return NO_QUORUM if refusal else None

@@ -167,7 +167,7 @@ WRITABLE = {
     "READONLY": "name its master in redlock_nodes, and no replica",
     "": "give it memory or disk, whichever it lacks",
 }
-"""Ways to have a node take writes again, by the beginning of its error."""
+"""Ways to have a node take writes again, by the beginning of its error; the last for any other."""
 
 
 def _writes(probe: Probe, _site: Site) -> Iterator[Finding]:
@@ -176,7 +176,7 @@ def _writes(probe: Probe, _site: Site) -> Iterator[Finding]:
     ):  # a cluster refuses keys of other slots
         why = probe.answers.writes
         usage = _usage(probe.answers) if why.startswith("OOM") else ""
-        fix = next((fix for code, fix in WRITABLE.items() if why.startswith(code)), WRITABLE[""])
+        fix = next(fix for code, fix in WRITABLE.items() if why.startswith(code))
         yield wrong(f"it takes no writes: {why}{usage and f' ({usage})'}", fix)
 
 

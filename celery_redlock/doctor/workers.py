@@ -72,7 +72,7 @@ class Pool(NamedTuple):
         said = said if isinstance(said, Mapping) else {}
         slots, busy, queues = (said.get(name) for name in ("slots", "busy", "queues"))
         if isinstance(slots, int) and isinstance(busy, int) and isinstance(queues, list):
-            return cls(slots, busy, frozenset(filter(lambda name: isinstance(name, str), queues)))
+            return cls(slots, busy, frozenset([name for name in queues if isinstance(name, str)]))
         return cls()
 
 

@@ -66,20 +66,19 @@ def redlock(state: Any, **_arguments: Any) -> dict[str, Any]:
     app = state.app
     try:
         settings = settings_of(app)
-        takes_locks = enabled(app.conf)
-        redlock = Redlock.from_app(app) if takes_locks else None
-        holds = list(_holds(redlock)) if redlock is not None else []
+        lock = Redlock.from_app(app) if enabled(app.conf) else None
+        holds = list(_holds(lock)) if lock is not None else []
     except ConfigurationError as error:
         return {"error": str(error)}
     return {
         "nodes": settings["nodes"],
-        "unusable": _unusable(redlock) if redlock is not None else {},
+        "unusable": _unusable(lock) if lock is not None else {},
         "settings_digest": digest_of(settings),
         "settings": settings,
         "tasks": tasks_of(app),
         "holds": holds,
-        "waits": list(_waits(state.consumer, holds)) if takes_locks else [],
-        "queued": _queued(state.consumer) if takes_locks else [],
+        "waits": list(_waits(state.consumer, holds)) if lock is not None else [],
+        "queued": _queued(state.consumer) if lock is not None else [],
         "pool": _pool(state.consumer),
     }
 
